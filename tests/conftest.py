@@ -1,18 +1,21 @@
-"""One thread per test process: the models are tiny, and spinning threads of two test runs starve each other."""
+"""Run each test process with one thread: the models are tiny, and busy-waiting threads of two test runs slow each other
+down.
+"""
 
 import os
 import signal
 import tempfile
 
-os.environ["OMP_NUM_THREADS"] = os.environ.get("RIDGELINE_TEST_THREADS", "1")  # more: cpu/test_perturbed.py
-# What tests measure is kept where no user looks for it.
+os.environ["OMP_NUM_THREADS"] = os.environ.get("RIDGELINE_TEST_THREADS", "1")  # cpu/test_perturbed.py sets more threads
+# The tests write their calibrations to a temporary folder, where no user's command finds them.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="ridgeline-tests-")
 
 
 def pytest_configure() -> None:
-    """One core for each process of `pytest -n`, too, and signals as in a terminal.
+    """Pin each process of `pytest -n` to one core, and set the signal handlers that a terminal has.
 
-    A shell starts background jobs with SIGINT ignored, and so would be all that the tests start and interrupt.
+    A shell starts background jobs with SIGINT ignored, and every process that the tests start and interrupt would
+    inherit that.
     """
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         cores = sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""What a page must have so that everybody can use it: our own function that a browser runs, and axe-core."""
+"""Audit the accessibility of a page, with a function of our own that a browser runs and with axe-core."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import pytest
 
 
 def axe(page: Any) -> list[str]:
-    """The rules of axe-core that a page breaks, each with its elements. Skips the test where axe is not installed."""
+    """Return the rules of axe-core that a page breaks, each with its elements. Skips the test
+    if axe is not installed.
+    """
     module = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install 'ridgeline[browser]'")
     found = module.Axe().run(page).response["violations"]
     return [f"{one['id']}: {one['help']}: {[node['html'] for node in one['nodes']]}" for one in found]
 
 
-# Problems, each a line: names of controls, unique ids, order of headings, WCAG's contrast of text (4.5, large text 3).
+# It returns problems, one a line: names of controls, unique ids, order of headings, WCAG's contrast of text (4.5, large
+# text 3).
 AUDIT = r"""() => {
   const problems = [], seen = (e) => e.checkVisibility({ visibilityProperty: true }) && !e.closest('.hidden, .skip');
   const say = (e, what) => problems.push(`${e.tagName}#${e.id}.${e.className?.baseVal ?? e.className}: ${what}`);

@@ -1,4 +1,4 @@
-"""Jobs for the tests of the bounded helper processes: well-behaved ones, and one for each limit."""
+"""Define jobs for the tests of the bounded helper processes: well-behaved ones, and one that exceeds each limit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def loop(state: Any) -> None:
 
 @job
 def loop_without_the_interpreter(state: Any) -> bool:
-    """Backtracks for ever in C, where Python's threads cannot run."""
+    """Backtrack forever in C, where Python's threads cannot run."""
     return re.match(r"(a*)*b", "a" * 64) is None
 
 
@@ -50,7 +50,7 @@ def eat_memory(state: Any, size: int) -> int:
 
 @job
 def overflow_the_stack(state: Any) -> None:
-    """Recurse in C: a chain of iterators, each inside the one before."""
+    """Recurse in C with a chain of iterators, each inside the one before."""
     chain: Any = iter([])
     for _ in range(300_000):
         chain = map(str, chain)
@@ -79,13 +79,15 @@ def abort(state: Any) -> None:
 
 @job
 def write(state: Any) -> int:
-    """Print, as a library may: it must not disturb the answer."""
+    """Print, as a library may do; it must not disturb the answer."""
     return print("noise", flush=True) or 7  # type: ignore[func-returns-value]
 
 
 @job
 def surroundings(state: Any) -> list[Any]:
-    """What a job can see and do: its environment, its open files, a socket, a process."""
+    """Return what a job has access to: its environment, its open files, and whether sockets
+    and processes are blocked.
+    """
     blocked = []
     actions = (socket.socket, lambda: subprocess.run([sys.executable, "-c", ""]), lambda: os.system("true"))
     for action in actions:
@@ -111,7 +113,7 @@ _HOARD: list[bytearray] = []
 
 @job
 def hoard(state: Any, size: int) -> None:
-    """Keep memory for good, every page of it touched."""
+    """Allocate memory that is never freed, and write to every page of it."""
     _HOARD.append(bytearray(b"x") * size)
 
 

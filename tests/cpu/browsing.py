@@ -1,4 +1,4 @@
-"""The page in Debian's Chromium, for tests: a server, a browser, and what a person does most."""
+"""Open the page in Debian's Chromium: a server, a browser, and the most frequent actions of a user."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def browser_fixture() -> Iterator[playwright.Browser]:
 
 @pytest.fixture(name="page")
 def page_fixture(browser: playwright.Browser, server: Server) -> Iterator[playwright.Page]:
-    """A fresh one; whatever it says on its console is an error."""
+    """Yield a new page; any message on its console is an error."""
     with browser.new_context(reduced_motion="reduce") as context:
         one = context.new_page()
         said: list[str] = []
@@ -43,8 +43,9 @@ def page_fixture(browser: playwright.Browser, server: Server) -> Iterator[playwr
         one.goto(address(server))
         expect(one.locator("#model")).to_have_text("pocket · cpu")
         yield one
-        told = [line for line in said if not re.search(r"status of 4\d\d|ERR_CONNECTION", line)]  # of answers
-        assert not told, told
+        # a console also reports failed requests
+        errors = [line for line in said if not re.search(r"status of 4\d\d|ERR_CONNECTION", line)]
+        assert not errors, errors
 
 
 def address(server: Server, view: str = "") -> str:
@@ -60,7 +61,7 @@ def complete(page: playwright.Page, prompt: str, **fields: str) -> None:
 
 
 def say(page: playwright.Page, message: str) -> None:
-    """Send a message of a conversation."""
+    """Send a message in a conversation."""
     page.get_by_role("radio", name="Chat").check()
     page.get_by_label("Message", exact=True).fill(message)
     page.get_by_role("button", name="Send", exact=True).click()
@@ -71,7 +72,9 @@ def done(page: playwright.Page, word: str = "Done") -> None:
 
 
 def answers(page: playwright.Page, *texts: str) -> list[list[dict[str, str]]]:
-    """Let the server say these texts to the next messages, the last one for ever; gives the messages that it got."""
+    """Replace the server's answers by these texts; the last one is repeated. Returns the list of messages that it
+    received.
+    """
     asked: list[list[dict[str, str]]] = []
 
     def answer(route: playwright.Route) -> None:

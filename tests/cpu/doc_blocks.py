@@ -1,4 +1,4 @@
-"""The fenced blocks of a Markdown page, and the commands in them as bash reads them."""
+"""Find the fenced blocks of a Markdown page, and read the commands in them as bash does."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHELL = ("", "sh", "bash", "shell", "console")
-LANGUAGES = (*SHELL, "python", "json", "text")  # text: output, and what nobody types
+LANGUAGES = (*SHELL, "python", "json", "text")  # text: output, which no user types
 FENCE = re.compile(r" *(`{3,}|~{3,})(.*)")
 PROMPT = "$ "
-TYPED = re.compile(r"^(\$ |(ridgeline|python|pip|curl|pytest|torchrun) )", re.MULTILINE)  # not in a block of text
-# Bash 4 calls this for every program that it does not find, and it finds `cat` only. A record is NUL-terminated fields:
-# how many words, the words, what was piped in, the environment.
+# commands that must not be in a block of text
+TYPED = re.compile(r"^(\$ |(ridgeline|python|pip|curl|pytest|torchrun) )", re.MULTILINE)
+# Bash 4 calls this function for every program that it does not find, and it finds only `cat`. A record is
+# NUL-terminated fields: the number of words, the words, the piped input, the environment.
 RECORD = """
 command_not_found_handle() {
   local input=
@@ -27,7 +28,7 @@ OF_BASH = {"PWD", "OLDPWD", "SHLVL", "PATH", "RECORDS", "_"}
 
 
 def find_bash() -> str | None:
-    """Where bash is, if it is version 4 or later. That of macOS is 3.2."""
+    """Return the path of bash if it is version 4 or later. The bash of macOS is version 3.2."""
     path = shutil.which("bash")
     if path is None:
         return None
@@ -40,7 +41,7 @@ BASH = find_bash()
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One fenced block. line: that of its opening fence, from 1. language: the word after the fence."""
+    """One fenced block. line: the line of its opening fence, from 1. language: the word after the fence."""
 
     page: str
     line: int
@@ -52,7 +53,7 @@ class Block:
         return f"{self.page}:{self.line}"
 
     def script(self) -> str:
-        """The commands of a block of shell: its lines after `$ ` where there are any, otherwise all of them."""
+        """Return the commands of a block of shell: its lines after `$ ` if there are any, otherwise all lines."""
         lines = self.text.splitlines()
         if self.language == "console" or (lines and lines[0].startswith(PROMPT)):
             lines = [line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT)]
@@ -61,7 +62,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program with its arguments, what is piped into it, and what is put before it into the environment."""
+    """A program with its arguments, its piped input, and the assignments that precede it."""
 
     words: tuple[str, ...]
     stdin: str
@@ -72,7 +73,7 @@ class Command:
 
 
 def blocks(name: str, text: str) -> Iterator[Block]:
-    """All blocks of a page. Raises ValueError for a block that is never closed."""
+    """Return all blocks of a page. Raises ValueError for a block that is never closed."""
     opened: tuple[int, str, str] | None = None
     inside: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -92,8 +93,8 @@ def blocks(name: str, text: str) -> Iterator[Block]:
 def commands(block: Block, folder: Path, programs: Path) -> list[Command]:
     """Return the commands that bash would start: quotes, pipes, comments and file patterns are read as bash reads them.
 
-    folder: where it runs, so that patterns and redirections find files. programs: an empty folder for `cat`, the only
-    program that really runs. Raises ValueError with bash's own words if it complains.
+    folder: the folder in which bash runs, so that patterns and redirections find files. programs: an empty folder for
+    `cat`, the only program that really runs. Raises ValueError with bash's error message if it complains.
     """
     assert BASH is not None
     cat, records = programs / "cat", programs / "records"

@@ -1,4 +1,4 @@
-"""Make a folder that has every file and model that the docs name in a reader's place: M, MODEL, FILES, TRACE.csv."""
+"""Make a folder that has every file and model that the docs name in commands: M, MODEL, FILES, TRACE.csv."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# A reader puts a model here: a folder or a hub id.
+# In the docs, these names are placeholders for a model: a folder or a hub id.
 MODELS = (
     "M", "MODEL", "SMALLER", "DIR_OR_HUB_ID", "path-or-hub-id", "folder", "smol", "stories260K",
 )  # fmt: skip
 TEXTS = ("FILE", "FILE_OR_FOLDER", "book.txt", "tinystories.txt")
-FOLDERS = ("FILES", "FILES_OR_FOLDERS")  # of texts
+FOLDERS = ("FILES", "FILES_OR_FOLDERS")  # folders of texts
 TRACES = ("TRACE.csv", "AzureLLMInferenceTrace_conv.csv")
-HUB_ID, COMMIT = "Qwen/Qwen3-0.6B", "c" * 40  # in the hub's cache, as if it had been downloaded
-SOURCES = ("bench", "csrc", "CMakeLists.txt")  # of the repository, where some commands run
+HUB_ID, COMMIT = "Qwen/Qwen3-0.6B", "c" * 40  # a model in the hub's cache, as if it had been downloaded
+SOURCES = ("bench", "csrc", "CMakeLists.txt")  # files of the repository, where some commands run
 
 VOCABULARY, WIDTH, HEADS, LAYERS, MLP, CONTEXT = 320, 32, 2, 2, 64, 4096
 CONFIG = {
@@ -34,7 +34,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}as
 
 
 def make_folder(folder: Path) -> Path:
-    """Fill an empty folder, and a hub's cache beside it, which is returned."""
+    """Fill an empty folder, and make a hub's cache beside it; return the cache."""
     tiny = folder / "tiny"
     write_model(tiny)
     for name in MODELS:
@@ -76,7 +76,7 @@ def write_lines(path: Path, rows: list[Any]) -> None:
 
 
 def write_model(folder: Path) -> None:
-    """A random Llama of 27,000 parameters with a token for each byte, and a chat template."""
+    """Write a random Llama of 27,000 parameters with a token for each byte, and a chat template."""
     folder.mkdir()
     alphabet = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     alphabet += [f"<{i}>" for i in range(len(alphabet), VOCABULARY)]

@@ -1,4 +1,4 @@
-"""How the test runs each command of the docs. A `ridgeline` command that no rule matches runs as it stands."""
+"""Say how the test runs each command of the docs. A `ridgeline` command without a matching rule runs unchanged."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
-SERVER_URL = "http://localhost:8000"  # what the docs ask; the test replaces it by that of its own server
+SERVER_URL = "http://localhost:8000"  # the address in the docs; the test replaces it by the address of its own server
 
 
 class How(Enum):
     RUN = auto()  # run it in this process, with `more` after its own arguments
-    PARSE = auto()  # let it read its arguments, then stop it
-    KEPT = auto()  # give it a made-up calibration in place of the measurement
-    SERVER = auto()  # use the server that other blocks ask
-    SERVE = auto()  # start it as a server, ask it once, stop it
+    PARSE = auto()  # only parse its arguments
+    KEPT = auto()  # replace the measurement by an invented calibration
+    SERVER = auto()  # use the server that all blocks share
+    SERVE = auto()  # start it as a server, send it one request, stop it
     CURL = auto()  # run curl against the test's server
     RANKS = auto()  # PARSE for torchrun and for the command that it starts
     PIP = auto()  # check that pyproject.toml has the extras
-    FETCH = auto()  # leave it: it fetches or unpacks what other projects publish
+    FETCH = auto()  # do not run it: it fetches or unpacks files of other projects
     TOOL = auto()  # check that the files and pytest markers that it names exist
 
 
@@ -27,7 +27,7 @@ class Rule:
     """How one kind of command runs.
 
     pattern: matches the beginning of the command. more: arguments that are added; the last of two equal options counts.
-    why: why the test does not run the command as it stands. slow: the slow half runs it.
+    why: reason why the test does not run the command unchanged. slow: whether the slow half runs it.
     """
 
     pattern: str
@@ -102,7 +102,7 @@ RULES = (
 
 
 def rule_of(command: str) -> Rule:
-    """Raises ValueError for a program that the test does not know how to run."""
+    """Return the rule of a command. Raises ValueError for a program without a rule."""
     for rule in RULES:
         if rule.matches(command):
             return rule

@@ -1,4 +1,4 @@
-"""Run the commands and the Python of the docs, in this process: most cost less than a start of Python."""
+"""Run the commands and the Python of the docs in this process: most of them take less time than starting Python."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from ridgeline.cli import main as cli
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-SAID_TO_CHAT = "Hello\n/stats\n/quit\n"  # by whoever sits in front of a command that nothing is piped into
+SAID_TO_CHAT = "Hello\n/stats\n/quit\n"  # the input of commands without a pipe, as a user would type it
 
 
 class Parsed(Exception):
-    """The arguments were understood."""
+    """Raised by a stub when a command has parsed its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Somebody who follows the docs: a folder with their files, an empty one for programs, and a server on demand."""
+    """A reader of the docs: a folder with their files, an empty one for programs, and a server on demand."""
 
     folder: Path
     programs: Path
     server: Callable[[], Server]
 
     def run(self, block: Block, *, slow: bool) -> int:
-        """Run the commands of a block that are slow, or those that are not, and return how many.
+        """Run the commands of a block that are slow, or those that are not, and return their number.
 
-        Raises ValueError for a block or command that cannot run, and whatever its Python raises.
+        Raises ValueError for a block or command that cannot run, and any exception of its Python code.
         """
         if block.language not in LANGUAGES:
             raise ValueError(f"{block.name} is in `{block.language}`; a block is in one of: {', '.join(LANGUAGES)}")
@@ -60,7 +60,7 @@ class Reader:
             return 0
         found = commands(block, self.folder, self.programs)
         if not found:
-            raise ValueError(f"{block.name} has no command; what nobody types is ```text")
+            raise ValueError(f"{block.name} has no command; output belongs in a block of ```text")
         chosen = [(one, rule) for one in found if (rule := rule_of(str(one))).slow == slow]
         for command, rule in chosen:
             with environment(command):
@@ -75,7 +75,7 @@ class Reader:
         return 1
 
     def _asked(self, text: str) -> str:
-        """The text with the address of the test's server in place of the docs' one."""
+        """Return the text with the address of the test's server instead of the address in the docs."""
         if "localhost:8000" not in text:
             return text
         return text.replace("localhost:8000", f"127.0.0.1:{self.server().port}")
@@ -113,7 +113,7 @@ class Reader:
 
 @contextlib.contextmanager
 def environment(command: Command) -> Iterator[None]:
-    """Return the assignments before a command, as in NAME=1 command."""
+    """Set the variables that are assigned before a command, as in NAME=1 command."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in command.env.items():
             patch.setenv(name, value)
@@ -121,7 +121,7 @@ def environment(command: Command) -> Iterator[None]:
 
 
 def ridgeline(words: list[str], stdin: str = "") -> None:
-    """Run a command of Ridgeline. Raises ValueError with its last words unless its exit status is 0."""
+    """Run a command of Ridgeline. Raises ValueError with the end of its output unless its exit status is 0."""
     typed = stdin or (SAID_TO_CHAT if words[1] == "chat" else "")
     out, err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -137,16 +137,16 @@ def ridgeline(words: list[str], stdin: str = "") -> None:
 
 
 def only_parse(words: list[str]) -> None:
-    """Let a command of Ridgeline read its arguments, and end where it would begin."""
+    """Let a command of Ridgeline parse its arguments, and stop it where its work would begin."""
     begun = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TyperCommand, "invoke", lambda self, context: begun.append(context))
         ridgeline(words)
-    assert begun, f"`{' '.join(words)}` begins nothing"
+    assert begun, f"`{' '.join(words)}` starts no work"
 
 
 def only_parse_script(words: list[str]) -> None:
-    """Check the arguments of a script of bench/ in this way."""
+    """Check the arguments of a script of bench/ in the same way."""
     read = argparse.ArgumentParser.parse_args
 
     def parse(self: argparse.ArgumentParser, *given: object) -> None:
@@ -161,14 +161,14 @@ def only_parse_script(words: list[str]) -> None:
         try:
             with pytest.raises(Parsed):
                 runpy.run_path(str(ROOT / words[1]), run_name="__main__")
-        finally:  # the names of its neighbors are too common to be kept
+        finally:  # the names of its neighbors are too common to stay in sys.modules
             for name in set(sys.modules) - before:
                 if str(ROOT / "bench") in (getattr(sys.modules[name], "__file__", None) or ""):
                     del sys.modules[name]
 
 
 def parse_ranks(words: list[str]) -> None:
-    """`torchrun OPTIONS -m MODULE ARGUMENTS`, by its own parser and that of what it starts."""
+    """Parse `torchrun OPTIONS -m MODULE ARGUMENTS` with torchrun's parser and with that of the module."""
     from torch.distributed.run import get_args_parser
 
     found = get_args_parser().parse_args(words[1:])
@@ -187,7 +187,7 @@ def check_pip(words: list[str]) -> None:
 
 
 def check_tool(words: list[str]) -> None:
-    """Check that the files and the marker of pytest that it names exist. Bash keeps a pattern that matches nothing."""
+    """Check that the files and the pytest marker of a command exist. Bash keeps a pattern that matches no file."""
     for word in words[1:]:
         if "/" in word or "*" in word:
             assert (ROOT / word).exists(), f"`{' '.join(words)}` names {word}, which does not exist"

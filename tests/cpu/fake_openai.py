@@ -1,4 +1,4 @@
-"""An OpenAI server whose timing a test decides: it says nothing true, but at the right time."""
+"""Run an OpenAI server with invented texts, whose timing a test decides."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# Of the n-th request and its body: the pauses before each of its events (seconds), or a status to refuse it with.
+# Maps the number of a request and its body to the pauses before each of its events (in seconds), or to an error status.
 Plan = Callable[[int, dict[str, Any]], Sequence[float] | int]
 
 
 @dataclass
 class FakeServer:
-    """url: where. came: when each completion was asked for (time.perf_counter). bodies: of them."""
+    """A fake server. url: its address. came: arrival time of each completion request (time.perf_counter). bodies: the
+    bodies of these requests.
+    """
 
     plan: Plan
     owner: str = "somebody"
     usage: bool = True
     reason: str | None = "stop"
-    mute: bool = False  # every second text is held back
+    mute: bool = False  # whether every second text is held back
     url: str = ""
     came: list[float] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -85,7 +87,7 @@ def whole(writer: asyncio.StreamWriter, status: int, value: Any) -> None:
 
 @contextlib.contextmanager
 def fake_server(plan: Plan, **fields: Any) -> Iterator[FakeServer]:
-    """In a thread of its own, until the end."""
+    """Run a server in a thread until the context ends."""
     fake, loop = FakeServer(plan, **fields), asyncio.new_event_loop()
     server = loop.run_until_complete(asyncio.start_server(fake.answer, "127.0.0.1", 0))
     fake.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

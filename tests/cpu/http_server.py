@@ -1,4 +1,4 @@
-"""The HTTP server without a model: a small application behind our protocol, in the test's own event loop."""
+"""Run the HTTP server without a model: a small application behind our protocol, in the test's own event loop."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ridgeline.serve.http.connections import Connections, Timeouts
 from ridgeline.serve.http.protocol import Protocol
 from ridgeline.serve.server import HTTPServer
 
-LONG = 60.0  # seconds, which no test reaches
+LONG = 60.0  # seconds; no test waits that long
 
 
 class App:
-    """Echoes bodies, and does what some paths say. begun: set when a request of /wait is there."""
+    """Echoes bodies, and handles some paths in a special way. begun: set when a request of /wait has arrived."""
 
     def __init__(self) -> None:
         self.begun, self.go = asyncio.Event(), asyncio.Event()
-        self.ended: list[str] = []  # how each request of /wait ended
+        self.ended: list[str] = []  # the outcome of each request of /wait
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path, body, headers = scope["path"], b"", []
-        if path == "/early":  # answers without a look at the body
+        if path == "/early":  # answers before it has read the body
             await self._answer(send, 401, b"who?", [(b"connection", b"close")])
             return
         message = {"more_body": True}
@@ -56,7 +56,7 @@ class App:
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, scope: Any, send: Any, events: int) -> None:
-        """As sse.EventStream writes."""
+        """Write events as sse.EventStream does."""
         wire = scope["extensions"]["ridgeline.wire"]
         await send({"type": "http.response.start", "status": 200, "headers": [(b"transfer-encoding", b"chunked")]})
         for i in range(events):
@@ -67,27 +67,27 @@ class App:
 
 
 class Running:
-    """A server that runs, and connections to it."""
+    """A server that runs, and its connections."""
 
     def __init__(self, server: HTTPServer, connections: Connections, app: Any, port: int) -> None:
         self.server, self.connections, self.app, self.port = server, connections, app, port
 
     async def open(self, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection that has sent `data`."""
+        """Return a connection that has sent `data`."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(data)
         await writer.drain()
         return reader, writer
 
     async def ask(self, data: bytes) -> bytes:
-        """All that is answered until the server closes."""
+        """Send `data` and return everything that the server answers before it closes."""
         reader, writer = await self.open(data)
         found = await asyncio.wait_for(reader.read(), 20)
         writer.close()
         return found
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait for something, 20 s at most."""
+        """Wait until a condition is true, 20 s at most."""
         async with asyncio.timeout(20):
             while not true():
                 await asyncio.sleep(0.005)
@@ -97,7 +97,7 @@ class Running:
 async def running(
     app: Any = None, limit: int = 100, reserve: int = 2, listener: socket.socket | None = None, **timeouts: float
 ) -> AsyncIterator[Running]:
-    """A server; timeouts that are not given are long."""
+    """Run a server; timeouts that are not given are long."""
     listener = listener or socket.create_server(("127.0.0.1", 0), backlog=2048)
     app = app or App()
     all_timeouts = Timeouts(**{"headers": LONG, "body": LONG, "keep_alive": LONG, "write": LONG, **timeouts})
@@ -116,7 +116,7 @@ async def running(
 
 
 def scenario(test: Callable[..., Awaitable[None]], **options: Any) -> None:
-    """Run a test that is given a server."""
+    """Run a test with a server."""
 
     async def run() -> None:
         async with running(**options) as server:
@@ -126,11 +126,11 @@ def scenario(test: Callable[..., Awaitable[None]], **options: Any) -> None:
 
 
 def request(path: str, body: bytes = b"", *headers: str, version: str = "1.1", method: str = "POST") -> bytes:
-    """A request that is complete."""
+    """Return the bytes of a complete request."""
     lines = [f"{method} {path} HTTP/{version}", "host: 127.0.0.1", f"content-length: {len(body)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def json_of(answer: bytes) -> Any:
-    """The JSON of an answer."""
+    """Return the JSON of an answer."""
     return json.loads(answer.partition(b"\r\n\r\n")[2])

@@ -1,4 +1,4 @@
-"""Kernels under another instruction set, in a process of its own."""
+"""Run kernels with another instruction set, in a separate process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 
 
 def fingerprint_under(isa: str, module: str) -> bytes:
-    """What `fingerprint()` of a module of tests gives there. Skips the test where the CPU has no such set."""
+    """Return what `fingerprint()` of a test module returns with another instruction set. Skips the test if the CPU
+    lacks the set.
+    """
     code = (
         f"import sys; sys.path[:0] = {sys.path!r}; from tests.cpu import {module} as t;"
         "sys.stdout.buffer.write(t.fingerprint())"

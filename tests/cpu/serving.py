@@ -1,4 +1,4 @@
-"""A server in a process of its own, for tests: what a user would start."""
+"""Run a server in a separate process, as a user would start it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_SECONDS = 60.0
 
 
 def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait until something is true."""
+    """Wait until a condition is true."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"not true within {seconds:g} s"
@@ -30,7 +30,7 @@ def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 class Server:
-    """`ridgeline serve` with some arguments, and small ways to ask it."""
+    """Runs `ridgeline serve` with some arguments, and sends requests to it."""
 
     def __init__(self, *args: str, env: dict[str, str] | None = None, prefix: Sequence[str] = ()) -> None:
         command = [*prefix, sys.executable, "-m", "ridgeline", "serve", *args, "--port", "0"]
@@ -42,11 +42,11 @@ class Server:
             assert self.process.poll() is None and time.monotonic() < end, self.said()
             time.sleep(0.05)
         self.port = int(found[1])
-        self.trusted: ssl.SSLContext | None = None  # of a server that speaks TLS
+        self.trusted: ssl.SSLContext | None = None  # set for a server that uses TLS
         self._socks: list[socket.socket] = []
 
     def said(self) -> str:
-        """All that it wrote."""
+        """Return everything that the server has written to stderr."""
         return Path(self._log.name).read_text()
 
     @property
@@ -54,12 +54,12 @@ class Server:
         return f"http://127.0.0.1:{self.port}/v1"
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
-        """Status and JSON of one request. A body of bytes is sent as it is."""
+        """Send one request; return its status and JSON. A body of bytes is sent unchanged."""
         status, data, _ = self.raw(method, path, body, **headers)
         return status, json.loads(data)
 
     def raw(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes, dict[str, str]]:
-        """Status, body and headers."""
+        """Send one request; return its status, body and headers."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         if self.trusted is not None:
@@ -74,7 +74,7 @@ class Server:
         return self.ask("POST", path, body)
 
     def told(self, data: bytes) -> tuple[int, Any]:
-        """Status and JSON of what is answered to bytes, on a connection that the client then leaves."""
+        """Send bytes on a new connection; return the status and JSON of the answer, and close the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as sock:
             sock.sendall(data)
             answer = b""
@@ -85,11 +85,13 @@ class Server:
         return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
 
     def stream(self, path: str, body: dict[str, Any], **headers: str) -> socket.socket:
-        """A connection that has sent a request, and read nothing yet; closed with the server, if not before."""
+        """Return a connection that has sent a request for a stream and read nothing. It is closed with the server at
+        the latest.
+        """
         return self.send(path, {**body, "stream": True}, **headers)
 
     def send(self, path: str, body: dict[str, Any], **headers: str) -> socket.socket:
-        """The same, for a whole answer."""
+        """Return a connection that has sent a request and read nothing."""
         data = json.dumps(body).encode()
         sock = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         named = {"host": "127.0.0.1", "content-type": "application/json", "content-length": str(len(data)), **headers}
@@ -99,27 +101,27 @@ class Server:
         return sock
 
     def metric(self, name: str) -> float:
-        """The sum of a metric's samples."""
+        """Return the sum of a metric's samples."""
         _, data, _ = self.raw("GET", "/metrics")
         lines = [line for line in data.decode().splitlines() if re.match(re.escape(name) + r"[{ ]", line)]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def until(self, name: str, value: float, seconds: float = 20.0) -> None:
-        """Wait until a metric has a value."""
+        """Wait until a metric has this value."""
         end = time.monotonic() + seconds
         while (found := self.metric(name)) != value:
             assert time.monotonic() < end, f"{name} is {found}, not {value}"
             time.sleep(0.05)
 
     def engine_pid(self) -> int:
-        """Of the engine's process, among the server's children."""
+        """Return the id of the engine's process, which is a child of the server's process."""
         command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)]
         out = subprocess.run(command, capture_output=True, text=True)
         (pid,) = (line.split()[0] for line in out.stdout.splitlines() if "ridgeline.serve.engine.worker" in line)
         return int(pid)
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Its exit status after a signal."""
+        """Send a signal to the server and return its exit status."""
         self.process.send_signal(number)
         status = self.process.wait(30)
         for sock in self._socks:
@@ -131,7 +133,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(*args: str, env: dict[str, str] | None = None, prefix: Sequence[str] = ()) -> Iterator[Server]:
-    """A server that is stopped at the end."""
+    """Run a server, and stop it when the context ends."""
     server = Server(*args, env=env, prefix=prefix)
     try:
         yield server
@@ -141,7 +143,7 @@ def serving(*args: str, env: dict[str, str] | None = None, prefix: Sequence[str]
 
 
 def head(path: str, *headers: str) -> bytes:
-    """A GET request with these headers and no others."""
+    """Return a GET request with these headers and no others."""
     return "\r\n".join([f"GET {path} HTTP/1.1", *headers, "", ""]).encode()
 
 
@@ -153,7 +155,7 @@ CHAT_TEMPLATE = """\
 
 
 def write_template(folder: Path) -> str:
-    """A chat template for models that have none."""
+    """Write a chat template for models that have none."""
     path = folder / "template.jinja"
     path.write_text(CHAT_TEMPLATE)
     return str(path)

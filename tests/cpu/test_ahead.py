@@ -1,4 +1,4 @@
-"""Memory behind pages is there before they are written, and keeps what it holds."""
+"""The memory of pages is allocated before they are written, and keeps its data."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ PAGE, HUGE = 1 << 20, 2 << 20
 
 
 def resident(pages: np.ndarray[Any, Any]) -> int:
-    """Bytes of it that the system has given."""
+    """Return the number of bytes of the pages that are resident."""
     size = os.sysconf("SC_PAGE_SIZE")
     first = -(-pages.ctypes.data // size) * size
     count = (pages.nbytes - size) // size
@@ -34,14 +34,14 @@ def wait() -> None:
             thread.join()
 
 
-@pytest.mark.skipif(SYSTEM < (5, 14), reason="MADV_POPULATE_WRITE is of Linux 5.14")
+@pytest.mark.skipif(SYSTEM < (5, 14), reason="MADV_POPULATE_WRITE needs Linux 5.14")
 def test_pages_are_there_before_they_are_used() -> None:
     pages, ahead_of, each = aligned((160, PAGE)), AHEAD_TOKENS // 16, STEP_TOKENS // 16
     ahead = Ahead(pages, 16)
     slack = 2 * HUGE
     wait()
     assert abs(resident(pages) - ahead_of * PAGE) < slack
-    for last in (0, each // 2, each - 1):  # the same step
+    for last in (0, each // 2, each - 1):  # all three pages are in the range of one step
         ahead.handed_out([0, last])
         wait()
         assert abs(resident(pages) - (ahead_of + each) * PAGE) < slack
@@ -49,7 +49,7 @@ def test_pages_are_there_before_they_are_used() -> None:
     ahead.handed_out([3, 2 * each])
     wait()
     assert abs(resident(pages) - (ahead_of + 3 * each) * PAGE) < slack
-    ahead.handed_out([len(pages) - 1])  # what the step itself is about to write is left to it
+    ahead.handed_out([len(pages) - 1])  # the step itself allocates the pages that it is about to write
     wait()
     assert abs(resident(pages) - (ahead_of + 3 * each) * PAGE) < slack
     assert (pages[:20] == 7).all()

@@ -1,4 +1,4 @@
-"""AsyncLLM: the tokens of LLM for any number of clients that come, leave and fail as they like."""
+"""AsyncLLM gives the tokens of LLM, with any number of clients that start, disconnect and fail at any time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def collect(llm: AsyncLLM, i: int, delay: float = 0.0) -> list[list[int]]:
-    """The answers to one prompt, put together from the chunks and checked against the result."""
+    """Return the answers to one prompt, joined from the chunks and compared with the result."""
     await asyncio.sleep(delay)
     answers: list[list[int]] = [[] for _ in range(PARAMS[i].n)]
     last: OutputChunk | None = None
@@ -64,7 +64,9 @@ def test_many_clients_get_the_tokens_of_naive_sampling(folder: str, wanted: list
 
 
 def test_a_client_that_leaves_harms_nobody(folder: str, wanted: list[list[list[int]]]) -> None:
-    """A closed iterator, a cancelled task, at every possible chunk; the engine forgets the request."""
+    """The client closes the iterator or cancels its task at every possible chunk, and the
+    engine removes the request.
+    """
 
     async def leave(llm: AsyncLLM, after: int) -> None:
         chunks = llm.generate([4, 4, 4], SamplingParams(max_tokens=50, ignore_eos=True))
@@ -79,7 +81,8 @@ def test_a_client_that_leaves_harms_nobody(folder: str, wanted: list[list[list[i
             async for _ in llm.generate([4, 4], SamplingParams(max_tokens=120, ignore_eos=True)):
                 if next(came) == after:
                     reached.set()
-                await asyncio.sleep(0)  # also where many chunks have come, so that the task is cancelled between them
+                # wait also where many chunks are ready, so that the task is cancelled between them
+                await asyncio.sleep(0)
 
         task = asyncio.create_task(read())
         await (reached.wait() if after else asyncio.sleep(0))
@@ -122,7 +125,8 @@ def test_an_error_in_a_step_ends_what_is_open_and_no_more(
 
             def failing(runner: DeviceRunner, plan: Any, sampling: Any) -> Any:
                 nonlocal failed
-                if not failed and len(plan.works) == sum(len(answers) for answers in wanted):  # all have come
+                # all requests have arrived
+                if not failed and len(plan.works) == sum(len(answers) for answers in wanted):
                     failed = True
                     raise MemoryError("the device is full")
                 return submit(runner, plan, sampling)
@@ -138,7 +142,7 @@ def test_an_error_in_a_step_ends_what_is_open_and_no_more(
 def test_closing_tells_everybody(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         llm = AsyncLLM(folder)
-        # The engine waits in its second step, with a token of the answer out, until it is being closed.
+        # The engine waits in its second step, after one token of the answer, until it is being closed.
         steps, begun, closing = itertools.count(), asyncio.Event(), threading.Event()
         submit, loop = DeviceRunner.submit, asyncio.get_running_loop()
 
@@ -152,7 +156,7 @@ def test_closing_tells_everybody(folder: str, monkeypatch: pytest.MonkeyPatch) -
         task = asyncio.create_task(llm.answer([3], SamplingParams(max_tokens=90, ignore_eos=True)))
         await begun.wait()
         closed = asyncio.create_task(asyncio.to_thread(llm.close))
-        while not llm._engine._closed:  # it waits for the engine's thread from here on
+        while not llm._engine._closed:  # from here on, it waits for the engine's thread
             await asyncio.sleep(0)
         closing.set()
         await closed

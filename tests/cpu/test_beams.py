@@ -1,4 +1,4 @@
-"""Beam search returns what transformers returns, with its scores; and the best there is, where it is wide enough."""
+"""Beam search returns transformers' answers and scores, and finds the best answers if it is wide enough."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ STOPPING = (False, True, "never")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What our search returned, and what happened on the way.
+    """The result of our search, with counts of what happened.
 
-    beaten: hypotheses that better ones pushed out. overtime: steps after there were as many as were asked for.
+    beaten: hypotheses that better ones replaced. overtime: steps after there were as many hypotheses as were requested.
     """
 
     answers: list[Hypothesis]
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def search(params: BeamSearchParams, prompt: History, eos: Sequence[int], logits: NextLogits) -> Outcome:
-    """Our search, over logits of whole histories."""
+    """Run our search with logits that are computed from whole histories."""
     assert params.max_tokens is not None
     beams = BeamSearch(params, eos, params.max_tokens)
     live: list[History] = [prompt]
@@ -73,8 +73,8 @@ def candidates(logits: np.ndarray, count: int) -> list[Candidates]:
 def wanted(
     model: Any, params: BeamSearchParams, prompt: History, eos: Sequence[int]
 ) -> tuple[list[History], list[float], int]:
-    """Answers, without padding, and scores of transformers; and how many steps it took."""
-    # Under a width of 1 `generate` would take its greedy search, which has no scores.
+    """Return transformers' answers without padding, their scores, and the number of steps."""
+    # With one beam, `generate` would use its greedy search, which has no scores.
     chosen = {"custom_generate": type(model)._beam_search} if params.beam_width == 1 else {}
     out = model.generate(
         torch.tensor([prompt]),
@@ -96,7 +96,7 @@ def wanted(
 
 
 def check(model: Any, logits: NextLogits, params: BeamSearchParams, prompt: History, eos: Sequence[int]) -> Outcome:
-    """Both searches are equal; ours, for what it shows of the way."""
+    """Check that both searches are equal, and return the outcome of ours."""
     answers, scores, steps = wanted(model, params, prompt, eos)
     got = search(params, prompt, eos, logits)
     assert [h.tokens for h in got.answers] == answers, (params, eos)
@@ -107,7 +107,7 @@ def check(model: Any, logits: NextLogits, params: BeamSearchParams, prompt: Hist
 
 
 class Tally:
-    """How often the situations occurred that a comparison has to cover."""
+    """Counts how often each situation occurred that a comparison must cover."""
 
     def __init__(self, parts: Iterable[Tally] = ()) -> None:
         self.count: Counter[str] = Counter()
@@ -134,13 +134,13 @@ class Tally:
 
 
 class Peer:
-    """A model of the oracle, loaded by transformers and by us; our logits are kept by history."""
+    """A model of the oracle, loaded by transformers and by us. Our logits are cached by history."""
 
     def __init__(self, name: str) -> None:
         with TemporaryDirectory() as folder:
             self.model: Any = build(CASES[name], folder)
             self.llm = LLM(folder, max_model_len=CASES[name].max_model_len)
-        self.model.generation_config.eos_token_id = None  # each comparison names its own
+        self.model.generation_config.eos_token_id = None  # each comparison sets its own
         rng = np.random.default_rng(CASES[name].seed)
         self.prompts: list[History] = [tuple(rng.integers(3, VOCAB, n).tolist()) for n in (5, 30)]
         self._rows: dict[History, np.ndarray] = {}
@@ -152,7 +152,7 @@ class Peer:
 
     @cache  # noqa: B019
     def likely(self, prompt: History) -> list[int]:
-        """Tokens that a search finds good at some place after the first, those at most places first."""
+        """Return tokens that a search prefers at some position after the first, the most frequent ones first."""
         found: Counter[int] = Counter()
         for answer in search(BeamSearchParams(beam_width=5, max_tokens=12), prompt, (), self.logits).answers:
             for end in range(2, len(answer.tokens)):
@@ -169,10 +169,10 @@ FAMILIES = ["llama_gqa", "qwen2_window", "gemma3", "mixtral"]
 GRID = list(itertools.product((1, 2, 3, 5), PENALTIES, STOPPING, (0, 1, 3, 8), (1, 8, 20)))
 
 
-def compare_families(name: str, places: Sequence[int]) -> Tally:
-    """Both searches at some places of the grid; by turns all answers are returned, and fewer."""
+def compare_families(name: str, indices: Sequence[int]) -> Tally:
+    """Compare both searches at some points of the grid. Half of them return all answers, half of them fewer."""
     p, tally = peer(name), Tally()
-    for i in places:
+    for i in indices:
         width, penalty, stopping, ends, length = GRID[i]
         prompt, n = p.prompts[i % 2], width if i % 4 < 2 else 1 + i % width
         params = BeamSearchParams(
@@ -184,9 +184,11 @@ def compare_families(name: str, places: Sequence[int]) -> Tally:
 
 @cache
 def some_of_the_grid(name: str) -> Tally:
-    """None of these is a near tie: noise of 1e-4 on the logits changes no answer, nor in the first random tables."""
-    places = np.random.default_rng(FAMILIES.index(name)).permutation(len(GRID))
-    return compare_families(name, places[:32].tolist())
+    """None of these cases is a near tie: noise of 1e-4 on the logits changes no answer, here and in the first random
+    tables.
+    """
+    indices = np.random.default_rng(FAMILIES.index(name)).permutation(len(GRID))
+    return compare_families(name, indices[:32].tolist())
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -206,7 +208,8 @@ def test_the_whole_grid_equals_transformers(name: str) -> None:
 # Models that are a table ------------------------------------------------------------------------------
 
 
-PLACES = 16  # a prompt of 4 and 12 more: were a table used twice, two orders of the same tokens would score the same
+# a prompt of 4 and 12 more tokens; if a table were used twice, two orders of the same tokens would have equal scores
+POSITIONS = 16
 
 
 class TableConfig(PretrainedConfig):
@@ -214,9 +217,9 @@ class TableConfig(PretrainedConfig):
 
 
 class TableModel(PreTrainedModel, GenerationMixin):
-    """A language model without a model: the logits after a token are a row of a table, another table at each place.
+    """A language model whose logits after a token are a row of a table, with another table at each position.
 
-    table [PLACES, vocabulary, vocabulary].
+    table [POSITIONS, vocabulary, vocabulary].
     """
 
     config_class = TableConfig
@@ -231,16 +234,16 @@ class TableModel(PreTrainedModel, GenerationMixin):
         return CausalLMOutput(logits=self.table[input_ids.shape[1] - 1, input_ids[:, -1:]])
 
     def rows(self, histories: Sequence[History]) -> np.ndarray:
-        """What our search is given."""
+        """Return the logits [n, vocabulary] for our search."""
         return np.stack([self.table[len(h) - 1, h[-1]].numpy() for h in histories])
 
 
 def random_case(seed: int) -> tuple[TableModel, BeamSearchParams, History, list[int]]:
-    """A table, parameters, a prompt and end tokens, which are more likely in some tables than in others."""
+    """Return a table, parameters, a prompt and end tokens, which are more likely in some tables than in others."""
     rng = np.random.default_rng(seed)
     vocab = int(rng.integers(12, 30))
     eos = rng.choice(vocab, rng.choice([0, 1, 1, 1, 2, 2, 4]), replace=False).tolist()
-    table = rng.normal(0, rng.choice([0.3, 1.0, 3.0]), (PLACES, vocab, vocab)).astype(np.float32)
+    table = rng.normal(0, rng.choice([0.3, 1.0, 3.0]), (POSITIONS, vocab, vocab)).astype(np.float32)
     table[:, :, eos] += rng.choice([-1, 1, 2, 4])
     width = int(rng.integers(1, 8))
     params = BeamSearchParams(
@@ -270,16 +273,16 @@ def test_many_random_tables_equal_transformers() -> None:
     compare_tables(range(1000, 6000)).check(100)
 
 
-# What there is no transformers for --------------------------------------------------------------------
+# Cases without an oracle in transformers --------------------------------------------------------------
 
 
 def scattered(history: History, vocab: int) -> np.ndarray:
-    """Logits [vocab] that depend on every token of a history."""
+    """Return logits [vocab] that depend on every token of a history."""
     return np.random.default_rng([77, *history]).normal(0, 2, vocab).astype(np.float32)
 
 
 def every_answer(vocab: int, depth: int, eos: Sequence[int], penalty: float) -> dict[History, float]:
-    """All answers there can be, with their scores, by their definition."""
+    """Return all possible answers with their scores, by definition."""
 
     def logprob(history: History, token: int) -> float:
         logits = scattered(history, vocab).astype(np.float64)
@@ -300,7 +303,7 @@ def every_answer(vocab: int, depth: int, eos: Sequence[int], penalty: float) -> 
 def test_a_search_that_is_wide_enough_finds_the_best_answers(
     vocab: int, depth: int, width: int, eos: tuple[int, ...], penalty: float
 ) -> None:
-    """Wide enough for every answer it is an exhaustive search; 64 of 81 beams are enough for the best one."""
+    """A search as wide as the number of answers is exhaustive; 64 of 81 beams are enough for the best answer."""
     wanted = sorted(every_answer(vocab, depth, eos, penalty).items(), key=lambda found: -found[1])
     params = BeamSearchParams(beam_width=width, max_tokens=depth, length_penalty=penalty, early_stopping="never")
     got = search(params, (0,), eos, lambda live: np.stack([scattered(h, vocab) for h in live])).answers
@@ -311,7 +314,9 @@ def test_a_search_that_is_wide_enough_finds_the_best_answers(
 
 
 def chain(*rows: Sequence[float]) -> NextLogits:
-    """Logarithms of the probabilities of each token, which depend on nothing but the place, after a prompt of one."""
+    """Return logits that are the logarithms of probabilities and depend only on the position, after a prompt of one
+    token.
+    """
     with np.errstate(divide="ignore"):
         logits = np.log(np.array(rows, np.float32))
     return lambda live: np.stack([logits[len(h) - 1] for h in live])
@@ -347,14 +352,14 @@ def test_stop_tokens_end_an_answer_like_eos() -> None:
 
 
 def test_an_answer_without_probability_is_none() -> None:
-    """Two answers are possible; a wider search returns them and does not make up others."""
+    """If only two answers are possible, a wider search returns these two and invents no others."""
     logits = chain([0, 0.75, 0.25], [0, 1, 0], [0, 1, 0])
     for stopping in STOPPING:
         params = BeamSearchParams(beam_width=4, max_tokens=3, early_stopping=stopping)
         got = search(params, (0,), (2,), logits).answers
         assert [(h.tokens, h.finished) for h in got] == [((1, 1, 1), False), ((2,), True)]
     params = BeamSearchParams(beam_width=4, max_tokens=3)
-    got = search(params, (0,), (1,), chain([0, 1, 0])).answers  # nothing is left to go on with
+    got = search(params, (0,), (1,), chain([0, 1, 0])).answers  # no possible token is left
     assert got == [Hypothesis((1,), 0.0, True)]
 
 
@@ -384,7 +389,7 @@ def test_scores_far_below_the_limit_of_transformers() -> None:
 
 def test_candidates_are_the_best_tokens_with_their_log_probabilities() -> None:
     logits = np.random.default_rng(3).normal(0, 5, (300, 1001)).astype(np.float32)  # more than one block
-    logits[:, 500:] = logits[:, :501]  # every score twice: the lower id comes first
+    logits[:, 500:] = logits[:, :501]  # every score occurs twice: the lower id comes first
     before, found = logits.copy(), candidates(logits, 7)
     np.testing.assert_array_equal(logits, before)
     exact = torch.from_numpy(logits).double().log_softmax(dim=1).numpy()

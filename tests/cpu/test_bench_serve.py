@@ -1,4 +1,4 @@
-"""`ridgeline bench serve` against a server whose timing is known, and against our own."""
+"""`ridgeline bench serve` against a server with a known timing, and against our own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ridgeline.measure.load import measured
 from ridgeline.plan.limits import Slo
 
 MS = 10**6
-LATE = 0.06  # seconds that a busy machine may add to anything
+LATE = 0.06  # seconds by which a busy machine may be late
 
 
 def bench(url: str, *args: str) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def test_columns_are_numpys_percentiles() -> None:
         for q in (50, 90, 95, 99):
             assert getattr(percentiles, f"p{q}") == pytest.approx(np.percentile(values, q), abs=1e-8)
     met = sum(a <= 0.05 and (b is None or b <= 0.05) for a, b in zip(ttft, tpot, strict=True))
-    assert r.attainment == pytest.approx(met / 104)  # who was not answered was not served in time either
+    assert r.attainment == pytest.approx(met / 104)  # a failed request does not attain its limits either
     assert r.goodput == pytest.approx(met / r.duration_s)
     assert found.failures == {"status 500: no": 2, "gone": 1} and found.lateness_s == 100 / 1e9
     with pytest.raises(RequestError, match="no request was answered: status 500"):
@@ -75,7 +75,7 @@ def test_columns_are_numpys_percentiles() -> None:
     ],
 )
 def test_answers_without_text_have_a_time(events: str, error: str | None) -> None:
-    """Tokens whose texts are all empty: the run is not lost, and they came by the end."""
+    """An answer whose tokens all have empty texts is measured, and its tokens have arrived by its end."""
 
     async def pieces() -> AsyncIterator[bytes]:
         yield events.encode()
@@ -99,7 +99,7 @@ def test_answers_without_text_have_a_time(events: str, error: str | None) -> Non
 
 @pytest.mark.parametrize("usage", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_known_times_are_found(usage: bool) -> None:
-    """Half of the requests with a first token after 100 ms, half after 300 ms; then 20 ms a token."""
+    """Half of the requests get their first token after 100 ms, half after 300 ms; then a token every 20 ms."""
     with fake_server(lambda i, body: [0.1 + 0.2 * (i % 2), *[0.02] * (body["max_tokens"] - 1)], usage=usage) as fake:
         found = bench(fake.url, "--concurrency", "4", "--num-requests", "24", "--output-len", "6", "--warmup", "0")
     r = found["measured"]
@@ -114,12 +114,12 @@ def test_known_times_are_found(usage: bool) -> None:
 @pytest.mark.parametrize("usage", [True, False])
 @pytest.mark.parametrize("backend", ["openai-chat", pytest.param("openai-text", marks=pytest.mark.slow)])
 def test_texts_instead_of_ids(backend: str, usage: bool) -> None:
-    """As servers take them that know no ids; what they count is believed, and that they do not is said."""
+    """For servers that accept no ids: the server's token counts are used, and their absence is reported."""
     with fake_server(lambda i, body: [0.01] * (body["max_tokens"] - 1), usage=usage) as fake:
         found = bench(fake.url, "--backend", backend, "--concurrency", "2", "--num-requests", "4", "--input-len", "9",
                       "--output-len", "6", "--warmup", "0")  # fmt: skip
     r = found["measured"]
-    assert r["output_tokens"] == 4 * 5 and r["prompt_tokens"] == 4 * (77 if usage else 9)  # one stopped early
+    assert r["output_tokens"] == 4 * 5 and r["prompt_tokens"] == 4 * (77 if usage else 9)  # one answer stopped early
     assert found["without_usage"] == (0 if usage else 4) and not found["failures"]
     sent = fake.bodies[0]
     text = sent["prompt"] if backend == "openai-text" else sent["messages"][0]["content"]
@@ -128,7 +128,7 @@ def test_texts_instead_of_ids(backend: str, usage: bool) -> None:
 
 @pytest.mark.parametrize(("reason", "tokens"), [("length", 6), ("stop", 3)])
 def test_tokens_that_nobody_counts(reason: str, tokens: int) -> None:
-    """As llama-cpp-python streams: no usage, and no event for a text that is half a character."""
+    """A stream like llama-cpp-python's has no usage, and no event for a text that is half a character."""
     with fake_server(lambda i, body: [0.02] * 6, usage=False, mute=True, reason=reason) as fake:
         found = bench(fake.url, "--backend", "openai-chat", "--concurrency", "2", "--num-requests", "2",
                       "--output-len", "6", "--warmup", "0")  # fmt: skip
@@ -139,7 +139,7 @@ def test_tokens_that_nobody_counts(reason: str, tokens: int) -> None:
 
 @pytest.mark.slow
 def test_an_answer_that_is_broken_off_is_none() -> None:
-    """As llama-cpp-python ends a stream when the next request comes: [DONE], and no reason."""
+    """llama-cpp-python ends a stream when the next request arrives, with [DONE] and without a reason."""
     with fake_server(lambda i, body: [0.0] * 6, usage=False, reason=None) as fake:
         done = run(fake.url, "--backend", "openai-chat", "--concurrency", "2", "--num-requests", "2", "--warmup", "0")
     assert done.returncode == 2 and "broke the answer off" in done.stderr
@@ -147,7 +147,7 @@ def test_an_answer_that_is_broken_off_is_none() -> None:
 
 @pytest.mark.slow
 def test_an_open_loop_does_not_wait_for_answers() -> None:
-    """A server that takes half a second for anything: requests go out at their times all the same."""
+    """Requests are sent at their times even if the server needs half a second for each."""
     with fake_server(lambda i, body: [0.5, 0.0]) as fake:
         found = bench(fake.url, "--arrivals", "poisson:40", "--num-requests", "40", "--output-len", "2",
                       "--slo", "ttft=400ms", "--warmup", "0")  # fmt: skip
@@ -159,7 +159,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
 
 @pytest.mark.slow
 def test_a_stall_is_charged_to_all_who_were_due() -> None:
-    """One request at a time, 100 ms each, 50 a second due: the last one waits for those before it."""
+    """With one request at a time of 100 ms, and 50 due each second, the last request waits for all before it."""
     lock, done = threading.Lock(), [0.0]
 
     def plan(i: int, body: dict[str, Any]) -> list[float]:
@@ -213,7 +213,7 @@ def test_errors_say_what_to_do(args: list[str], said: str) -> None:
 
 @pytest.mark.slow
 def test_our_own_server_beside_the_prediction(tmp_path: Path) -> None:
-    """Every answer is whole, a trace's shared blocks are shared, and the simulator sees the same workload."""
+    """Every answer is complete, the shared blocks of a trace are shared, and the simulator gets the same workload."""
     trace = tmp_path / "trace.jsonl"
     rows = [{"timestamp": 40 * i, "input_length": 520, "output_length": 8, "hash_ids": [0, 1 + i]} for i in range(10)]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -230,4 +230,4 @@ def test_our_own_server_beside_the_prediction(tmp_path: Path) -> None:
         assert r[column] == p[column] == {"requests": 10, "prompt_tokens": 5200, "output_tokens": 80}[column]
     assert r["attainment"] == 1.0 and r["goodput"] == pytest.approx(r["requests_per_s"])
     assert 0.2 < p["ttft_s"]["max"] < 2
-    assert own["requests"] == 10 and 1e-5 < own["ttft_s"]["p50"] < 10  # of the machine as the server measured it
+    assert own["requests"] == 10 and 1e-5 < own["ttft_s"]["p50"] < 10  # the server's measurement of this machine

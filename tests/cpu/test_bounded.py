@@ -1,4 +1,4 @@
-"""Helper processes with limits: what exceeds one ends as one error that names it, and the next job runs."""
+"""Helper processes with limits: a job that exceeds one ends with an error that names it, and the next job runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pool() -> Iterator[BoundedPool]:
 
 
 def gone(pid: int) -> bool:
-    """Does the process end within a minute? A zombie has ended."""
+    """Return whether the process ends within a minute. A zombie has ended."""
     for _ in range(6000):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
@@ -76,7 +76,7 @@ def test_beyond_a_limit(pool: BoundedPool, function: Any, args: tuple[Any, ...],
 
 @linux
 def test_memory(pool: BoundedPool) -> None:
-    """The limit counts what a job takes, and the next job has one of its own."""
+    """The limit counts the memory of a job, and the next job has its own."""
     with pytest.raises(BoundExceeded, match="it needs more memory than the limit of 64 MiB"):
         pool.run_sync(jobs.eat_memory, 100 << 20, limits=Limits(60, 64 << 20))
     assert pool.run_sync(jobs.eat_memory, 100 << 20, limits=Limits(60, 256 << 20)) == 100 << 20
@@ -98,14 +98,14 @@ def test_errors_of_a_job(pool: BoundedPool) -> None:
 
 @linux
 def test_surroundings(pool: BoundedPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A helper has no keys, none of its parent's files, and may open neither sockets nor processes."""
+    """A helper has no keys and no files of its parent, and can open neither sockets nor processes."""
     monkeypatch.setenv("RIDGELINE_API_KEY", "secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
     with BoundedPool(1) as fresh, Path(__file__).open() as file:
         os.set_inheritable(file.fileno(), True)
         names, files, blocked = fresh.run_sync(jobs.surroundings)
     assert not {"RIDGELINE_API_KEY", "HF_TOKEN"} & set(names)
-    assert files <= 5  # its three, the answers, and the folder being listed
+    assert files <= 5  # the three standard streams, the pipe of answers, and the folder that is listed
     assert blocked == [True] * 3
 
 
@@ -119,11 +119,11 @@ def test_setup_runs_once_in_each_helper() -> None:
 
 @linux
 def test_memory_is_given_back() -> None:
-    """A helper whose state has grown for good is replaced."""
+    """A helper that keeps too much memory is replaced."""
     with BoundedPool(1) as pool:
         pool.run_sync(jobs.echo)
         (first,) = pool.pids()
-        pool.run_sync(jobs.eat_memory, 300 << 20)  # freed at the end of the job
+        pool.run_sync(jobs.eat_memory, 300 << 20)  # freed when the job ends
         assert pool.run_sync(jobs.echo) is None and pool.pids() == [first]
         pool.run_sync(jobs.hoard, 200 << 20)
         assert pool.run_sync(jobs.echo) is None and pool.pids() != [first]
@@ -175,7 +175,7 @@ def test_after_the_end() -> None:
 @linux
 @pytest.mark.parametrize("job", ["echo", "loop", "sleep, 600.0"])
 def test_helpers_die_with_their_parent(job: str) -> None:
-    """Killed without a chance to clean up, idle or in the middle of a job."""
+    """A parent that is killed without cleanup takes its helpers with it, whether they are idle or run a job."""
     script = f"""
         import threading, time
         from cpu import bounded_jobs as jobs

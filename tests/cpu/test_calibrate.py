@@ -41,7 +41,7 @@ def loaded() -> LoadedModel:
 
 @dataclass
 class FakeDriver:
-    """Kernels with a number of threads, as a prediction reads it."""
+    """A fake driver of kernels with a number of threads, which is all that a prediction reads."""
 
     threads: int
 
@@ -55,8 +55,8 @@ def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.integers(0, 10_000))
 def test_the_least_squares_are_the_best(seed: int) -> None:
-    """Kuhn and Tucker: no coefficient is negative, no zero one would improve the fit, and the others are at their
-    optimum.
+    """By Kuhn and Tucker's conditions, no coefficient is negative, increasing a zero one would not improve the fit, and
+    the others are at their optimum.
     """
     rng = np.random.default_rng(seed)
     a, b = rng.normal(size=(12, 5)), rng.normal(size=12)
@@ -91,14 +91,14 @@ def test_a_context_that_is_filled_is_as_long_as_one_that_is_computed(loaded: Loa
     timed = steps.decodes(2, 600, 5)
     assert len(timed) >= 5 and timed[0].batch == (Slice(2, 1, 601, 1),)
     for pages in steps._engine._runner.arena.pages:
-        assert np.asarray(pages).any(axis=1).sum() >= 2  # the pages hold data
+        assert np.asarray(pages).any(axis=1).sum() >= 2  # the pages contain data
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 6)), min_size=1, max_size=6), st.integers(1, 4))
 def test_the_predicted_steps_are_the_engines(loaded: LoadedModel, asked: list[tuple[int, int]], most: int) -> None:
-    """Compares the tokens of each step, the sampled ones, and the number of steps. Prompts end alike whatever the state
-    snapshots do, if these are far apart.
+    """Compare the tokens of each step, the sampled tokens, and the number of steps. All prompts end in the same way,
+    because the state snapshots are far apart.
     """
     plain = ModelSpec("plain", 64, 32, 2048, (TINY.layers[0],), NORM)
     steps = Steps(_once(plain), most, 128, chunk=64)

@@ -1,4 +1,6 @@
-"""Outputs that are captured by name: those of transformers' modules and hidden states, and nothing changes by it."""
+"""Outputs that are captured by name equal those of transformers' modules and hidden states, and capturing changes no
+result.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ FAMILIES = {
 
 
 def transformers_outputs(model: torch.nn.Module, path: tuple[str, str, str | None]) -> dict[str, np.ndarray]:
-    """Return outputs by our names, by forward hooks and `output_hidden_states`, from runs of single prompts."""
+    """Return outputs by our names, from forward hooks and `output_hidden_states` in runs of single prompts."""
     layers = model.get_submodule(path[0])
     found: dict[str, list[Any]] = {}
 
@@ -48,7 +50,7 @@ def transformers_outputs(model: torch.nn.Module, path: tuple[str, str, str | Non
     with torch.no_grad():
         for prompt in PROMPTS:
             hidden = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states
-            # Mamba's hidden states begin after the first layer.
+            # The first of Mamba's hidden states is after the first layer.
             first = model.get_input_embeddings()(torch.tensor([prompt])) if path[2] is None else hidden[0]
             found.setdefault("embed", []).append(first[0])
             found.setdefault("norm", []).append(hidden[-1][0])

@@ -1,4 +1,4 @@
-"""The pipe to the engine's process, as it is made where files can be inherited, and where they cannot."""
+"""The pipe to the engine's process, both where files can be inherited and where they cannot."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_both_ends_speak_until_one_is_closed(inherit: bool) -> None:
 
 
 def iter_exactly(pipe: socket.socket, size: int) -> list[bytes]:
-    """Return what comes until there are `size` bytes."""
+    """Return the pieces that the pipe gives until there are `size` bytes."""
     found: list[bytes] = []
     while (left := size - sum(map(len, found))) > 0:
         found.append(pipe.recv(left))
@@ -47,7 +47,7 @@ def iter_exactly(pipe: socket.socket, size: int) -> list[bytes]:
 
 @pytest.mark.parametrize("said", [b"", b"z" * channel.SECRET_BYTES])
 def test_a_stranger_does_not_get_the_pipe(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program of this machine connects first, says nothing or something else, and is shut out."""
+    """Another program of this machine connects first, sends nothing or something wrong, and is rejected."""
     monkeypatch.setattr(channel, "POLL_SECONDS", 0.1)
     strangers = []
     create = socket.create_server

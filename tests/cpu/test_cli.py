@@ -1,4 +1,4 @@
-"""The command line: exact output, prompts from everywhere, and one line for whatever a user gets wrong."""
+"""The command line: exact output, every source of prompts, and one line for each mistake of a user."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process: importing torch anew for each would take minutes."""
+    """Run a command in this process, because importing torch anew for each would take minutes."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
@@ -62,7 +62,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def process(*args: str, **options: Any) -> Done:
-    """Runs a command as its own process."""
+    """Run a command in its own process."""
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     command = [sys.executable, *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, **options)
@@ -70,7 +70,7 @@ def process(*args: str, **options: Any) -> Done:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with one token for each byte."""
+    """Return a random model with one token for each byte."""
     folder = tmp_path_factory.mktemp("tiny")
     alphabet = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
@@ -118,7 +118,7 @@ def test_one_prompt_streams_its_text(run: Run, tiny: Path, llm: LLM) -> None:
 
 
 def check_json(value: dict[str, Any], prompt_tokens: int, choices: int, tokens: int) -> None:
-    """The schema: exactly these keys, of these types."""
+    """Check the schema: exactly these keys, with these types."""
     assert list(value) == ["choices", "usage", "timing"]
     assert [choice["index"] for choice in value["choices"]] == list(range(choices))
     for choice in value["choices"]:
@@ -219,7 +219,7 @@ def test_answers_to_a_file_as_text(run: Run, tiny: Path, llm: LLM, tmp_path: Pat
 
 
 def test_an_empty_answer_is_empty(run: Run, tiny: Path, tmp_path: Path) -> None:
-    """Special tokens only: no text, which is not the same as no tokenizer."""
+    """An answer of only special tokens has an empty text, which differs from having no tokenizer."""
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["lm_head.weight"].zero_()  # all tokens equal: the lowest id, <pad>, wins
@@ -258,7 +258,7 @@ def test_dummy_weights_take_prompt_ids(run: Run, tiny: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("command", ["inspect", "generate"])
 def test_a_reader_that_went_away_is_no_error(command: str, tiny: Path) -> None:
-    """`| head`: the pipe's reader is gone before the first byte."""
+    """With `| head`, the pipe's reader is gone before the first byte."""
     reader, writer = os.pipe()
     os.close(reader)
     model = [str(tiny)] if command == "inspect" else ["-m", str(tiny), "abc", "--max-tokens", "40", "--ignore-eos"]
@@ -299,7 +299,7 @@ def test_version_and_help(run: Run) -> None:
 
 @pytest.fixture
 def config_only(tiny: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "config [bold]only"  # brackets are markup to the library that prints
+    folder = tmp_path / "config [bold]only"  # the library that prints reads brackets as markup
     folder.mkdir()
     shutil.copy(tiny / "config.json", folder)
     return folder
@@ -373,11 +373,11 @@ def test_doctor_as_text(run: Run) -> None:
     assert words >= OPS
     assert {"sdpa", "reference", "numpy", "composed", "torch", "cpu"} <= words
     assert all(f"ops on {device}\n" in found.stdout for device in ("cpu", "reference"))
-    assert "cannot cap" in " ".join(found.stdout.split())  # why sdpa does not serve the softcap
+    assert "cannot cap" in " ".join(found.stdout.split())  # the reason why sdpa cannot serve the softcap
 
 
 def edited(tiny: Path, folder: Path, **config: object) -> str:
-    """A copy of the model with fields of its config.json changed."""
+    """Return a copy of the model with some fields of its config.json changed."""
     shutil.copytree(tiny, folder, dirs_exist_ok=True)
     fields = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(fields | config))
@@ -461,7 +461,7 @@ GENERATE: dict[str, tuple[tuple[str, ...], bytes, tuple[str, ...]]] = {
     "bad value": (("-",), b'{"prompt": 5}\n', ("prompt", "5")),
     "bad ids": (("-",), b'{"prompt_token_ids": [5, 259]}\n', ("259", "0..258")),
     "deeply nested": (("deep.jsonl",), b"", ("deep.jsonl:1", "JSON")),
-    "deeply nested on stdin": (("-",), b"[" * 100_000, (str(CONTEXT),)),  # no object: a text, and a long one
+    "deeply nested on stdin": (("-",), b"[" * 100_000, (str(CONTEXT),)),  # these are no objects: a text, and a long one
     "chat": (("-",), b'{"messages": [{"role": "user", "content": "a"}]}\n', ("template",)),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`ridgeline bench`: its report, and its least times against counts that are made differently."""
+"""`ridgeline bench`: its report, and its least times compared with counts that are computed differently."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def test_latency_as_json(run: Run) -> None:
     measured = value["measured"]
     assert all(ordered(measured[name]) for name in ("latency_s", "ttft_s", "tpot_s"))
     mean = {name: measured[name]["mean"] for name in ("latency_s", "ttft_s", "tpot_s")}
-    assert 0 < 5 * mean["tpot_s"] < mean["latency_s"]  # each sequence counts from its own first token
+    assert 0 < 5 * mean["tpot_s"] < mean["latency_s"]  # each sequence is measured from its own first token
     assert measured["predicted"] is None  # this machine is not calibrated
     assert measured["output_tokens_per_s"] == pytest.approx(3 * 6 / mean["latency_s"])
     least = {name: measured[f"roofline_{name}"] for name in ("latency_s", "ttft_s", "tpot_s")}
     assert least["ttft_s"] + 5 * least["tpot_s"] == pytest.approx(least["latency_s"])
-    # Operation by operation: the prompts in one step, then one token of each sequence in five more.
+    # Operation by operation: the prompts in one step, then one token of each sequence in five more steps.
     steps = [Slice(3, 20, 20), *(Slice(3, 1, 20 + i) for i in range(1, 6))]
     spec, precision = spec_from_config(CONFIG), Precision("float32", "float32", "float32")
     done = [op for s in steps for op in operations(spec, [s], precision)]

@@ -1,4 +1,4 @@
-"""`ridgeline chat`, as a user meets it: from a pipe, and in a terminal with Ctrl-C and Ctrl-D."""
+"""`ridgeline chat` from a pipe, and in a terminal with Ctrl-C and Ctrl-D."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: str, *options: str) -> list[str]:
-    """What a conversation from a pipe prints: [stdout, stderr]."""
+    """Run a conversation from a pipe and return what it prints: [stdout, stderr]."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     app([*CHAT, *options], standalone_mode=False)
     out, err = capsys.readouterr()
@@ -56,7 +56,7 @@ def test_turns_from_a_pipe(folder: str, monkeypatch: pytest.MonkeyPatch, capsys:
     assert int(re.findall(r"(\d+) from the prefix", err)[0]) >= 16
     assert "No answer yet." in err
     assert "/foo is no command." in err
-    assert ">>>" not in out  # nobody sees a prompt
+    assert ">>>" not in out  # without a terminal, there is no prompt
     assert "\nnever" not in out
 
 
@@ -95,18 +95,18 @@ class Terminal:
         self.seen = ""
 
     def until(self, pattern: str, seconds: float = 30) -> None:
-        """Read until there is something new that matches."""
+        """Read until new output matches."""
         end, start = time.monotonic() + seconds, len(self.seen)
         while not re.search(pattern, self.seen[start:]):
             assert time.monotonic() < end, f"no {pattern!r} in {self.seen[start:]!r}"
             if select.select([self.main], [], [], 0.1)[0]:
                 try:
                     self.seen += os.read(self.main, 65536).decode(errors="replace")
-                except OSError:  # the program ended
+                except OSError:  # raised when the program has ended
                     assert re.search(pattern, self.seen[start:]), f"no {pattern!r} in {self.seen[start:]!r}"
 
     def until_idle(self, seconds: float = 60) -> None:
-        """Wait until the program waits for keys: readline shows its prompt before, and then a signal is lost."""
+        """Wait until the program waits for keys: readline shows its prompt earlier, and a signal in between is lost."""
         end = time.monotonic() + seconds
         while psutil.Process(self.process.pid).status() != psutil.STATUS_SLEEPING:
             assert time.monotonic() < end, f"still busy after {seconds} s"
@@ -116,8 +116,10 @@ class Terminal:
         os.write(self.main, text.encode())
 
     def end(self, key: str, seconds: float = 20) -> int:
-        """The exit status of the program, which a key ends: sent until it is read, for a prompt that is shown may not
-        be waiting for keys yet, and throws away what came before.
+        """Press a key until the program ends, and return its exit status.
+
+        The key is sent repeatedly: a program that shows a prompt may not wait for keys yet, and may discard earlier
+        ones.
         """
         last = time.monotonic() + seconds
         while self.process.poll() is None:
@@ -149,12 +151,12 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(terminal: Terminal) -> None:
     terminal.until_idle()
     terminal.send("\x03")
     terminal.until(r"Ctrl-D or /quit")
-    terminal.send("Once upon a time\n")  # an answer as long as the context, a second or more
+    terminal.send("Once upon a time\n")  # the answer fills the context, which takes a second or more
     terminal.until(r"time\r\n.*[a-z]+ [a-z]+")
     terminal.send("\x03")
     terminal.until(r"\(stopped\)\r\n>>> ")
     terminal.send("/stats\n")
-    terminal.until(r"No answer yet")  # the one that was stopped has no result
+    terminal.until(r"No answer yet")  # the answer that was stopped has no result
     terminal.send("/reset\n")
     terminal.until(r"starts anew[^>]*>>> ")
     assert terminal.end("\x04") == 0

@@ -1,4 +1,4 @@
-"""`ridgeline generate -o`: a file that stays valid after any interruption, and that the same command completes."""
+"""`ridgeline generate -o`: the file stays valid after any interruption, and the same command completes it."""
 
 from __future__ import annotations
 
@@ -130,9 +130,7 @@ def test_what_is_said_on_stderr(run: Run, model: Path, prompts: Path, tmp_path: 
 
 @pytest.mark.parametrize("keep", [0, 1, 200, 3000, -1, -2, -40])
 def test_the_same_command_goes_on(keep: int, run: Run, whole: Path, model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Whatever remains of the file, with an incomplete line too, the sampled tokens equal those of an
-    undisturbed run.
-    """
+    """Whatever remains of the file, even an incomplete line, the sampled tokens equal those of an undisturbed run."""
     path = tmp_path / "o.jsonl"
     data = whole.read_bytes()
     path.write_bytes(data[:keep])
@@ -221,7 +219,8 @@ def test_files_that_cannot_be_written(run: Run, model: Path, prompts: Path, tmp_
 
 def test_failed_prompts_are_told_and_tried_again(run: Run, model: Path, tmp_path: Path) -> None:
     prompts, path = tmp_path / "p.jsonl", tmp_path / "o.jsonl"
-    bad = {"allowed_token_ids": [2], "min_tokens": 1}  # the end of the sequence, which may not occur yet
+    # only the end of the sequence is allowed, and it may not occur yet
+    bad = {"allowed_token_ids": [2], "min_tokens": 1}
     prompts.write_text('"Tom"\n' + json.dumps({"prompt": "Lily", "sampling_params": bad}) + '\n"Ben"\n')
     for _ in range(2):
         found = run("generate", "-m", model, prompts, "-o", path, "--max-tokens", "3")
@@ -427,7 +426,7 @@ def test_answers_go_to_a_file_although_a_terminal_shows_the_bar(model: Path, pro
         while True:
             try:
                 piece = os.read(terminal, 1 << 16)
-            except OSError:  # the other end is closed
+            except OSError:  # raised when the other end is closed
                 break
             if not piece:
                 break

@@ -115,7 +115,7 @@ def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ):
             found.add(1, output)
         assert path.read_bytes() == whole and found.done == {0}
-        found.add(1, output)  # the disk has room again
+        found.add(1, output)  # the disk has free space again
     assert [json.loads(line)["index"] for line in path.read_bytes().splitlines()] == [0, 1]
     answers = tmp_path / "batch.jsonl"
     with batch._opened(answers) as file:
@@ -205,7 +205,7 @@ def test_missing_kernels_are_told_once(run: Run, monkeypatch: pytest.MonkeyPatch
         status, said = run(line + " --device cpu", io.StringIO())
         assert status == 0 and said.count(told) == 1
         assert "several times slower; install a C++20 compiler, then install Ridgeline again" in said
-    notes = ready(LLM("pocket", device="cpu")).notes  # `serve` prints these
+    notes = ready(LLM("pocket", device="cpu")).notes  # the notes that `serve` prints
     assert sum(note.startswith(told.removeprefix("note: ")) for note in notes) == 1
 
 

@@ -18,8 +18,8 @@ from ridgeline.archs import FAMILIES, spec_from_config
 from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec
 
-# Fields that no class can guess. All classes' defaults of KV heads divide 64 heads; 24 is nobody's default head size;
-# the number of layers is enough for every rule that counts them, Qwen's 28 included.
+# Fields that no class can guess. The default number of KV heads of every class divides 64 heads; 24 is no class's
+# default head size; the number of layers is enough for every rule that counts them, including Qwen's 28.
 SIZES: dict[str, Any] = {
     "vocab_size": 1000,
     "hidden_size": 64 * 24,

@@ -1,4 +1,6 @@
-"""Connections that are too many, too slow, silent or half-closed: the server ends each, and goes on serving."""
+"""Connections that are too many, too slow, silent or half-closed: the server ends each of them
+and still serves others.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ CLOSE = "connection: close"
 
 
 def test_two_thousand_half_open_connections_go_away() -> None:
-    """Half of them send a part of their headers, the others nothing; meanwhile others are served."""
+    """Half of them send a part of their headers, the others nothing; other connections are served meanwhile."""
     files = raise_file_limit()
     assert files is None or files > 4200
 
@@ -61,7 +63,7 @@ def test_headers_that_come_one_byte_at_a_time() -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_that_comes_one_byte_at_a_time(chunked: bool) -> None:
-    """Each byte comes in time; together they do not."""
+    """No pause between two bytes is too long, but the whole body is."""
 
     async def test(server: Running) -> None:
         size = "transfer-encoding: chunked" if chunked else "content-length: 5000"
@@ -78,7 +80,7 @@ def test_a_body_that_comes_one_byte_at_a_time(chunked: bool) -> None:
 
 
 def test_a_long_body_may_take_longer() -> None:
-    """16 KiB a second are enough."""
+    """A rate of 16 KiB a second is fast enough."""
 
     async def test(server: Running) -> None:
         reader, writer = await server.open(request("/echo", b"x" * 100_000, CLOSE)[:-1])
@@ -92,13 +94,15 @@ def test_a_long_body_may_take_longer() -> None:
 
 @pytest.mark.parametrize("more", [b"", b"\r\n", b"\r\n\r\n\r\n"])
 def test_an_idle_connection_is_closed(more: bytes) -> None:
-    """Also where empty lines come, which begin no request, but ended uvicorn's own timeout."""
+    """A connection is also closed if it only sends empty lines, which begin no request, but which ended uvicorn's own
+    timeout.
+    """
 
     async def test(server: Running) -> None:
         reader, writer = await server.open(request("/echo", b"one"))
         assert (await reader.readuntil(b"one")).startswith(b"HTTP/1.1 200 ")
         await asyncio.sleep(SHORT / 3)
-        writer.write(request("/echo", b"two"))  # used again within the time
+        writer.write(request("/echo", b"two"))  # used again before the timeout
         await reader.readuntil(b"two")
         writer.write(more)
         assert await asyncio.wait_for(reader.read(), 20) == b"" or more
@@ -109,13 +113,13 @@ def test_an_idle_connection_is_closed(more: bytes) -> None:
 
 
 def test_a_body_that_nobody_wants_has_an_end_too() -> None:
-    """The answer is there, the body still comes: the client reads the answer, and the connection ends."""
+    """The answer is sent while the body still arrives: the client reads the answer, and the connection ends."""
 
     async def test(server: Running) -> None:
         reader, writer = await server.open(request("/early", b"x" * 3_000_000)[:2_000_000])
         answer = await asyncio.wait_for(reader.read(), 20)
         assert answer.startswith(b"HTTP/1.1 401 ") and answer.endswith(b"who?")
-        writer.write(b"x" * 1_000_000)  # not a reset, though nobody reads it
+        writer.write(b"x" * 1_000_000)  # the connection is not reset, though nobody reads the body
         await writer.drain()
         writer.close()
         await server.until(lambda: not len(server.connections))
@@ -125,7 +129,7 @@ def test_a_body_that_nobody_wants_has_an_end_too() -> None:
 
 @pytest.mark.parametrize("path", ["/stream", "/large"])
 def test_a_reader_that_stops(path: str) -> None:
-    """Streamed or whole: what is not read is dropped after a while."""
+    """Whether streamed or whole, an answer that is not read is dropped after a while."""
 
     async def test(server: Running) -> None:
         sock = socket.create_connection(("127.0.0.1", server.port))
@@ -139,7 +143,9 @@ def test_a_reader_that_stops(path: str) -> None:
 
 
 def test_one_connection_more_than_there_may_be() -> None:
-    """The newest may ask for /health; of those, the one that has waited longest makes room."""
+    """A connection beyond the limit may request /health; to stay within the reserve, the server closes the one that has
+    waited longest.
+    """
 
     async def test(server: Running) -> None:
         busy = [await server.open(request("/wait")) for _ in range(2)]
@@ -172,7 +178,7 @@ def test_idle_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
             await reader.readuntil(b"\r\n\r\nx")
         assert b"hello" in await server.ask(request("/echo", b"hello", CLOSE))
         assert server.connections.ended == {"room": 1} and not server.connections.refused
-        assert await idle[0][0].read() == b""  # the one that has waited longest
+        assert await idle[0][0].read() == b""  # the connection that has waited longest
         for _, writer in idle:
             writer.close()
 
@@ -181,7 +187,7 @@ def test_idle_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_files_are_left(caplog: pytest.LogCaptureFixture) -> None:
-    """The loop waits between two attempts, writes one line, and goes on once there are files again."""
+    """The loop pauses between two attempts, logs one line, and accepts connections when files are available again."""
 
     class Listener(socket.socket):
         tries = 0
@@ -250,7 +256,7 @@ def test_a_client_that_closes_its_side_gets_its_answer(version: str, path: str, 
             assert rest == b"waited"
         elif version == "1.1":
             assert b"data: 499\n" in rest and rest.endswith(b"0\r\n\r\n")
-        else:  # no chunks, whose sizes HTTP/1.0 would take for text
+        else:  # HTTP/1.0 has no chunks: it would take their sizes for text
             assert rest == b"".join(b"data: %d\n\n" % i for i in range(500)) and b"chunked" not in head
         writer.close()
 
@@ -258,7 +264,7 @@ def test_a_client_that_closes_its_side_gets_its_answer(version: str, path: str, 
 
 
 def test_a_client_that_is_gone_is_told_from_one_that_closed_its_side() -> None:
-    """Both look alike until something is sent."""
+    """A lost connection and a half-closed one look alike until something is sent."""
 
     async def test(server: Running) -> None:
         _, writer = await server.open(request("/wait"))
@@ -283,7 +289,7 @@ def test_pipelined_requests_are_answered_after_the_side_is_closed() -> None:
 
 
 def test_what_is_relied_on_of_uvicorn() -> None:
-    """Names that protocol.py and plain.py use: an update that renames one fails here, by name."""
+    """The test fails with the name if an update of uvicorn renames one that protocol.py and plain.py use."""
 
     async def test(server: Running) -> None:
         _, writer = await server.open(request("/wait"))

@@ -1,4 +1,4 @@
-"""Conversations keep the ids that the model saw, and their text always equals the template's."""
+"""Conversations keep the ids that the model processed, and their text always equals the template's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_turn_goes_on_from_the_very_ids(qwen: Tokenizer) -> None:
         prompt = talk.ask(f"question {i}?")
         assert prompt[: len(seen)] == seen
         assert qwen.decode(prompt, skip_special_tokens=False) == qwen.render_chat(talk.messages)
-        ended = i % 2 == 0  # otherwise it was cut, and the template closes the turn
+        ended = i % 2 == 0  # an answer that did not end was cut, and the template closes its message
         said = [*spelled(qwen, answer), *([qwen.eos_token_id] if ended and qwen.eos_token_id else [])]
         talk.answered(said, answer)
         seen = [*prompt, *said]

@@ -1,4 +1,4 @@
-"""The gated delta rule: chunks equal to the recurrence, padding that changes nothing, states that go on anywhere."""
+"""The gated delta rule: chunks equal the recurrence, padding changes nothing, and states can be continued anywhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def unit(x: Tensor) -> Tensor:
 
 
 def by_definition(case: DeltaMixer, v: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """arXiv:2412.06464, equation 10, and 2510.26692, 1: in each head S = (I - beta k k^T) a S + beta k v^T."""
+    """Compute S = (I - beta k k^T) a S + beta k v^T in each head: arXiv:2412.06464, equation 10, and 2510.26692,
+    equation 1.
+    """
     ys, states = [], list(v["h"].unbind(1))
     per_key = case.num_heads // case.num_key_heads
     for t in range(v["q"].shape[1]):
@@ -87,7 +89,7 @@ def test_padding_changes_nothing(case: DeltaMixer) -> None:
     v, lengths = draw(case, 4, 100), torch.tensor([1, 17, 64, 100])
     for i, n in enumerate(lengths.tolist()):
         for name in ALONG:
-            v[name][i, n:] = v[name][i, n - 1]  # as a bucket repeats the last token
+            v[name][i, n:] = v[name][i, n - 1]  # a bucket is padded with its last token
     y, h = run(case, v, lengths)
     for i, n in enumerate(lengths.tolist()):
         alone = {**v, "h": v["h"][i : i + 1], **{name: v[name][i : i + 1, :n] for name in ALONG}}
@@ -114,9 +116,10 @@ def test_a_state_goes_on_anywhere(case: DeltaMixer, parts: tuple[int, ...]) -> N
 @pytest.mark.parametrize("step", [20.0, 90.0])
 @CASES
 def test_fast_decays_neither_overflow_nor_divide(case: DeltaMixer, step: float) -> None:
-    """exp of a running sum alone would be 0, its inverse infinite."""
+    """exp of a running sum alone would be 0, and its inverse infinite."""
     v = {name: t.float() for name, t in draw(case, 1, 200).items()}
-    v["decay"] = v["decay"] + step * (torch.arange(200) % 3 == 0)[:, None]  # among slow ones
+    # every third decay is fast, the others are slow
+    v["decay"] = v["decay"] + step * (torch.arange(200) % 3 == 0)[:, None]
     y, h = run(case, v, torch.tensor([200]))
     exact_y, exact_h = by_definition(case, {name: t.double() for name, t in v.items()})
     torch.testing.assert_close(y.double(), exact_y, rtol=1e-4, atol=1e-5)
@@ -125,7 +128,7 @@ def test_fast_decays_neither_overflow_nor_divide(case: DeltaMixer, step: float) 
 
 @CASES
 def test_the_same_key_again_and_again(case: DeltaMixer) -> None:
-    """The worst that the triangular system of a chunk can be: each token undoes the one before it."""
+    """Equal keys are the worst case for the triangular system of a chunk: each token undoes the one before it."""
     v = {name: t.float() for name, t in draw(case, 1, 130).items()}
     v["k"], v["beta"], v["decay"] = v["k"][:, :1].expand_as(v["k"]), v["beta"] + 20, v["decay"] - 20
     y, h = run(case, v, torch.tensor([130]))
@@ -161,7 +164,7 @@ def test_what_comes_out_is_normed_and_gated_head_by_head(case: DeltaMixer) -> No
 
 
 def test_training_begins_with_norms_of_one() -> None:
-    """Those of the stream are stored as weight - 1, and so are those of attention's heads; a delta layer's is not."""
+    """The norms of the stream and of attention's heads are stored as weight - 1; the norm of a delta layer is not."""
     norm = RMSNorm(offset=1.0)
     attention = Attention(2, 1, 8, 0.3, Rope(4), qk_norm=norm, out_gate=True)
     layers = tuple(Layer(mixer, GatedMLP(16), norm) for mixer in (GROUPED, BY_CHANNEL, attention))

@@ -1,4 +1,4 @@
-"""Streaming text: the pieces of any ids are the decoded text, and no character is incomplete."""
+"""Streamed text: the joined pieces of any ids are the decoded text, and no piece contains an incomplete character."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oracle.vocabularies import REAL, TRAINED, load, quick, text_strategy
 from ridgeline.load.detokenize import Detokenizer
 from ridgeline.load.tokenizer import Tokenizer
 
-# DeepSeek-Coder adds these characters as tokens; the library (and so Hugging Face) reads their names as bytes.
+# DeepSeek-Coder adds these characters as tokens; `tokenizers` (and so Hugging Face) reads their names as bytes.
 QUIRKS = set("õ÷ÁýÀÿøúþüùöûñòóô")
 
 
@@ -57,7 +57,7 @@ def valid(data: bytes) -> bool:
 def test_pieces_are_the_decoded_text(name: str, data: st.DataObject) -> None:
     """For any ids, the joined pieces are the text of the library; after any prompt they continue it."""
     tokenizer = load(name)
-    single = st.integers(0, min(tokenizer.vocab_size, 300))  # tokens of single bytes are here
+    single = st.integers(0, min(tokenizer.vocab_size, 300))  # the ids of single bytes
     ids = data.draw(st.lists(single | st.integers(0, tokenizer.vocab_size + 50), max_size=30))
     skip = data.draw(st.booleans())
     expected = expected_text(tokenizer, ids, skip)

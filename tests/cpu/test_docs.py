@@ -35,7 +35,7 @@ SLOW = [block for block in BLOCKS if has_slow(block)]
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[list[Server]]:
-    """The server that blocks ask, once one does."""
+    """Yield a list that holds the shared server once a block has started it."""
     found: list[Server] = []
     yield found
     for server in found:
@@ -44,7 +44,7 @@ def started() -> Iterator[list[Server]]:
 
 @pytest.fixture
 def reader(started: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
-    """In a folder of its own: what one block writes is no other's."""
+    """Return a reader in a new folder, so that no block finds the files of another."""
     folder, programs = tmp_path / "reader", tmp_path / "programs"
     folder.mkdir()
     programs.mkdir()
@@ -52,10 +52,10 @@ def reader(started: list[Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HUB_CACHE", str(hub))  # for processes that are started
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))  # for processes that the blocks start
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
-    # Measuring it takes seconds for each bench.
+    # Measuring the roofline would take seconds for each bench.
     monkeypatch.setattr("ridgeline.measure.measure_roof", lambda table: Roof(2e10, 1e11))
     save(kept_with(1))
 
@@ -79,7 +79,7 @@ def test_a_block_of_long_commands_runs(block: Block, reader: Reader) -> None:
 
 
 def test_no_command_is_left_out(reader: Reader) -> None:
-    """Each one is run by one of the two tests above, and each rule is for one."""
+    """Each command is run by one of the two tests above, and each rule is used."""
     found = [(block, str(one)) for block in LINES for one in commands(block, reader.folder, reader.programs)]
     assert {block for block, command in found if rule_of(command).slow} <= set(SLOW)
     idle = [rule.pattern for rule in RULES if not any(rule.matches(command) for _, command in found)]

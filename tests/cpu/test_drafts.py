@@ -1,4 +1,4 @@
-"""Drafts in the engine: whatever is proposed, an answer is what it would be without; no state is kept per draft."""
+"""Drafts in the engine: they never change an answer, and no state is stored for each draft."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def requests(**params: Any) -> list[GenerationRequest]:
 
 @cache
 def plain(name: str, **params: Any) -> Answers:
-    """Naive sampling."""
+    """Return the answers of naive sampling."""
     out: Answers = {}
     naive = NaiveGenerator(loaded(name))
     for i, request in enumerate(requests(**params)):
@@ -87,7 +87,9 @@ def settings(name: str, drafts: int = DRAFTS, **options: int) -> EngineConfig:
 
 
 def serve(engine: Engine, propose: Proposer, **params: Any) -> tuple[Answers, int]:
-    """All requests at once; answers, and the steps that it took. Books are checked at every step."""
+    """Run all requests at once and return the answers and the number of steps. Page tables are
+    checked at every step.
+    """
     out: Answers = {}
     steps = 0
     for i, request in enumerate(requests(**params)):
@@ -105,7 +107,7 @@ def serve(engine: Engine, propose: Proposer, **params: Any) -> tuple[Answers, in
 
 
 def right(answers: Answers, wrong: float = 0.0) -> Proposer:
-    """What comes, but for a share of wrong tokens."""
+    """Return a proposer that proposes the answer's next tokens, a share of them wrong."""
     rng = np.random.default_rng(1)
 
     def propose(request: int, choice: int, tokens: Sequence[int]) -> Sequence[int]:
@@ -120,7 +122,7 @@ def anything(request: int, choice: int, tokens: Sequence[int]) -> Sequence[int]:
 
 
 def n_gram(request: int, choice: int, tokens: Sequence[int]) -> Sequence[int]:
-    """What followed the last token where it stood before."""
+    """Propose the tokens that followed an earlier occurrence of the last token."""
     known = [*PROMPTS[request], *tokens]
     at = next((i for i in range(len(known) - 2, -1, -1) if known[i] == known[-1]), len(known))
     return known[at + 1 : at + 1 + DRAFTS]
@@ -134,13 +136,14 @@ def test_drafts_change_nothing(name: str, kind: str) -> None:
     engine = Engine(loaded(name), settings(name))
     out, steps = serve(engine, propose)
     assert out == wanted
-    if kind == "right":  # the longest prompt has 61 tokens, and its chunks end on checkpoints
+    if kind == "right":  # the longest prompt has 61 tokens, and its chunks end on state snapshots
         assert steps <= 3 + -(-NEW_TOKENS // (DRAFTS + 1))
     for group, stats in zip(engine.config.groups, engine.stats().groups, strict=True):
-        if group.snapshot:  # nothing for each draft: what a step reads, and what it leaves
+        if group.snapshot:  # no pages for each draft: only the state that a step reads and the one that it writes
             assert stats.peak_pages <= 2 * len(PROMPTS)
     held = sum(4 * prod(x.shape) for kept in engine._runner._inputs._kept.values() for x in kept)
-    assert held <= engine.config.workspace_bytes - settings(name, drafts=0).workspace_bytes  # as it was counted
+    # no more than the plan counts
+    assert held <= engine.config.workspace_bytes - settings(name, drafts=0).workspace_bytes
 
 
 SAMPLED = {"temperature": 1.0, "n": 3, "top_p": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.5}
@@ -148,7 +151,7 @@ SAMPLED = {"temperature": 1.0, "n": 3, "top_p": 0.9, "repetition_penalty": 1.3, 
 
 @pytest.mark.parametrize("name", ["attention", "hybrid"])
 def test_drawn_answers_stay_as_they_are_too(name: str) -> None:
-    """Noise belongs to a place in the answer, so what is drawn there is known to be the draft, or not."""
+    """The noise depends only on the position in the answer, so a drawn token either is the draft or is not."""
     wanted = plain(name, **SAMPLED)
     out, steps = serve(Engine(loaded(name), settings(name, max_num_seqs=16)), right(wanted, 0.2), **SAMPLED)
     assert out == wanted
@@ -172,7 +175,7 @@ def test_drafts_of_sequences_that_make_room(name: str, depth: int, how: Literal[
 
 
 def test_stops_among_drafts() -> None:
-    """What was accepted after a stop is no part of the answer."""
+    """Drafts that were accepted after a stop are not part of the answer."""
     name = "hybrid"
     wanted = plain(name)
     stops = {i: wanted[i, 0][7] for i in range(len(PROMPTS))}
@@ -194,7 +197,7 @@ def test_stops_among_drafts() -> None:
 
 
 def test_logprobs_of_drafts_are_those_of_tokens_one_by_one() -> None:
-    """A state that is off, but not by enough for another token, shows here."""
+    """The test finds a state that is slightly wrong, even if every token stays equal."""
     for name in STACKS:
         answers = plain(name)
         found = []
@@ -212,7 +215,7 @@ def test_logprobs_of_drafts_are_those_of_tokens_one_by_one() -> None:
         np.testing.assert_allclose(*found, atol=2e-5)
 
 
-# ---- engines that are wrong -----------------------------------------------------------------------------------------
+# ---- deliberate bugs ------------------------------------------------------------------------------------------------
 
 
 def nothing_replayed(patch: pytest.MonkeyPatch) -> None:
@@ -238,7 +241,7 @@ def test_caught(name: str, bug: Callable[[pytest.MonkeyPatch], None], monkeypatc
     assert serve(Engine(loaded(name), settings(name)), right(wanted, 0.4))[0] != wanted
 
 
-# ---- what may be proposed -------------------------------------------------------------------------------------------
+# ---- valid and invalid drafts ---------------------------------------------------------------------------------------
 
 
 def test_what_is_no_token_is_refused() -> None:
@@ -246,7 +249,7 @@ def test_what_is_no_token_is_refused() -> None:
     engine.add(0, requests()[0])
     with pytest.raises(RequestError, match="draft token 97 is not among the model's 97"):
         engine.propose(0, 0, [5, VOCAB])
-    engine.propose(7, 0, [5])  # over, or never there
+    engine.propose(7, 0, [5])  # the request has ended, or never existed
     engine.abort(0)
     engine.propose(0, 0, [5])
 

@@ -1,4 +1,4 @@
-"""DRY: llama.cpp's own test cases, text-generation-webui's definition by brute force, breakers, bounds and its cost."""
+"""DRY: llama.cpp's own test cases, text-generation-webui's definition by brute force, breakers, bounds and cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
 
 def penalty(history: Sequence[int], size: int, pushed: int = 0, **fields: Any) -> list[float]:
-    """Return the penalty of each token after `history`, whose last `pushed` tokens were generated one by one."""
+    """Return the penalty of each token after `history`, whose last `pushed` tokens were added one by one."""
     dry, scores = Dry(SamplingParams(**fields), history[: len(history) - pushed]), np.zeros(size)
     for token in history[len(history) - pushed :]:
         dry.apply(scores.copy())
@@ -58,7 +58,9 @@ def test_the_penalty_is_that_of_llama_cpp(
 
 
 def expected(history: Sequence[int], size: int, params: SamplingParams) -> list[float]:
-    """text-generation-webui#5677, in words: for each token, the longest run before it that ends the sequence too."""
+    """Compute the definition of text-generation-webui#5677: for each token, the longest run before it that also ends
+    the sequence.
+    """
     window = (
         list(history) if params.dry_penalty_last_n < 0 else list(history)[len(history) - params.dry_penalty_last_n :]
     )
@@ -82,7 +84,7 @@ def expected(history: Sequence[int], size: int, params: SamplingParams) -> list[
 def test_the_penalty_by_brute_force(
     history: list[int], pushed: int, allowed: int, last: int, breakers: set[int]
 ) -> None:
-    """From scratch, or token by token: the same."""
+    """The penalty of a history is equal whether its tokens are added at once or one by one."""
     last = min(last, len(history)) if last > 0 else last
     heads = [TokenBreaker(frozenset(breakers))] if breakers else []
     fields = {"dry_multiplier": 0.8, "dry_base": 1.75, "dry_allowed_length": allowed, "dry_token_breakers": heads}
@@ -95,7 +97,9 @@ def test_the_penalty_by_brute_force(
 
 @pytest.mark.parametrize("last", [-1, 5, 300, 700])
 def test_a_long_history_as_its_window(last: int) -> None:
-    """Over many pushes, in which the arrays grow and drop what left the window."""
+    """A long history has the penalty of its last tokens, after many pushes in which the arrays grow and drop old
+    tokens.
+    """
     rng = np.random.default_rng(3)
     history = rng.integers(0, 2, 2000).tolist()
     fields: dict[str, Any] = {"dry_multiplier": 0.5, "dry_base": 1.1, "dry_penalty_last_n": last}
@@ -120,7 +124,7 @@ def test_matches_by_brute_force(tokens: list[int]) -> None:
 
 
 def test_a_breaker_of_several_tokens() -> None:
-    """Any of its heads, then its tail; half a breaker is none."""
+    """A breaker matches one of its heads followed by its whole tail; a part of it has no effect."""
     count = BreakerCount([TokenBreaker(frozenset({5, 6}), (7, 8)), TokenBreaker(frozenset({9}))])
     seen = []
     for token in [1, 5, 7, 8, 1, 7, 8, 6, 7, 7, 8, 6, 7, 8, 2, 9, 1]:
@@ -131,7 +135,7 @@ def test_a_breaker_of_several_tokens() -> None:
 
 
 def test_no_penalty_is_too_large() -> None:
-    """A number, however long the repetition; a token that is ruled out stays so."""
+    """The penalty is finite, however long the repetition; a token that is ruled out stays so."""
     scores = np.array([0.0, -np.inf, 1.0])
     Dry(SamplingParams(dry_multiplier=1e300, dry_base=1e300), [0] * 50).apply(scores)
     assert np.isfinite(scores[0]) and scores[0] < -1e300 and scores[1:].tolist() == [-np.inf, 1.0]
@@ -143,14 +147,14 @@ def test_no_penalty_is_too_large() -> None:
 
 @pytest.mark.parametrize("period", [1, 2, 50, 10**6])
 def test_the_cost_is_linear(period: int) -> None:
-    """A hundred thousand tokens, however they repeat: a quadratic method takes minutes."""
+    """A hundred thousand tokens with any period take seconds; a quadratic method would take minutes."""
     history = [i % period for i in range(100_000)]
     start = time.process_time()
     dry = Dry(SamplingParams(dry_multiplier=1), history)
     for token in range(20):
         dry.apply(np.zeros(100_000))
         dry.push(token)
-    assert time.process_time() - start < 20  # 0.1 s are usual
+    assert time.process_time() - start < 20  # usually 0.1 s
 
 
 # Breakers as texts ---------------------------------------------------------------------------------------
@@ -168,7 +172,7 @@ def find(llm: LLM, *texts: str) -> tuple[TokenBreaker, ...]:
 
 @pytest.mark.parametrize("text", ["\n", ":", "self", "return x", "):\n", "é"])
 def test_a_text_is_found_however_it_is_tokenized(llm: LLM, text: str) -> None:
-    """Alone, behind other text, before other text: the count of tokens since the breaker ends where it does."""
+    """A breaker is found after any text, however its characters are divided into tokens."""
     assert isinstance(llm.tokenizer, Tokenizer)
     for before in ("a", " x", "foo(", "\n", "b ", "é"):
         ids = llm.tokenizer.encode(before + text, add_special_tokens=False)
@@ -183,7 +187,7 @@ def test_which_tokens_contain_a_text(llm: LLM) -> None:
     (one,) = find(llm, ":")
     texts = llm.tokenizer.token_texts()
     assert not one.tail and one.heads == {i for i, text in enumerate(texts) if ":" in text}
-    assert all(one.tail for one in find(llm, "\uffff"))  # no character: no token contains it
+    assert all(one.tail for one in find(llm, "\uffff"))  # no token contains this character
 
 
 def test_breakers_stay_bounded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +199,7 @@ def test_breakers_stay_bounded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_dry_through_the_engine(llm: LLM) -> None:
-    """It ends a loop that greedy decoding runs into, and breakers let it go on; n and preemption change nothing."""
+    """DRY ends a loop of greedy decoding, and breakers allow it again; n and preemption change nothing."""
     free = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
     prompt = [5, 6, 7, 8] * 4
     params = [

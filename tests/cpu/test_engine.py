@@ -1,4 +1,6 @@
-"""The exactness contract: an answer's tokens never depend on chunks, pages, company, preemption or steps in flight."""
+"""The exactness contract: an answer's tokens never depend on chunks, pages, the batch,
+preemption or steps in flight.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from shares import ONE_OF_EACH, daily
 Tokens = dict[tuple[int, int], list[int]]
 FREE = 1 << 30
 
-# One request per way to be served: greedy and sampled, one answer and several, prompts that share a prefix, prompts
+# One request for each way of serving: greedy and sampled, one answer and several, prompts that share a prefix, prompts
 # shorter and longer than every window and page of the cases.
 RNG = np.random.default_rng(0)
 SHARED = RNG.integers(3, VOCAB, 40).tolist()
@@ -38,8 +40,9 @@ REQUESTS = [
     SamplingParams(max_tokens=20, temperature=t, seed=i, n=n, ignore_eos=True, logprobs=None if t or i == 6 else 2)
     for i, (t, n) in enumerate(KINDS)
 ]
-# The largest difference that company may make to a logit of device `reference`, which computes in float64: a logit is
-# rounded to float32 once, so it is the same number or its neighbor, and the largest logits of the cases are below 16.
+# The largest difference that other sequences may make to a logit of device `reference`, which computes in float64: a
+# logit is rounded to float32 once, so it is the same number or its neighbor, and the largest logits of the cases are
+# below 16.
 REFERENCE_NOISE = 1e-6
 
 
@@ -47,7 +50,8 @@ CONTEXT = {name: case.max_model_len for name, case in CASES.items()}
 CONTEXT |= {name: spec.max_position_embeddings for name, spec in SPECS.items()}
 
 
-# The machinery is the same on every device: one family of each kind on kernels without torch, the others on torch.
+# The scheduler is the same on every device, so one family of each kind runs on kernels without torch, the others on
+# torch.
 ON_CPU = {
     "llama_gqa", "gemma3", "gpt_oss", "cla_mixed", "cla3_mqa", "deepseek_v2", "deepseek_v3", "qwen2_window", "qwen3",
     "qwen3_moe", "mamba", "mamba2", "jamba", "lfm2", "minimax", "qwen3_next", "kimi_linear", "nemotron_h_latent",
@@ -70,13 +74,13 @@ def request(prompt: list[int], params: SamplingParams, seed: int) -> GenerationR
 
 
 def fitting(name: str) -> list[int]:
-    """The requests that fit the context of a case (a few have a context of 100 tokens)."""
+    """Return the requests that fit the context of a case (a few cases have a context of 100 tokens)."""
     return [i for i, p in enumerate(PROMPTS) if len(p) + 20 <= CONTEXT[name]]
 
 
 @cache
 def alone(name: str) -> dict[tuple[int, int], CompletionOutput]:
-    """Naive sampling, one request at a time."""
+    """Run naive sampling, one request at a time."""
     llm, out = loaded(name), {}
     for i in fitting(name):
         (answer,) = llm.generate([PROMPTS[i]], REQUESTS[i])
@@ -85,13 +89,14 @@ def alone(name: str) -> dict[tuple[int, int], CompletionOutput]:
 
 
 def baseline(name: str) -> Tokens:
-    """The tokens of naive sampling."""
+    """Return the tokens of naive sampling."""
     return {key: answer.token_ids for key, answer in alone(name).items()}
 
 
 def compare_logprobs(name: str, events: Sequence[Event]) -> tuple[float, float]:
-    """The largest difference of a log probability between events and naive sampling, and the smallest lead of a greedy
-    token over the next best, of the answers that ask for log probabilities."""
+    """Return the largest difference of a log probability between events and naive sampling, and the smallest lead of a
+    greedy token over the next best, of the answers that request log probabilities.
+    """
     noise, lead, found = 0.0, float("inf"), dict[tuple[int, int], list[TokenLogprobs]]()
     for event in events:
         found.setdefault((event.request, event.choice), []).extend(event.logprobs)
@@ -107,7 +112,7 @@ def config(name: str, *, tight: bool = False, **options: int) -> EngineConfig:
     spec, length = loaded(name).loaded.spec, CONTEXT[name]
     float_bytes = loaded(name).loaded.table.memory.float_bytes
     chosen = resolve(spec, length, EngineOptions(**options), free_bytes=FREE, fixed_len=True, float_bytes=float_bytes)
-    if tight:  # little more than the longest request needs alone: the others are preempted
+    if tight:  # little more than the longest request needs alone, so that the others are preempted
         chosen = replace(chosen, num_pages=tuple(g.most_pages(85) + 3 for g in chosen.groups))
     return chosen
 
@@ -119,9 +124,9 @@ def serve(
     between: Callable[[Engine], None] | None = None,
     seen: list[Event] | None = None,
 ) -> tuple[Tokens, Engine]:
-    """All requests through one engine; books checked at every step.
+    """Run all requests through one engine; page tables are checked at every step.
 
-    arrivals: request -> the step it comes in. seen: a list that all events are added to.
+    arrivals: request -> the step at which it arrives. seen: a list to which all events are added.
     """
     engine, out, step = Engine(loaded(name).loaded, settings), {}, 0
     todo = {i: (arrivals or {}).get(i, 0) for i in fitting(name)}
@@ -144,10 +149,10 @@ def serve(
 
 @pytest.mark.parametrize("name", daily(CONTEXT, {*ONE_OF_EACH, *[*CONTEXT][::4]}, slow=False))
 def test_every_family_is_exact_in_company(name: str) -> None:
-    """Small chunks, small pages, too few of them, two steps in flight: the same tokens as naive sampling alone.
+    """With small chunks, small and too few pages, and two steps in flight, the tokens equal those of naive sampling.
 
-    That says something only if no token is decided by less than company can change, on any CPU: a tenth of the smallest
-    lead is more than the largest difference.
+    For this to mean something on any CPU, the other sequences must not be able to change a token: a tenth of the
+    smallest lead must be more than the largest difference.
     """
     settings = config(name, tight=True, max_num_seqs=6, max_num_batched_tokens=16, block_size=4, steps_in_flight=2)
     events: list[Event] = []
@@ -178,7 +183,7 @@ def test_chunks_pages_and_steps_in_flight_change_nothing(name: str, options: dic
 
 @pytest.mark.parametrize("absorb", [True, False])
 def test_either_form_of_latent_attention_alone(absorb: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which form is cheaper depends on the company: it must not matter."""
+    """The batch decides which form is cheaper; the result must not depend on it."""
     name = "deepseek_v2"
     wanted = baseline(name)
     monkeypatch.setattr(LatentAttention, "absorbs", lambda self, tokens, context: absorb)
@@ -188,7 +193,9 @@ def test_either_form_of_latent_attention_alone(absorb: bool, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", daily(CONTEXT, ONE_OF_EACH | {"phi3_partial"}))
 def test_the_matrix_for_every_family(name: str) -> None:
-    """Three settings of the matrix for each family, another three for the next one; with plenty of pages and few."""
+    """Each family runs three settings of the matrix, the next family another three; with
+    plenty of pages and with few.
+    """
     at = list(CONTEXT).index(name)
     for options in (MATRIX * 10)[5 * at : 5 * at + 15 : 5]:
         for tight in (False, True):
@@ -206,11 +213,12 @@ def test_random_arrivals_change_nothing(seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["llama_gqa", "cla3_mqa"])
 def test_a_shared_prefix_is_computed_once(name: str) -> None:
-    """Requests that come later find the pages of earlier ones; choices of one prompt share it."""
+    """Later requests use the pages of earlier ones, and choices of one prompt share its pages."""
     arrivals = {i: 40 * i for i in range(len(PROMPTS))}
     out, engine = serve(name, config(name, block_size=4), arrivals)
     assert out == baseline(name)
-    assert engine.stats().hit_tokens >= 40 + 32  # 41 of request 5 and 33 of request 6, in whole pages, one token left
+    # 41 tokens of request 5 and 33 of request 6, in whole pages without the last token
+    assert engine.stats().hit_tokens >= 40 + 32
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
@@ -232,7 +240,7 @@ def test_an_abort_at_any_step_harms_nobody(steps_in_flight: int) -> None:
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_a_stop_with_a_step_in_flight(steps_in_flight: int) -> None:
-    """A stop token ends an answer with it; what the next step computed already is neither returned nor kept."""
+    """A stop token is the last token of an answer; tokens that the next step has already computed are discarded."""
     name, wanted = "llama_gqa", baseline("llama_gqa")[0, 0]
     stop = wanted[7]
     end = wanted.index(stop)
@@ -273,7 +281,7 @@ def test_what_is_longer_than_the_context_is_refused() -> None:
 
 
 def test_penalties_survive_preemption() -> None:
-    """What the sampler counts is rebuilt when a sequence is computed again."""
+    """The sampler's counts are rebuilt when a sequence is recomputed."""
     name = "qwen3"
     params = SamplingParams(
         max_tokens=20, temperature=0.9, repetition_penalty=1.3, frequency_penalty=0.5, ignore_eos=True

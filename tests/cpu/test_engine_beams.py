@@ -1,4 +1,4 @@
-"""Beam search in the engine: transformers' answers, in any company, on pages and rows too few for all beams."""
+"""Beam search in the engine: transformers' answers in any batch, with too few pages and rows for all beams."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = ["llama_gqa", "gemma3", "qwen2_window", "mixtral", "gpt2", "deepseek_v2"
 
 @cache
 def peers(name: str) -> tuple[Any, LLM]:
-    """transformers' model and ours, with three tokens as ends of sequence that do come up."""
+    """Return transformers' model and ours, with three end tokens that do occur."""
     with TemporaryDirectory() as folder:
         model = build(CASES[name], folder)
         llm = LLM(folder, max_model_len=CASES[name].max_model_len, engine=EngineOptions(block_size=4))
@@ -50,7 +50,7 @@ def config(llm: LLM, **changes: Any) -> Any:
 
 @cache
 def wanted(name: str) -> list[tuple[list[list[int]], list[float]]]:
-    """Answers and scores of transformers."""
+    """Return answers and scores of transformers."""
     model, llm = peers(name)
     out = []
     for prompt, p in zip(PROMPTS, PARAMS, strict=True):
@@ -97,7 +97,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", ["gemma3", "llama_gqa"])
 def test_company_pages_and_rows_change_nothing(name: str, setting: str) -> None:
-    """Searches among sampled requests: every one of them answers as if it were alone."""
+    """Each search among sampled requests gives the answer that it gives alone."""
     _, llm = peers(name)
     changes = dict(SETTINGS[setting])
     if (spare := changes.pop("pages", None)) is not None:
@@ -148,7 +148,7 @@ def test_beams_share_the_pages_of_their_prompt() -> None:
         most = max(most, engine.stats().groups[0].used_pages)
     assert (
         7 + 5 <= most <= 7 + 5 * 3 < 5 * 10
-    )  # of 4 tokens: 7 full ones of the prompt, then 9 tokens for each of 5 beams
+    )  # pages of 4 tokens: 7 full ones of the prompt, then 9 tokens for each of 5 beams
 
 
 def test_an_abort_at_any_step_leaves_nothing() -> None:
@@ -176,7 +176,7 @@ def test_what_cannot_be_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = type(llm.loaded.model).logits
     with TemporaryDirectory() as folder:
         build(CASES["llama_gqa"], folder)
-        llm = LLM(folder)  # one that has recorded no step
+        llm = LLM(folder)  # a model that has recorded no step
     monkeypatch.setattr(type(llm.loaded.model), "logits", lambda *args: forward(*args) * float("nan"))
     (output,) = llm.generate([PROMPTS[0]], PARAMS[0])
     assert {a.finish_reason for a in output.outputs} == {"error"}

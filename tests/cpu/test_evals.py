@@ -288,7 +288,7 @@ def test_blocks_change_nothing(tiny: dict[str, Pair]) -> None:
         ("<s> <s> $A", "ab", 2, 2, 2),  # GLM has two leading tokens
         ("<s> $A <s>", "ab", 1, 3, 2),  # an end token is scored if the tokenizer adds one
         (None, "abc", 1, 2, 2),  # no BOS: nothing predicts the first token
-        (None, "日本", 1, 5, 6),  # the first byte of a character that the scored tokens complete
+        (None, "日本", 1, 5, 6),  # the scored tokens complete a character whose first byte is not scored
         (None, "a日", 1, 3, 3),
         (None, "a", 1, 0, 0),
     ],

@@ -98,12 +98,12 @@ def test_drafts_that_are_rolled_out(k: int, share: float, tiny: LLM) -> None:
     prompts = [rng.integers(0, 40, n).tolist() for n in (1, 2, 7, 20)]
     sequences = perturbed(answers(tiny, prompts, 44), 40, share)
     found = check(tiny, greedy(tiny), sequences, k)
-    assert 0.05 < found.accepted_shares[0] < 0.999  # neither all nor none are accepted
+    assert 0.05 < found.accepted_shares[0] < 0.999  # some drafts are accepted, and some are not
 
 
 @pytest.mark.parametrize("k", [1, 4, 7])
 def test_drafts_of_a_trained_model(k: int, stories: LLM, other: LLM) -> None:
-    """Drafts for its own stories with some tokens exchanged, and for those of another training."""
+    """The draft continues its own stories with some tokens exchanged, and the stories of another training."""
     prompts = [stories.encode(text) for text in ("Once upon a time", "Tom and Sue", "The dog")]
     draft = greedy(stories)
     check(stories, draft, perturbed(answers(stories, prompts, 60), 512, 0.15), k)
@@ -112,7 +112,7 @@ def test_drafts_of_a_trained_model(k: int, stories: LLM, other: LLM) -> None:
 
 @pytest.mark.parametrize("k", [1, 4, 7])
 def test_a_model_drafts_for_itself(k: int, stories: LLM) -> None:
-    """All drafts are accepted: k + 1 tokens each time, and the rest at the end is too short to count."""
+    """All drafts are accepted: each verification gives k + 1 tokens, and the rest at the end is too short to count."""
     lengths = (5 * (k + 1), 5 * (k + 1) + k, k + 1, k, 0)
     prompts = [stories.encode(text) for text in ("Once upon a time", "Tom", "She", "He", "They")]
     sequences = [
