@@ -1,4 +1,4 @@
-"""The parts of evaluation: windows, the batches that they share, means and their errors."""
+"""The parts of evaluation: windows, batches of windows, means and their errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_standard_errors_of_independent_blocks() -> None:
     assert (mean, error) == pytest.approx((values.mean(), values.std(ddof=1) / math.sqrt(600)))
     means = values.reshape(12, 50).mean(1)
     assert block_mean(values, [600], 50).standard_error == pytest.approx(means.std(ddof=1) / math.sqrt(12))
-    # Two documents of three blocks each, if no block spans both.
+    # Two documents have three blocks each, because no block spans both.
     values = np.repeat([1.0, 1.0, 2.0, 5.0, 5.0, 6.0], [4, 4, 2, 4, 4, 2])
     sums, counts = np.array([4, 4, 4, 20, 20, 12]), np.array([4, 4, 2, 4, 4, 2])
     expected = math.sqrt(6 / 5 * ((sums - values.mean() * counts) ** 2).sum()) / 20
@@ -72,7 +72,7 @@ def test_the_standard_error_is_the_spread_of_repeated_runs() -> None:
 
 
 def test_errors_are_carried_over() -> None:
-    """A loss one error higher changes perplexity and bits per byte by their errors, to first order."""
+    """A loss that is one error higher changes perplexity and bits per byte by their errors, to first order."""
     nll = Estimate(1.5, 1e-5)
     assert nll.exp().standard_error == pytest.approx(math.exp(1.5 + 1e-5) - math.exp(1.5), rel=1e-4)
     assert nll.scaled(3) == Estimate(4.5, pytest.approx(3e-5))
@@ -81,7 +81,9 @@ def test_errors_are_carried_over() -> None:
 
 @pytest.mark.parametrize(("count", "total"), [(8, 10), (0, 7), (7, 7), (4999, 5000)])
 def test_the_interval_is_wilsons(count: int, total: int) -> None:
-    """Its ends are the shares p from which the observed one is 1.96 standard deviations sqrt(p (1 - p) / n) away."""
+    """The interval ends at the shares p that are 1.96 standard deviations sqrt(p (1 - p) / n) away from the observed
+    one.
+    """
     found = Proportion.of(count, total)
     assert found.value == count / total
     for p in (found.low, found.high):

@@ -1,8 +1,7 @@
-"""A mixture of experts from the residual stream to what it adds, against the plain definition.
+"""Compare a mixture of experts, from the residual stream to the result that is added to it, with the plain definition.
 
-The definition goes token by token and choice by choice in float64, and an expert is a matrix product there and nothing
-else. Logits are small whole numbers, so that ties are exact, and there are many. The matrices of an expert that nobody
-visits are NaN.
+The definition computes token by token and choice by choice in float64, and an expert is only a matrix product. Logits
+are small whole numbers, so that many of them are exact ties. The matrices of an expert that no token chooses are NaN.
 """
 
 from __future__ import annotations
@@ -32,7 +31,9 @@ CASES = {
 
 
 def drawn(case: MoE, size: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, dict[str, Tensor]]:
-    """Tokens [size, WIDTH] and weights. Where experts can be idle the last one is: nothing beats its logit of -100."""
+    """Return tokens [size, WIDTH] and weights. If experts can be idle, the last one is: its logit of -100 is the
+    lowest.
+    """
     rng = np.random.default_rng([size, case.num_experts])
     x = rng.integers(-1, 2, (size, WIDTH)).astype(np.float32)
     x[:, 0] = 1.0
@@ -104,7 +105,9 @@ def test_it_is_the_plain_definition(name: str, size: int, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("name", ["over all", "clamped", "no gates"])
 def test_an_idle_expert_has_no_part_in_the_gradients(name: str) -> None:
-    """Nor does it spoil those of others: they are finite where its matrices are not, and its own are zero."""
+    """An idle expert does not spoil the gradients of others: they are finite although its matrices are not, and its own
+    are zero.
+    """
     case = CASES[name]
     x, weights = drawn(case, 63)
     leaves = {n: w.requires_grad_() for n, w in weights.items()}
@@ -118,7 +121,7 @@ def test_an_idle_expert_has_no_part_in_the_gradients(name: str) -> None:
 
 
 def test_company_changes_no_choice() -> None:
-    """A token alone, first, last or among others chooses the same experts, ties included."""
+    """A token chooses the same experts whether it is alone, first, last or among others, also in ties."""
     case = CASES["over the chosen"]
     x, weights = drawn(case, 257)
     route = TABLE.primitive(api.ROUTE, case)

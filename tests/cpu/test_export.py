@@ -1,4 +1,4 @@
-"""A written checkpoint equals the one that was read: every family, tensor by tensor, in every type."""
+"""An exported checkpoint equals the one that was read: every family, tensor by tensor, in every type."""
 
 from __future__ import annotations
 

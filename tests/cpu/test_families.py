@@ -19,8 +19,8 @@ from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.nn import Model
 from ridgeline.runtime.step import DenseStep
 
-# Tolerances of the logits of float32 kernels, and of device `reference` in float64, against transformers in float64,
-# which is equal on all CPUs. The difference of the second is float32 frequencies of RoPE and float32 logits.
+# Tolerances of the logits, against transformers in float64, which is equal on all CPUs: for float32 kernels, and for
+# device `reference` in float64. The second differs by float32 frequencies of RoPE and float32 logits.
 TOLERANCE, EXACT_TOLERANCE = 1e-4, 1e-5
 # Beyond the trained length transformers computes dynamic frequencies again in each call, in float32. Its float64 logits
 # contain this rounding too, so the tolerance is twice the error of its float32 logits in the same run.
@@ -55,7 +55,7 @@ def test_every_family_has_a_case() -> None:
     assert {case.model_type for case in CASES.values()} == set(FAMILIES) - respelled
 
 
-# One case per variant of attention; the test above uses the fused kernel where it can.
+# One case for each variant of attention; the test above uses the fused kernel where it can.
 @pytest.mark.parametrize("name", ["llama_gqa", "qwen2_window", "gemma3", "phi3_partial", "gpt_neox"])
 def test_reference_attention_equals_transformers(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -105,7 +105,9 @@ def test_our_own_config_file_gives_the_same_logits(name: str, tmp_path: Path) ->
 
 
 def logits_from_memory(llm: LLM, case: Case) -> np.ndarray:
-    """Return the logits with copied weights, because the alignment of weights in a file can change the last digit."""
+    """Return logits that are computed with copied weights, because the alignment of weights in a file can change the
+    last digit.
+    """
     loaded = llm.loaded
     weights = {name: deepcopy(w) for name, w in loaded.model.weights.items()}
     model, memory = Model(loaded.spec, weights, loaded.table, loaded.max_model_len), loaded.table.memory

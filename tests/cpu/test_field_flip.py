@@ -110,8 +110,8 @@ ABSENT = {"qkv_bias", "out_bias", "bias", "router_bias", "sinks", "qk_norm", "pr
 ABSENT |= {"latent_bias", "q_lora_rank", "conv_bias"}
 ABSENT |= {"choice_bias", "shared", "groups"}  # the possible number of groups differs in every case
 ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate"}
-# Yarn rounds numbers that follow from these to whole pairs of a head. There are few pairs, so one of several values
-# must move.
+# Yarn rounds numbers that follow from these fields to whole pairs of a head. There are few pairs, so only one of
+# several values must move the logits.
 ROUNDED = {"beta_fast", "beta_slow", "original_max_position_embeddings"}
 # Fields that change no logit, with the reason.
 SILENT = {
@@ -158,7 +158,7 @@ def changed(part: Any, field: str) -> Any:
         case "dim":
             return value - 2
         case "window":
-            return value + 1  # the usual mistake
+            return value + 1  # a frequent mistake
         case "num_experts_per_tok":
             return value - 1
         case "family":
@@ -170,7 +170,7 @@ def changed(part: Any, field: str) -> Any:
         case "num_position_embeddings":
             return 0 if value else 256
         case "short_factor" | "long_factor":
-            return tuple(2 * x for x in value)  # their number follows from RoPE's size
+            return tuple(2 * x for x in value)  # their number depends on RoPE's size
         case "scores":
             return "sigmoid" if value == "softmax" else "softmax"
         case "score":

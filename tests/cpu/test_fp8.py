@@ -25,7 +25,7 @@ from ridgeline.load.weights import load_weights
 from ridgeline.ops import open_table
 
 Tensors = dict[str, torch.Tensor]
-BLOCKS = (16, 24)  # neither divides all matrices: the last blocks of rows and columns are smaller
+BLOCKS = (16, 24)  # neither size divides all matrices: the last blocks of rows and columns are smaller
 QUANTIZED = ("_proj.weight", "_proj_with_mqa.weight")
 CONFIG = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(BLOCKS)}
 
@@ -96,8 +96,8 @@ def test_a_matrix(shape: tuple[int, int], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "llama_gqa"])
 def test_a_model(name: str, tmp_path: Path) -> None:
-    """The logits equal those of transformers with the dequantized matrices, stacked experts and matrices per head
-    included.
+    """The logits equal those of transformers with the dequantized matrices, also for stacked experts and matrices per
+    head.
     """
     case = CASES[name]
     model = build(case, tmp_path / "plain")
@@ -121,7 +121,8 @@ def test_a_model(name: str, tmp_path: Path) -> None:
     assert max(float(np.abs(a - b).max()) for a, b in zip(found, exact, strict=True)) < 1e-4
     files = open_tensors(llm.loaded.checkpoint)
     views = [files.read(name) for name in files if f"{name}_scale_inv" not in stored]
-    assert llm.loaded.mapped_bytes == sum(view.data.nbytes for view in views) > 0  # the others were made at load
+    # the other matrices were made at load
+    assert llm.loaded.mapped_bytes == sum(view.data.nbytes for view in views) > 0
     assert files.num_bytes() - files.mapped_bytes() == sum(
         files.read(name).data.nbytes for name in files if f"{name}_scale_inv" in stored
     )

@@ -1,4 +1,4 @@
-"""The two generators behind LLM.generate, the engine and naive sampling, against each other and under mishap."""
+"""The two generators behind LLM.generate, the engine and naive sampling: their tokens are equal, also after errors."""
 
 from __future__ import annotations
 
@@ -94,12 +94,14 @@ def test_results_come_as_they_are_complete(llm: LLM) -> None:
     order: list[int] = []
     outputs = llm.generate(PROMPTS, MIXED, on_done=lambda index, output: order.append(index))
     lengths = [p.max_tokens or 0 for p in MIXED]
-    assert order == sorted(range(4), key=lambda i: lengths[i])  # all start in the first step
+    assert order == sorted(range(4), key=lambda i: lengths[i])  # all requests start in the first step
     assert [o.prompt_token_ids for o in outputs] == PROMPTS
 
 
 def test_what_can_never_fit_fails_alone(folder: Path) -> None:
-    """Few pages: the length is cut at the start if it was left open, refused if it was asked for."""
+    """With few pages, the default length is reduced at the start, and a requested length that
+    does not fit is refused.
+    """
     groups_of_page = LLM(str(folder), engine=EngineOptions(block_size=4)).config
     assert groups_of_page is not None
     few = sum(11 * g.page_bytes for g in groups_of_page.groups)

@@ -37,7 +37,7 @@ def from_metadata(metadata: dict[str, Any]) -> Tokenizer:
 def test_gguf_sentencepiece() -> None:
     tokenizer = from_metadata(llama_metadata())
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
-    assert tokenizer.encode("aab") == [1, 263, 262]  # ▁a before ab would be wrong: ab has the better score
+    assert tokenizer.encode("aab") == [1, 263, 262]  # the result with ▁a first would be wrong: ab has the better score
     assert tokenizer.encode("<s>é<tool>") == [1, 259, 3 + 0xC3, 3 + 0xA9, 264]
     assert tokenizer.decode(tokenizer.encode("é ab<tool>")) == "é ab<tool>"
     bare = from_metadata(llama_metadata(add_space_prefix=False, add_bos_token=False, add_eos_token=True))

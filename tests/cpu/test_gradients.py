@@ -33,14 +33,14 @@ NAMES += ["deepseek_v2", "deepseek_v3", "minimax", "qwen3_next", "qwen3_5_text",
 NAMES += ["granitemoehybrid", "nemotron_h_moe", "nemotron_h_latent", "lfm2_moe"]
 
 
-# Of these float32 gradients are compared too: their activations have no corners, where the gradient jumps.
+# The float32 gradients of these cases are compared too: their activations have no corners, where the gradient jumps.
 SMOOTH = ["llama_biases", "qwen3_moe_mixed", "deepseek_v3", "qwen3_next"]
 
 Gradients = dict[str, np.ndarray]
 
 
 def load(folder: Path, dtype: torch.dtype) -> tuple[Any, Any, dict[str, Tensor]]:
-    """The spec, the table, and the weights as leaves of a graph."""
+    """Return the spec, the table, and the weights as leaves of a graph."""
     checkpoint, files = open_checkpoint(folder), TensorFiles(folder)
     table = open_table("reference", exact=dtype is torch.float64)
     weights: Any = load_weights(
@@ -54,7 +54,7 @@ def next_tokens(sequences: list[list[int]]) -> Tensor:
 
 
 def their_gradients(model: nn.Module, sequences: list[list[int]], folder: Path) -> Gradients:
-    """transformers' gradients by our names: saved in the place of the weights, and cut up by our loader."""
+    """Return transformers' gradients by our names: they are saved as if they were weights, and our loader cuts them."""
     model = copy.deepcopy(model)
     with Float64() if next(model.parameters()).dtype is torch.float64 else nullcontext():
         logits = [model(input_ids=torch.tensor([s]), use_cache=False).logits[0, :-1] for s in sequences]
@@ -67,11 +67,11 @@ def their_gradients(model: nn.Module, sequences: list[list[int]], folder: Path) 
 
 
 def our_gradients(folder: Path, sequences: list[list[int]], max_len: int, dtype: torch.dtype) -> Gradients:
-    """Ours, but for a bias that decides a choice, which has no gradient."""
+    """Return our gradients, except for a bias that only decides a choice, which has none."""
     spec, table, weights = load(folder, dtype)
     step = DenseStep.build(sequences, table.memory)
     logits: Any = Model(spec, weights, table, max_len)(step)
-    last = set((np.cumsum(step.lengths) - 1).tolist())  # whose next tokens nobody knows
+    last = set((np.cumsum(step.lengths) - 1).tolist())  # the last token of a sequence has no next token
     rows = [i for i in range(sum(step.lengths)) if i not in last]
     cross_entropy(logits[rows], next_tokens(sequences)).backward()
     choice = {name: w for name, w in weights.items() if name.endswith("mlp.choice.bias")}
@@ -85,7 +85,7 @@ def our_gradients(folder: Path, sequences: list[list[int]], max_len: int, dtype:
 
 
 def differences(got: Gradients, wanted: Gradients) -> dict[str, float]:
-    """The largest of each parameter, as a share of its largest gradient."""
+    """Return the largest difference of each parameter, as a share of its largest gradient."""
     found = {}
     for name, gradient in got.items():
         largest = float(np.abs(wanted[name]).max())
@@ -96,24 +96,29 @@ def differences(got: Gradients, wanted: Gradients) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_equal_transformers(name: str, tmp_path: Path) -> None:
-    """In float64, so that a router or a clamp decides alike on every CPU: of gpt_oss a number lies 1.6e-7 from its
-    limit, and there the gradient jumps."""
+    """Computed in float64, so that a router or a clamp decides equally on every CPU: a number of gpt_oss is 1.6e-7 from
+    its limit, where the gradient jumps.
+    """
     case, sequences = CASES[name], compared(name)
     model = build(case, tmp_path / "weights")
     wanted = their_gradients(double(model), sequences, tmp_path / "gradients")
     got = our_gradients(tmp_path / "weights", sequences, case.max_model_len, torch.float64)
     assert {k for k in wanted if not k.endswith("mlp.choice.bias")} == got.keys()
     if not open_checkpoint(tmp_path / "weights").spec.ropes():
-        # It moves all scores of a query alike, which softmax does not see: the gradient is zero but for noise.
+        # A key's bias moves all scores of a query equally, and softmax ignores that: the gradient is zero except for
+        # noise.
         for key in [key for key in got if key.endswith("mixer.k.bias")]:
             assert max(np.abs(wanted.pop(key)).max(), np.abs(got.pop(key)).max()) < 1e-12
     for key, difference in differences(got, wanted).items():
-        assert difference < 1e-5, key  # rotations begin with float32 frequencies, in their last bit not always theirs
+        # rotations start from float32 frequencies, whose last bit may differ from transformers'
+        assert difference < 1e-5, key
 
 
 @pytest.mark.parametrize("name", SMOOTH)
 def test_float32_gradients_are_as_exact_as_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Training computes in float32. Tolerance: ten times what transformers' own float32 is from its float64."""
+    """Training computes in float32. The tolerance is ten times the difference of transformers' own float32 from its
+    float64.
+    """
     case, sequences = CASES[name], compared(name)
     model = build(case, tmp_path / "weights")
     exact = their_gradients(double(model), sequences, tmp_path / "exact")

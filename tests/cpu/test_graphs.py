@@ -1,4 +1,4 @@
-"""Decode steps that are recorded: the same bits as unrecorded ones, whatever happens between them."""
+"""Decode steps that are recorded give the same bits as steps that are not, whatever happens between them."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def context(name: str) -> int:
 def config(name: str, *, tight: bool = False, **options: int) -> EngineConfig:
     spec, length = loaded(name).loaded.spec, context(name)
     chosen = resolve(spec, length, EngineOptions(**options), free_bytes=FREE, fixed_len=True)
-    if tight:  # little more than the longest request needs alone: the others are preempted
+    if tight:  # little more than the longest request needs alone, so that the others are preempted
         chosen = replace(chosen, num_pages=tuple(g.most_pages(101) + 3 for g in chosen.groups))
     return chosen
 
 
 class Run:
-    """An engine, and the logits of every step. recorded: whether its steps may be."""
+    """An engine, and the logits of every step. recorded: whether its steps may be recorded."""
 
     def __init__(self, name: str, chosen: EngineConfig, *, recorded: bool) -> None:
         self.engine, self.logits, self.tokens = Engine(loaded(name).loaded, chosen), [], []
@@ -91,7 +91,7 @@ def request(prompt: list[int], params: Params) -> GenerationRequest:
 
 
 def drive(run: Run, actions: list[tuple[int, int, int, int]]) -> None:
-    """Each action: a request of some kind comes, and so many steps are made, or one is ended."""
+    """Run actions: each adds a request of some kind or aborts one, and then makes a number of steps."""
     rng = np.random.default_rng(5)
     for i, (kind, length, new, steps) in enumerate(actions):
         if kind == 0:
@@ -102,7 +102,7 @@ def drive(run: Run, actions: list[tuple[int, int, int, int]]) -> None:
             )
             if kind == 4:
                 params = BeamSearchParams(beam_width=3, max_tokens=new)
-            with suppress(RequestError):  # a search that can never fit
+            with suppress(RequestError):  # raised for a search that can never fit
                 run.engine.add(i, request(rng.integers(3, VOCAB, length).tolist(), params))
         for _ in range(steps):
             if len(run.engine):
@@ -122,7 +122,7 @@ ACTIONS = st.lists(
 def test_recorded_steps_are_the_unrecorded_ones(
     name: str, actions: list[tuple[int, int, int, int]], tight: bool, depth: int
 ) -> None:
-    """Requests come, fork, are preempted, searched for and ended at random."""
+    """Random requests are added, forked, preempted, run as beam searches and aborted."""
     chosen = config(name, tight=tight, max_num_seqs=6, max_num_batched_tokens=16, block_size=4, steps_in_flight=depth)
     runs = [Run(name, chosen, recorded=recorded) for recorded in (True, False)]
     for run in runs:
@@ -153,7 +153,7 @@ def test_what_is_not_kernels_alone_is_not_recorded(name: str) -> None:
 
 
 def test_attention_that_gathers_pages_runs_unrecorded() -> None:
-    """Its buckets are made anew for each step; a recording knows the page tables only."""
+    """Such attention builds new buckets in each step; a recording reads only the page tables."""
     params = SamplingParams(max_tokens=12, temperature=0)
     llm = LLM("pocket", device="cpu", ops={"paged_attention": "numpy"})
     (found,), (wanted,) = (one.generate("def add(a, b):", params) for one in (llm, LLM("pocket", device="cpu")))
@@ -182,7 +182,7 @@ def test_larger_batches_run_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_engines_on_the_same_threads() -> None:
-    """In turn, and each in a thread of its own."""
+    """Two engines run one after the other, and then each in its own thread."""
     chosen, actions = config("llama_gqa", max_num_seqs=4, block_size=4), [(1, 5, 30, 2), (3, 40, 25, 4), (2, 9, 20, 0)]
     wanted = Run("llama_gqa", chosen, recorded=False)
     drive(wanted, actions)
@@ -209,7 +209,9 @@ WEIGHT = np.arange(8, dtype=np.float32)
 
 
 def recorded(work: Callable[..., Any]) -> tuple[Any, Any]:
-    """An array of [2, 8] ones, what became of `work` of it and the kernels `add` and `norm`."""
+    """Return an array of ones [2, 8], and the recording of `work`, which gets the array and the kernels `add` and
+    `norm`.
+    """
     table = open_table("cpu")
     assert table.driver is not None
     recorder = table.driver.recorder()

@@ -1,4 +1,6 @@
-"""Every primitive in numpy against its definition in torch; those that run along sequences: test_host_recurrent.py."""
+"""Every primitive in numpy equals its definition in torch. test_host_recurrent.py has those
+that run along sequences.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,7 @@ ROUTES = {
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ROUTES)
 def test_ties_between_experts_go_as_in_the_definition(name: str, size: int) -> None:
-    """Logits of a few values only: most choices are ties, and the first expert of equal ones is taken."""
+    """Most choices among logits of few values are ties, and the first of equal experts is taken."""
     case = ROUTES[name]
     logits = np.round(normal(size, 16))
     args: tuple[Any, ...] = (logits, np.round(normal(16)) / 4) if case.choice_bias else (logits,)
@@ -148,7 +150,7 @@ def test_ties_between_experts_go_as_in_the_definition(name: str, size: int) -> N
 
 
 def test_a_broken_router_shows() -> None:
-    """NaN among the logits: the weights must not look as if nothing was wrong."""
+    """NaN among the logits gives NaN weights, so that the error is visible."""
     logits = normal(3, 16)
     logits[1, 5] = np.nan
     _, weights = NUMPY.primitive(api.ROUTE, ROUTES["plain"])(logits)
@@ -182,7 +184,7 @@ def test_dense_attention(case: Attention, lengths: tuple[int, ...], monkeypatch:
     q, k, v = (normal(sum(lengths), h, case.head_dim) for h in (case.num_heads, case.num_kv_heads, case.num_kv_heads))
     problem = Problem(api.ATTENTION, case, (q, DenseKeyValues(k, v[::-1].copy(), lengths), sinks_of(case)))
     check(problem)
-    monkeypatch.setattr(attention, "BLOCK", 500)  # a few queries at a time
+    monkeypatch.setattr(attention, "BLOCK", 500)  # so that a few queries are computed at a time
     check(problem)
 
 
@@ -203,7 +205,7 @@ def latent_inputs(case: LatentAttention, n: int) -> tuple[Array, Array, Array]:
 
 
 class Paged(NamedTuple):
-    """Some tokens of three sequences, whose pages lie in any order; what no query may read is NaN."""
+    """Some tokens of three sequences in pages of any order; data that no query may read is NaN."""
 
     layout: api.PagedLayout
     parts: tuple[Array, ...]
@@ -219,7 +221,7 @@ def paged(shapes: tuple[tuple[int, ...], ...], page_tokens: int, lookback: int, 
         for index in range(-(-int(end) // page_tokens)):
             last_seen = (index + 1) * page_tokens > starts[row] - lookback
             if not last_seen and index * page_tokens >= first_tokens:
-                continue  # given back
+                continue  # this page was freed
             tables[row, index] = page = free.pop()
             for part in parts:
                 part[page] = rng.normal(size=part.shape[1:])
@@ -267,7 +269,7 @@ def test_infinities_of_one_sequence_are_its_own() -> None:
 
 
 def test_no_tokens() -> None:
-    """A step of nothing has no layouts, but rows may be asked for of none of its tokens."""
+    """A step without tokens has no layouts, but ops may get an empty array of rows."""
     x, none = normal(5, 8), np.empty(0, np.int64)
     rows = NUMPY.primitive(api.TAKE, None)(x, none)
     assert NUMPY.primitive(api.NORM, RMSNorm())(rows, normal(8), None).shape == (0, 8)
@@ -350,7 +352,7 @@ def test_noise_is_the_same_for_the_same_seed(dtype: Any) -> None:
 
 
 def test_a_bucket_is_cut_by_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows that are gathered from a bucket's pages at once are bounded, except for a single sequence."""
+    """The rows that are gathered at once from a bucket's pages are bounded, except for a single sequence."""
     monkeypatch.setattr(attention, "BLOCK", 1000)
     bucket = Bucket(*(np.zeros((7, n), np.int64) for n in (1, 1, 4, 4)))
     assert [len(part.rows) for part in attention.parts_of(bucket, 16, 8)] == [1] * 7

@@ -1,4 +1,4 @@
-"""Recurrent primitives in numpy: against its definition in torch, and whole against token by token."""
+"""Recurrent primitives in numpy: equal to their definition in torch, and equal in chunks and token by token."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def linear(along: tuple[Array, ...], h: Array, lengths: Array) -> tuple[Any, ...
 
 
 def state_space(along: tuple[Array, ...], h: Array, lengths: Array) -> tuple[Any, ...]:
-    """S4D's system: steps from 1/50 to 1/2, decays from slow to fast."""
+    """Return S4D's system: steps from 1/50 to 1/2, decays from slow to fast."""
     log_dt = np.linspace(-4, -0.7, D, dtype=np.float32)
     a_log, a_imag = 0.5 * normal(D, 3) - 1, 3 * np.arange(3, dtype=np.float32) + 0.3 * normal(D, 3, seed=1)
     return *along, log_dt, a_log, a_imag, normal(D, 2, 3, seed=2), np.linspace(-1, 1, D, dtype=np.float32), h, lengths
 
 
 def low_rank(along: tuple[Array, ...], h: Array, lengths: Array) -> tuple[Any, ...]:
-    """S4's, which has P and B besides."""
+    """Return S4's system, which also has P and B."""
     plain = state_space(along, h, lengths)
     return *plain[:4], normal(D, 2, 3, seed=3), normal(D, 2, 3, seed=4), *plain[4:]
 
@@ -93,13 +93,15 @@ def test_scans(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     op, case, arguments, _, _ = SCANS[name]
     along, h = scanned(name, 3, size)
     check(Problem(op, case, arguments(along, h, np.full(3, size)), 2e-5))
-    monkeypatch.setattr(recurrent, "SCAN_BLOCK", 500)  # a few chunks at a time
+    monkeypatch.setattr(recurrent, "SCAN_BLOCK", 500)  # so that a few chunks are computed at a time
     check(Problem(op, case, arguments(along, h, np.full(3, size)), 2e-5))
 
 
 @pytest.mark.parametrize("name", SCANS)
 def test_chunks_are_the_recurrence(name: str) -> None:
-    """In float64: whole, token by token and in parts of any length, and whatever stands in the padding."""
+    """In float64, results are equal for whole sequences, token by token and in parts of any
+    length, with any padding.
+    """
     op, case, arguments, _, _ = SCANS[name]
     (along, h), kernel = each(scanned(name, 2, 100), lambda x: x.astype(np.float64)), NUMPY.primitive(op, case)
     y, last = kernel(*arguments(along, h, np.full(2, 100)))

@@ -1,4 +1,4 @@
-"""Checkpoints as attacks: endless files, and tokenizers that make endless text out of little."""
+"""Checkpoints as attacks: endless files, and tokenizers that make endless text from little input."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_pipe_as_a_gguf_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in READERS if name != SINGLE])
 def test_every_kind_of_file_has_a_size_limit(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is sparse, needs no space on the disk, and exceeds every limit."""
+    """The file is sparse: it needs no space on the disk and exceeds every limit."""
     with put(folder, name).open("wb") as file:
         file.truncate(1 << 30)
     with pytest.raises(RidgelineError, match=rf"{name} has {1 << 30} bytes; the limit for such a file is \d+"):

@@ -21,7 +21,7 @@ from ridgeline.errors import CheckpointError, TokenizerError
 from ridgeline.load.hub import CONFIG_FILES, find_model
 
 SOURCE = Path(ridgeline.__file__).parents[1]
-FIRST, SECOND = "a" * 40, "b" * 40  # commits of the handmade cache
+FIRST, SECOND = "a" * 40, "b" * 40  # commits of the cache that the test makes
 
 
 def refusal(model: str) -> str:

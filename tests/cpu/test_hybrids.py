@@ -1,4 +1,4 @@
-"""Models that a user writes: any mixers in one stack, under all of the engine's powers."""
+"""Models that a user writes: any mixers in one stack, with all features of the engine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ STACKS: dict[str, tuple[TokenMixer | None, ...]] = {
 
 
 def layer_of(mixer: TokenMixer | None, i: int) -> AnyLayer:
-    """Lightning attention stands in layers whose residual is normed, as it does in MiniMax-01."""
+    """Return a layer; lightning attention gets a layer whose residual is normalized, as in MiniMax-01."""
     if isinstance(mixer, LightningAttention):
         return DeepNormLayer(mixer, GatedMLP(48), NORM, 1.5, 0.8, 1.2, 1.1)
     return Layer(mixer, GatedMLP(48) if i % 2 or mixer is None else None, NORM)
@@ -77,10 +77,10 @@ def load(folder: Path, spec: ModelSpec, **options: Any) -> LLM:
 
 
 def check(report: Report) -> None:
-    """All is equal; and what a state makes hard was seen at work. A window of few tokens may cut a prompt in two."""
-    powers = ("prefix", "preempted", "drafts", "forks")
-    hardly = [r for r in report.results if r.missing and r.case.axis in powers]
-    assert report.equal and not hardly, [r for r in report.results if r.verdict not in ("equal", "not run")]
+    """Check that all results are equal, and that the features that are difficult with a state were in use."""
+    features = ("prefix", "preempted", "drafts", "forks")
+    unused = [r for r in report.results if r.missing and r.case.axis in features]
+    assert report.equal and not unused, [r for r in report.results if r.verdict not in ("equal", "not run")]
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -98,11 +98,13 @@ def test_the_whole_matrix_for_any_stack(name: str, tmp_path: Path) -> None:
     check(report)
 
 
-@pytest.mark.parametrize("checkpoint", [None, 256, 2048])
+@pytest.mark.parametrize("interval", [None, 256, 2048])
 @pytest.mark.parametrize("chunk", [500, 512])
-def test_a_shared_prompt_is_computed_at_most_twice(chunk: int, checkpoint: int | None, tmp_path: Path) -> None:
-    """Whatever the checkpoints: the second request shows where prompts part; the ones after it begin there."""
-    engine = EngineOptions(max_num_batched_tokens=chunk, state_snapshot_tokens=checkpoint)
+def test_a_shared_prompt_is_computed_at_most_twice(chunk: int, interval: int | None, tmp_path: Path) -> None:
+    """Whatever the interval of state snapshots, the second request shows where prompts differ, and later ones start
+    there.
+    """
+    engine = EngineOptions(max_num_batched_tokens=chunk, state_snapshot_tokens=interval)
     llm = load(tmp_path, spec_of(MAMBA, FULL, MAMBA, longest=4096), engine=engine)
     shared = [i * i % VOCAB for i in range(2000)]
     prompts = [[*shared, *(j * (i + 3) % VOCAB for j in range(30))] for i in range(5)]
@@ -114,25 +116,25 @@ def test_a_shared_prompt_is_computed_at_most_twice(chunk: int, checkpoint: int |
         answers.append(answer.outputs[0].token_ids)
         hits.append((llm.stats().hit_tokens - before) / len(shared))
     assert hits[0] == 0 and min(hits[2:]) >= 0.9, hits
-    assert hits[1] >= (0.85 if checkpoint != 2048 else 0), hits
-    assert answers == [[int(t) for t in plainly(llm, prompt, 2)] for prompt in prompts]
+    assert hits[1] >= (0.85 if interval != 2048 else 0), hits
+    assert answers == [[int(t) for t in without_cache(llm, prompt, 2)] for prompt in prompts]
     stats = llm.stats()
     assert stats.restored == sum(hit > 0 for hit in hits)
     assert stats.recomputed_tokens == pytest.approx(2000 * (1 - hits[1]), abs=32)
-    # A step leaves one at most, and one lies where prompts part.
+    # Each step leaves at most one snapshot, and one snapshot is where the prompts differ.
     assert stats.snapshots >= 2000 // max(llm.config.state_snapshot_tokens, chunk) + 1
 
 
-def plainly(llm: LLM, prompt: list[int], count: int) -> list[int]:
-    """Greedy tokens of whole passes without a cache."""
+def without_cache(llm: LLM, prompt: list[int], count: int) -> list[int]:
+    """Return greedy tokens from whole passes without a cache."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(int(llm.logits([tokens])[0][-1].argmax()))
     return tokens[len(prompt) :]
 
 
-def test_chunks_end_on_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk that passes one ends on the last that it passes; only the end of a prompt is anywhere else."""
+def test_chunks_end_on_state_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk that passes snapshot positions ends on the last of them; only a prompt's end may be elsewhere."""
     ends, submit = [], DeviceRunner.submit
 
     def record(self: DeviceRunner, plan: StepPlan, sampling: Any) -> Any:
@@ -160,7 +162,7 @@ def test_state_is_constant_in_length_and_what_the_formulas_say() -> None:
     assert LIGHTNING.state().elements == 4 * 8 * 8
     spec = spec_of(MAMBA, TAYLOR, FULL)
     grown = spec.state_elements(100_000) - spec.state_elements(1_000)
-    assert grown == 99_000 * 2 * 8  # the attention layer's alone
+    assert grown == 99_000 * 2 * 8  # the growth is that of the attention layer alone
 
 
 def change(**fields: Any) -> Callable[[dict[str, Any]], None]:

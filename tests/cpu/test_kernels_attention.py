@@ -1,4 +1,4 @@
-"""Attention by kernels: right against float64, and the same bits however sequences, pages and threads are laid out."""
+"""Attention by kernels: close to float64, and the same bits for any layout of sequences, pages and threads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def definition(case: Attention, q: Array, k: Array, v: Array, sinks: Array | Non
 
 
 def within(case: Attention, q: Array, k: Array, v: Array, sinks: Array | None, start: int, n: int) -> Array:
-    """How far a sequence's results may be from the definition."""
+    """Return how far a sequence's results may be from the definition."""
     rows = slice(start, start + n)
     return bounds.attend(case, q[rows], k[rows], v[rows], sinks).bound.reshape(n, -1)
 
@@ -74,7 +74,7 @@ def test_whole_sequences(dim: int, heads: tuple[int, int]) -> None:
 
 
 class Pages:
-    """An arena of one layer, its page tables, and a reckless allocator: pages begin, and end, as NaN."""
+    """An arena of one layer, its page tables, and an allocator that fills new and freed pages with NaN."""
 
     def __init__(self, case: Attention, page_tokens: int, rows: int, tokens: int, rng: np.random.Generator) -> None:
         self.case, self.size, self.state = case, page_tokens, case.state()
@@ -116,7 +116,7 @@ def step(pages: Pages, layout: PagedLayout, q: Array, k: Array, v: Array, sinks:
 
 
 def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int, pool: int, longest: int) -> None:
-    """Random chunks of all sequences, in random batches, leave the bits of whole sequences."""
+    """Check that random chunks of all sequences, in random batches, give the bits of whole sequences."""
     rng = np.random.default_rng(seed)
     q, k, v, sinks = draw(case, sum(lengths), seed)
     pages = Pages(case, page_tokens, len(lengths), max(lengths), rng)
@@ -170,7 +170,7 @@ def test_contexts_of_many_segments(look: dict[str, Any], page_tokens: int) -> No
 
 @pytest.mark.parametrize("case", [Attention(3, 1, 64, 0.125), Attention(16, 8, 128, 0.09)], ids=["one head", "many"])
 def test_one_token_after_eight_thousand(case: Attention) -> None:
-    """A long context is split over the threads, and merged as one thread would have gone along it."""
+    """A long context is split over the threads, and the merged result has the bits of one thread."""
     tokens = 8192
     q, k, v, _ = draw(case, tokens, 0)
     pages = Pages(case, 16, 1, tokens, np.random.default_rng(0))
@@ -189,7 +189,7 @@ def test_one_token_after_eight_thousand(case: Attention) -> None:
     np.testing.assert_allclose(found[0].reshape(wanted.shape), wanted, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("at", range(94, 107))  # at each place in a block of rows
+@pytest.mark.parametrize("at", range(94, 107))  # at each position in a block of rows
 def test_what_one_token_holds_harms_no_other(at: int) -> None:
     case, lengths = Attention(4, 2, 16, 0.3), [70, 150, 5]
     q, k, v, _ = draw(case, 225, 3)
@@ -200,13 +200,15 @@ def test_what_one_token_holds_harms_no_other(at: int) -> None:
             x[at] = bad
             dirty = dense(case, q, k, v, None, lengths)
             x[at] = kept
-            unharmed = np.r_[:at, 220:225]  # those before it, and the other sequences
+            unharmed = np.r_[:at, 220:225]  # earlier positions, and the other sequences
             assert np.array_equal(dirty[unharmed], clean[unharmed])
             assert x is q or not np.isfinite(dirty[at]).all()
 
 
 def test_views() -> None:
-    """Queries, keys and values may be columns of one matrix; what is not dense behind its first axis is refused."""
+    """Queries, keys and values may be columns of one matrix; an array that is not dense behind its first axis is
+    refused.
+    """
     case, lengths = Attention(4, 2, 16, 0.3), [9, 20]
     rng = np.random.default_rng(0)
     fused = rng.standard_normal((29, 8 * 16 + 3), dtype=np.float32)
@@ -272,7 +274,7 @@ def test_writing_touches_the_written_slots_only(page_tokens: int) -> None:
     _, k, v, _ = draw(case, 3, 0)
     slots = np.array([0, page_tokens - 1, 0])
     ours.write_pages(case, POOLS[2])((pages.keys, pages.values), (k, v), np.array([4, 2, 1]), slots)
-    keys = pages.keys.reshape(5, 2, 5, page_tokens)  # as the kernels see them
+    keys = pages.keys.reshape(5, 2, 5, page_tokens)  # in the layout of the kernels
     values = pages.values.reshape(5, 2, page_tokens, 5)
     for i, (page, slot) in enumerate(zip([4, 2, 1], slots, strict=True)):
         assert np.array_equal(keys[page, :, :, slot], k[i]) and np.array_equal(values[page, :, slot], v[i])
@@ -280,7 +282,7 @@ def test_writing_touches_the_written_slots_only(page_tokens: int) -> None:
 
 
 def fingerprint() -> bytes:
-    """Results that must not depend on the instruction set."""
+    """Return results that must not depend on the instruction set."""
     outputs = []
     for look in LOOKS:
         case = Attention(9, 3, 24, 0.3, **look)
@@ -294,7 +296,7 @@ def test_instruction_sets(isa: str) -> None:
     theirs, mine = (
         np.frombuffer(x, np.float32) for x in (fingerprint_under(isa, "test_kernels_attention"), fingerprint())
     )
-    if isa == "portable":  # it may round products before they are added
+    if isa == "portable":  # the portable set may round products before they are added
         np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-5)
     else:
         assert np.array_equal(theirs, mine)

@@ -1,5 +1,5 @@
-"""Recurrent blocks and the input of latent attention by kernels: against the reference composed in float64, and the
-same bits in any company and in any chunks.
+"""Recurrent blocks and the input of latent attention by kernels: close to the reference's primitives in float64, and
+the same bits in any batch and in any chunks.
 """
 
 from __future__ import annotations

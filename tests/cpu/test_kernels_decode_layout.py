@@ -1,4 +1,4 @@
-"""States that kernels read and write in their pages: the same bits as of copies, and nothing else is touched."""
+"""Kernels that read and write states in their pages give the same bits as with copies, and change nothing else."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from ridgeline.ops import api
 from ridgeline.ops.cpu.backend import KERNELS
 
 Array = np.ndarray[Any, Any]
-# The first goes on where it was, the second in its next page, the third begins.
+# The first sequence keeps its page, the second moves to its next page, the third begins.
 READ, FRESH, WRITE = np.array([4, 2, 0]), np.array([0, 0, 1]), np.array([4, 6, 1])
-PAGES, BESIDE = 8, 3  # pages; numbers of another layer on each side of a page
+PAGES, BESIDE = 8, 3  # number of pages; numbers of another layer on each side of a page
 
 
 def arena(p: Problem) -> tuple[Array, Array]:
-    """Pages that hold NaN wherever nobody wrote, and what is one layer's of them."""
+    """Return pages that hold NaN except for two states, and the part of them that belongs to one layer."""
     size = int(np.prod(p.state))
     whole = np.full((PAGES, size + 2 * BESIDE), np.nan, np.float32)
     pages = whole[:, BESIDE : BESIDE + size].reshape(PAGES, *p.state)
-    pages[[2, 4]] = np.random.default_rng(5).random((2, *p.state), dtype=np.float32)  # sums of weights are positive
+    # the sums of weights in a state must be positive
+    pages[[2, 4]] = np.random.default_rng(5).random((2, *p.state), dtype=np.float32)
     return whole, pages
 
 
@@ -50,13 +51,13 @@ def test_in_place_is_as_in_copies(name: str, pool: int, tokens: int) -> None:
     assert np.array_equal(one, other, equal_nan=True)
 
 
-def test_what_is_no_page() -> None:
+def test_pages_that_do_not_exist() -> None:
     p = PROBLEMS["mamba2"]
     _, pages = arena(p)
     inputs, _ = draw(p, 1, 1)
     kernel, read = KERNELS[p.op].make(p.case, POOLS[1]), KERNELS[api.READ_STATE].make(None, POOLS[1])
-    for places in ([PAGES], [-1]):
-        states = read(pages, np.array(places), np.zeros(1, np.int64), np.array([1]))
+    for invalid in ([PAGES], [-1]):
+        states = read(pages, np.array(invalid), np.zeros(1, np.int64), np.array([1]))
         with pytest.raises(ValueError, match=r"is not in 0\.\.7"):
             kernel(*p.arrange(inputs, p.weights, states, np.array([1])))
     states = read(pages[:, :2], np.array([4]), np.zeros(1, np.int64), np.array([4]))

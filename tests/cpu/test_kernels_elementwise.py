@@ -1,4 +1,4 @@
-"""Functions of elements by kernels, against float64."""
+"""Elementwise functions by kernels, compared with float64."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check(op: Any, case: Any, definition: Any, arrays: tuple[Array, ...], *numbe
     for pool in POOLS.values():
         kernel = KERNELS[op].make(case, pool)
         found = kernel(*arrays, *numbers)
-        # Columns of a larger matrix, among NaN.
+        # The inputs are columns of a larger matrix of NaN.
         views = []
         for a in arrays:
             room = np.full((*a.shape[:-1], a.shape[-1] + 2), np.nan, np.float32)

@@ -1,4 +1,6 @@
-"""Blocks of experts by kernels, whole: against the reference composed in float64, in any batch, and their choices."""
+"""Whole blocks of experts by kernels: compared with the reference's primitives in float64, in any batch, with their
+choices.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def choose(case: MoE, logits: np.ndarray, bias: np.ndarray | None, threads: int 
 
 @pytest.mark.parametrize("experts", [1, 2, 16, 33, 63, 100, 257])
 def test_choices_ties_included(experts: int) -> None:
-    """Choose by small whole numbers, many of them equal."""
+    """The logits are small whole numbers, and many of them are equal."""
     count = min(experts, 5)
     logits = rng(experts).integers(-2, 3, (100, experts)).astype(np.float32)
     bias = rng(1, experts).integers(-1, 2, experts).astype(np.float32)
@@ -96,7 +98,7 @@ def test_choices_ties_included(experts: int) -> None:
 
 
 def test_choices_of_what_is_not_finite() -> None:
-    """NaN is the largest; infinities are ordered; an expert is chosen once, whatever the others are."""
+    """NaN is the largest; infinities are ordered; an expert is chosen only once, whatever the others are."""
     inf, nan = np.inf, np.nan
     rows = [[0, nan, 1, inf], [-inf, -inf, -inf, 0], [-inf] * 4, [nan] * 4, [1, inf, inf, nan]]
     ids, _ = choose(MoE(4, 3, 8), np.array(rows, np.float32), None)
@@ -117,7 +119,7 @@ def test_views_and_bad_arguments() -> None:
 
 
 def fingerprint() -> bytes:
-    """Results that must not depend on the instruction set."""
+    """Return results that must not depend on the instruction set."""
     outputs: list[Any] = []
     for case in CASES.values():
         outputs += Cpu(2).stage(api.MLP_BLOCK, MLPBlock(case, RMS, 1.0), arrays_of(case))(draw(70, WIDTH), None)

@@ -1,4 +1,4 @@
-"""Latent attention by kernels: right against float64, and the same bits however steps are laid out."""
+"""Latent attention by kernels: close to float64, and the same bits for any layout of steps."""
 
 from __future__ import annotations
 

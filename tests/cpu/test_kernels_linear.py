@@ -1,7 +1,6 @@
-"""Matrix products of the cpu backend against float64, within bounds that follow from the arithmetic; and to the bit
-against themselves, whatever a token shares its step with.
+"""Matrix products of the cpu backend: within derived bounds of float64, and the same bits in any batch.
 
-Inputs are slices out of arrays full of NaN, and so is what surrounds the outputs.
+Inputs are slices of arrays full of NaN, and outputs are surrounded by NaN.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def rng(*key: int) -> np.random.Generator:
 
 
 def draw(*shape: int, spread: float = 6.0, key: int = 0) -> np.ndarray:
-    """Magnitudes over `spread` powers of two, so that sums round and cancel."""
+    """Return numbers with magnitudes over `spread` powers of two, so that sums round and cancel."""
     r = rng(key, *shape)
     return (r.normal(size=shape) * 2.0 ** r.uniform(-spread, 0, shape)).astype(np.float32)
 
@@ -67,7 +66,7 @@ def matrix(pool: Any, form: Format, weight: np.ndarray, bias: np.ndarray | None 
 
 
 def product(pool: Any, w: Any, x: np.ndarray) -> np.ndarray:
-    """x times the matrix, into the middle of an array of NaN whose edge must stay as it is."""
+    """Return x times the matrix, computed into the middle of an array of NaN whose edge must not change."""
     room = np.full((len(x) + 2, w.rows + 7), np.nan, np.float32)
     out = room[1:-1, 3:-4]
     kernels.Projection(pool, w, None, 1.0, 1.0, 0.0)(x, None, None, None, out)
@@ -78,21 +77,23 @@ def product(pool: Any, w: Any, x: np.ndarray) -> np.ndarray:
 
 
 def meaning(pool: Any, w: Any) -> np.ndarray:
-    """The matrix that products are computed with."""
+    """Return the matrix that the kernel computes with."""
     out = np.full((w.rows, w.columns), np.nan, np.float32)
     w.take(pool, np.arange(w.rows), out)
     return out.astype(np.float64)
 
 
 def rounded(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens as int8 and int4 matrices see them, in float64, and their scales [T, 1]."""
+    """Return tokens as int8 and int4 matrices read them, in float64, and their scales [T, 1]."""
     peak = np.maximum(np.abs(x).max(1, keepdims=True), np.float32(2.0**-100))
     scale = (peak / np.float32(127)).astype(np.float64)
     return np.rint(x * (np.float32(127) / peak)) * scale, scale
 
 
 def gamma(n: int) -> float:
-    """The relative error of n roundings in a row (Higham, Accuracy and Stability of Numerical Algorithms, 3.1)."""
+    """Return the relative error of n roundings in a row (Higham, Accuracy and Stability of
+    Numerical Algorithms, 3.1).
+    """
     return n * UNIT / (1 - n * UNIT)
 
 
@@ -109,8 +110,10 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 @pytest.mark.parametrize("n_out", SIZES)
 @pytest.mark.parametrize("n_in", SIZES)
 def test_products(pool: Any, form: Format, n_in: int, n_out: int) -> None:
-    """Roundings: of a sum of floats, one for each term; int8: of the sum, of two scales' product, of that with the sum,
-    of each weight; int4: one for each group, one for the token's scale. And one for the bias.
+    """Compare with float64. `terms` counts the roundings.
+
+    A sum of floats has one for each term. int8 has four: the sum, the product of two scales, their product with the
+    sum, and each weight. int4 has one for each group and one for the token's scale. The bias adds one.
     """
     weight, bias, x = draw(n_out, n_in), draw(n_out, key=1), draw(37, n_in, key=2)
     w = matrix(pool, form, weight, bias)
@@ -119,7 +122,7 @@ def test_products(pool: Any, form: Format, n_in: int, n_out: int) -> None:
     terms = {"int8": 4, "int4": -(-n_in // (form.group or 1)) + 1}.get(form.name, n_in) + 1
     size = np.abs(seen) @ np.abs(mean).T + np.abs(bias)
     assert (np.abs(got - (seen @ mean.T + bias)) <= gamma(terms) * size).all()
-    # Against the tokens as they came: each element is at most half a step away, but for its own two roundings.
+    # Compared with tokens that are not rounded, each element is at most half a step away, plus its own two roundings.
     step = (0.5 + 2.0**-15) * scale * np.abs(mean).sum(1)
     assert (np.abs(got - (x.astype(np.float64) @ mean.T + bias)) <= step + gamma(terms) * size).all()
 
@@ -127,7 +130,9 @@ def test_products(pool: Any, form: Format, n_in: int, n_out: int) -> None:
 @by_format
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
 def test_what_is_kept_of_a_matrix(pool: Any, form: Format, kind: Any) -> None:
-    """Exactly the stored numbers where the format holds them; within half a step of the scheme otherwise."""
+    """The kernel keeps the stored numbers if the format can hold them, or else numbers within half a step of the
+    scheme.
+    """
     stored = draw(70, 300).astype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
     wide = stored.astype(np.float32)
     given = stored if kind == "float32" else stored.view(np.uint16)
@@ -146,12 +151,13 @@ def test_what_is_kept_of_a_matrix(pool: Any, form: Format, kind: Any) -> None:
         case "int4":
             for begin in range(0, 300, form.group):
                 part = slice(begin, begin + form.group)
-                scale = np.abs(wide[:, part]).max(1, keepdims=True) / 7.5  # kept as a half: that moves 7.5 by 2^-8
+                # the scale is stored as a half, which moves 7.5 by 2^-8
+                scale = np.abs(wide[:, part]).max(1, keepdims=True) / 7.5
                 assert (np.abs(kept[:, part] - wide[:, part]) <= scale * (0.5 + 2.0**-7)).all()
 
 
 def test_every_number_of_16_bits_is_kept(pool: Any) -> None:
-    """All finite halves and bfloat16 numbers, subnormal ones included, through every path of conversion."""
+    """Every conversion keeps all finite halves and bfloat16 numbers, including subnormal ones."""
     bits = np.arange(2**16, dtype=np.uint16)
     for kind, form, narrow in (("float16", "fp16", np.float16), ("bfloat16", "bf16", ml_dtypes.bfloat16)):
         finite = bits[np.isfinite(bits.view(narrow).astype(np.float32))].reshape(-1, 2)
@@ -167,7 +173,7 @@ def test_every_number_of_16_bits_is_kept(pool: Any) -> None:
 
 @by_format
 def test_parts_and_biases(pool: Any, form: Format) -> None:
-    """Parts of a matrix are products of their own, to the bit."""
+    """The parts of a matrix give the same bits as separate matrices."""
     sizes = (64, 33, 1)
     weights, biases = [draw(n, 130, key=n) for n in sizes], [draw(64, key=1), None, draw(1, key=2)]
     x, outs = draw(9, 130, key=3), [np.full((9, n), np.nan, np.float32) for n in sizes]
@@ -183,7 +189,9 @@ def test_parts_and_biases(pool: Any, form: Format) -> None:
 
 @by_format
 def test_a_token_is_the_same_in_every_company(pool: Any, form: Format) -> None:
-    """Alone, among 2 to 1,100 others, first or last, in every order, and with each number of threads."""
+    """A token has the same bits alone, among 2 to 1,100 others, first or last, in every order, and with each number of
+    threads.
+    """
     w, x = matrix(pool, form, draw(100, 1300), draw(100, key=1)), draw(1100, 1300, key=2)
     whole = product(pool, w, x)
     for tokens in TOKENS:
@@ -201,7 +209,7 @@ def test_a_token_is_the_same_in_every_company(pool: Any, form: Format) -> None:
 
 
 def digest(form: Format) -> int:
-    """Check products in which every loop and every remainder takes part."""
+    """Return a digest of products in which every loop and every remainder takes part."""
     pool, found = kernels.Pool(1), 0
     for n_out, n_in, tokens in ((100, 1300, 1), (33, 260, 4), (70, 137, 9), (257, 63, 130)):
         got = product(pool, matrix(pool, form, draw(n_out, n_in)), draw(tokens, n_in, key=1))
@@ -215,7 +223,9 @@ def run_with(isa: str, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_instruction_sets_agree_to_the_bit() -> None:
-    """All of them for int8 and int4, whose sums are exact; those with a fused multiply-add for floats too."""
+    """All sets agree for int8 and int4, whose sums are exact; the sets with a fused multiply-
+    add also agree for floats.
+    """
     code = "import test_kernels_linear as t; print(t.kernels.isa(), *map(t.digest, t.FORMATS))"
     found = {}
     for isa in ISAS:
@@ -232,7 +242,7 @@ def test_instruction_sets_agree_to_the_bit() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("isa", ISAS)
 def test_every_instruction_set_passes(isa: str) -> None:
-    """The tests of this file and of the stages, once with each."""
+    """Run the tests of this file and of the stages with each instruction set."""
     files = [str(HERE / f"test_kernels_{name}.py") for name in ("linear", "stages")]
     run = run_with(isa, "-m", "pytest", "-n0", *files, "-k", "not instruction_set", "-p", "no:cacheprovider")
     if "has no such instructions" in run.stdout + run.stderr:
@@ -261,7 +271,7 @@ def test_a_bad_token_harms_no_other(pool: Any, form: Format, bad: float) -> None
 
 @by_format
 def test_tiny_and_huge_tokens(pool: Any, form: Format) -> None:
-    """Zeros are zeros; subnormal tokens are no more than half a step away; the largest do not overflow on their way."""
+    """Zeros stay zeros; subnormal tokens change by at most half a step; the largest tokens do not overflow."""
     w = matrix(pool, form, draw(33, 130, spread=0.0))
     mean = meaning(pool, w)
     assert np.array_equal(product(pool, w, np.zeros((3, 130), np.float32)), np.zeros((3, 33)))
@@ -324,7 +334,8 @@ def test_arrays_that_do_not_fit(pool: Any) -> None:
     offset = np.frombuffer(b"\0" * 97, np.uint8)[1:].view(np.float32).reshape(3, 8)
     for bad_x, bad_out, error, message in (
         (x.astype(np.float64), out, TypeError, "incompatible"),
-        (x, out.astype(np.float64), TypeError, "incompatible"),  # a conversion would be written to, and thrown away
+        # a conversion would write to a copy, which is then lost
+        (x, out.astype(np.float64), TypeError, "incompatible"),
         (x[:, :7], out, ValueError, r"x is \[3, 7\], but \[3, 8\]"),
         (x, out[:2], ValueError, r"out is \[2, 5\], but \[3, 5\]"),
         (np.ones((8, 3), np.float32).T, out, ValueError, "must be dense behind its first axis"),

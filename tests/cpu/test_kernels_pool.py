@@ -1,4 +1,4 @@
-"""The threads of the kernels: in every number, from several callers, after a fork, on one core."""
+"""The threads of the kernels: any number of them, several callers, after a fork, on one core."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_several_callers(shared: bool, wanted: np.ndarray) -> None:
 
 
 def in_child(work: Any) -> int:
-    """The exit code of a forked process that runs `work`; it is killed where it hangs."""
+    """Return the exit code of a forked process that runs `work`; it is killed after a minute."""
     child = os.fork()
     if child == 0:
         signal.alarm(60)
@@ -82,7 +82,9 @@ def in_child(work: Any) -> int:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_makes_threads_of_its_own(wanted: np.ndarray) -> None:
-    """At rest, a second time, while another thread works; the parent goes on as before; a pool may also just end."""
+    """A fork works at rest, a second time, and while another thread works; the parent continues, and a pool may also
+    just end.
+    """
     pool = kernels.Pool(3)
     product(pool)
     assert in_child(lambda: np.array_equal(product(pool), wanted)) == 0
@@ -106,7 +108,7 @@ def test_a_fork_makes_threads_of_its_own(wanted: np.ndarray) -> None:
 
 
 def test_a_caller_keeps_its_cores() -> None:
-    """Threads that others start from this one inherit its mask: a pool must not change it."""
+    """Threads that are started from this one inherit its mask, so a pool must not change it."""
     before = os.sched_getaffinity(0)
     for threads in (1, 2, kernels.usable_cores()):
         product(kernels.Pool(threads))
@@ -124,7 +126,7 @@ def looks(ids: set[str]) -> list[list[str]]:
 
 
 def test_idle_threads_sleep() -> None:
-    """All of them, after a while, and nothing wakes them."""
+    """After a while all threads sleep, and nothing wakes them."""
     before, pool = threads(), kernels.Pool(4)
     product(pool)
     workers, end = threads() - before, time.monotonic() + 60
@@ -133,7 +135,7 @@ def test_idle_threads_sleep() -> None:
         assert time.monotonic() < end, looks(workers)
         time.sleep(0.001)
     found = looks(workers)
-    time.sleep(0.1)  # what a clock would wake, it would wake in that time
+    time.sleep(0.1)  # a timer would wake a thread within this time
     assert looks(workers) == found
 
 

@@ -1,4 +1,4 @@
-"""Recurrent kernels: right against float64, and the same bits in whatever chunks, batches and threads."""
+"""Recurrent kernels: close to float64, and the same bits with any chunks, batches and threads."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ POOLS = {n: kernels.Pool(n) for n in (1, 2, 4)}
 
 
 class Problem(NamedTuple):
-    """An op over sequences: widths of its inputs, weights, and the shape of a state."""
+    """An op along sequences: the sizes of its inputs, its weights, and the shape of a state."""
 
     op: Any
     case: Any
     widths: tuple[int, ...]
     weights: tuple[Array, ...]
     state: tuple[int, ...]
-    turned: tuple[int, int] | None  # axes of it that the kernels keep the other way round
+    swapped: tuple[int, int] | None  # two axes of a state that the kernels store in the opposite order
     arrange: Callable[..., tuple[Any, ...]]  # (inputs, weights, state, lengths) -> the op's arguments
 
 
@@ -144,9 +144,9 @@ def theirs(p: Problem, inputs: list[Array], h: Array, lengths: Array) -> tuple[A
 
 
 def run(p: Problem, inputs: list[Array], h: Array, lengths: Array, pool: int = 1) -> tuple[Array, Array]:
-    """The kernel; states as the spec shapes them."""
+    """Run the kernel with states in the shape of the spec."""
     kernel = KERNELS[p.op].make(p.case, POOLS[pool])
-    axes = p.turned or (0, 0)
+    axes = p.swapped or (0, 0)
     kept = np.ascontiguousarray(np.swapaxes(h, *axes))
     y, left = kernel(*p.arrange(inputs, p.weights, kept.reshape(h.shape), lengths))
     return y, np.swapaxes(left.reshape(kept.shape), *axes)
@@ -159,7 +159,8 @@ def test_against_the_definition(name: str, size: int) -> None:
     inputs, h = draw(p, 2, size)
     lengths = np.full(2, size)
     (y, left), (wanted_y, wanted_left) = run(p, inputs, h, lengths), theirs(p, inputs, h, lengths)
-    # A sum of weights of BASED may be small, and its error is then large; others add up what is larger than they are.
+    # A sum of weights of BASED may be small, which makes its error large; other ops sum numbers larger than their
+    # result.
     scales = [1.0, 1.0]
     if p.op in (api.TAYLOR_ATTENTION, api.LIGHTNING_ATTENTION, api.STATE_SPACE):
         scales = [max(1.0, np.abs(a).max()) for a in (wanted_y, wanted_left)]
@@ -174,7 +175,7 @@ def test_chunks_batches_padding_and_threads_change_no_bit(name: str, pool: int) 
     inputs, h = draw(p, 4, 150)
     for x in inputs:
         for i, n in enumerate(lengths):
-            x[i, n:] = x[i, n - 1]  # as a bucket repeats the last token
+            x[i, n:] = x[i, n - 1]  # a bucket is padded with its last token
     y, left = run(p, inputs, h, lengths, pool)
     for i, n in enumerate(lengths):
         state, ys, at = h[i : i + 1], [], 0
@@ -190,7 +191,7 @@ def test_chunks_batches_padding_and_threads_change_no_bit(name: str, pool: int) 
 
 @by_problem
 def test_views(name: str) -> None:
-    """Inputs that are columns of one matrix, as a projection leaves them."""
+    """Inputs may be columns of one matrix, as after a projection."""
     p = PROBLEMS[name]
     inputs, h = draw(p, 2, 30)
     lengths = np.full(2, 30)
@@ -239,7 +240,7 @@ def test_bad_arguments_are_errors() -> None:
 
 
 def fingerprint() -> bytes:
-    """Results that must not depend on the instruction set."""
+    """Return results that must not depend on the instruction set."""
     outputs = []
     for p in PROBLEMS.values():
         inputs, h = draw(p, 2, 70)
@@ -252,7 +253,7 @@ def test_instruction_sets(isa: str) -> None:
     theirs, mine = (
         np.frombuffer(x, np.float32) for x in (fingerprint_under(isa, "test_kernels_recurrent"), fingerprint())
     )
-    if isa == "portable":  # it may round products before they are added
+    if isa == "portable":  # the portable set may round products before they are added
         np.testing.assert_allclose(theirs, mine, rtol=2e-4, atol=2e-4)
     else:
         assert np.array_equal(theirs, mine)

@@ -1,4 +1,4 @@
-"""The tests of the kernels once more, in a build that watches memory and undefined behavior."""
+"""Run the tests of the kernels once more, in a build that checks memory and undefined behavior."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
-# Loads the build that is named first in place of the installed one, then runs pytest with what follows.
+# Loads the build that the first argument names instead of the installed one, then runs pytest with the other arguments.
 RUN = """
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("ridgeline._kernels", sys.argv[1])
@@ -46,7 +46,7 @@ def test_no_access_out_of_bounds_and_nothing_undefined(build: Path, isa: str) ->
     env = {
         **os.environ,
         "LD_PRELOAD": " ".join(runtimes),
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself keeps much until the end
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python itself keeps much memory until it exits
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         "RIDGELINE_ISA": isa,

@@ -1,5 +1,5 @@
-"""The stages of the cpu backend against their definition, composed of the reference's primitives in float64; and to the
-bit against themselves in any batch.
+"""The stages of the cpu backend: close to their definition in the reference's primitives in float64, and the same bits
+in any batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def draw(*shape: int, key: int = 0, scale: float = 1.0) -> np.ndarray:
 
 
 class Cpu:
-    """The cpu backend's side of a test."""
+    """Holds the cpu backend's side of a test."""
 
     def __init__(self, threads: int = 1) -> None:
         self.backend = CpuBackend(kernels.Pool(threads))
@@ -58,12 +58,12 @@ class Cpu:
 
 
 def weights(arrays: dict[str, np.ndarray], table: Any) -> Weights:
-    """As a model binds them."""
+    """Return weights in the form in which a model binds them."""
     return bind({n if n.startswith("norm.") else f"part.{n}": a for n, a in arrays.items()}, table, "part", "norm")
 
 
 def wide(x: Any) -> Any:
-    """numpy arrays as float64 tensors."""
+    """Convert numpy arrays to float64 tensors."""
     if isinstance(x, np.ndarray):
         return torch.from_numpy(x.astype(np.float64) if x.dtype != np.int64 else x)
     if isinstance(x, dict):
@@ -233,7 +233,7 @@ def test_mlps_in_any_company() -> None:
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 def test_weights_of_16_bits(kind: str) -> None:
-    """They are what they are: the same as float32 matrices of the same values, to the bit; types may be mixed."""
+    """Matrices of 16-bit types give the bits of float32 matrices with the same values; types may be mixed."""
     case, narrow = MLPBlock(GatedMLP(257), RMS, 1.0), ml_dtypes.bfloat16 if kind == "bfloat16" else np.float16
     arrays = mlp_arrays(case.mlp, RMS)
     rounded = {n: a.astype(narrow) if a.ndim == 2 else a for n, a in arrays.items()}

@@ -1,5 +1,6 @@
-"""State of attention in every type: the same rounding everywhere, kernels within derived bounds and to the bit however
-steps are laid out, and tests that notice what a wrong kernel would do."""
+"""State of attention in every type: equal rounding on every backend, kernels within derived bounds, the same bits for
+any layout of steps, and tests that find planted errors of a kernel.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def test_what_is_stored_is_near(storage: Storage) -> None:
     error = np.abs(stored.as_floats(stored.store_rows(storage)(x)) - x.astype(np.float64))
     limit = bounds.rounding(x, storage.dtype)
     assert (error <= limit).all()
-    if not storage.is_exact:  # and the bound is no larger than it must be
+    if not storage.is_exact:  # the bound is not much larger than needed
         assert (error > 0.97 * limit).any()
 
 
@@ -95,7 +96,7 @@ def test_a_head_that_is_not_finite_harms_no_other() -> None:
 
 
 def pages_of(case: Any, storage: Storage, page_tokens: int, count: int) -> tuple[Array, ...]:
-    """A layer's parts in an arena that holds other layers too: all bytes are 255, which is NaN, or -1 times NaN."""
+    """Return a layer's parts in an arena with other layers: all bytes are 255, which is NaN, or -1 times NaN."""
     spec = ModelSpec("x", 1, 1, 1, (Layer(case, None, NORM),) * 3, NORM)
     (group,) = state_groups(spec, page_tokens=page_tokens, storage=storage)
     arena = MEMORY.pages(count, group.page_bytes)
@@ -104,7 +105,7 @@ def pages_of(case: Any, storage: Storage, page_tokens: int, count: int) -> tuple
 
 
 class Steps:
-    """Sequences are computed in random chunks and batches, with pages in any order."""
+    """Computes sequences in random chunks and batches, with pages in any order."""
 
     def __init__(self, case: Any, storage: Storage, page_tokens: int, lengths: list[int], seed: int, pool: int) -> None:
         self.case, self.page_tokens, self.lengths, self.rng = case, page_tokens, lengths, np.random.default_rng(seed)
@@ -117,7 +118,7 @@ class Steps:
         self.pool, self.layouts = POOLS[pool], []
 
     def run(self, parts: tuple[Array, ...], attend: Any, out: Array, longest: int = 60) -> Array:
-        """attend(tokens, layout) -> results of those tokens."""
+        """Fill `out` with results. attend(tokens, layout) returns the results of those tokens."""
         offsets = np.cumsum(self.lengths) - self.lengths
         done, write = np.zeros(len(self.lengths), np.int64), ours.write_pages(self.case, self.pool)
         while (done < self.lengths).any():
@@ -197,7 +198,7 @@ def test_latents_too(storage: Storage, page_tokens: int) -> None:
 
 @TYPES
 def test_backends_agree(storage: Storage) -> None:
-    """numpy's and torch's kernels over the same pages, each with its own layout."""
+    """Compare numpy's and torch's kernels over the same pages, each with its own layout."""
     from ridgeline.ops import open_table
     from ridgeline.ops.host.backend import NumpyBackend
 
@@ -233,12 +234,13 @@ def test_within_the_bounds(case: Attention, tokens: int, storage: Storage) -> No
     kept = [stored.as_floats(stored.store_rows(storage)(x)) for x in (k, v)]
     rounded = bounds.attend(case, q, *kept, sinks, scaled=storage.dtype == "int8")
     assert (np.abs(found - rounded.out) <= rounded.bound).all()
-    exact = bounds.attend(case, q / 8, k, v, sinks)  # smaller queries: a bound of first order needs small changes
+    # smaller queries, because a bound of first order needs small changes
+    exact = bounds.attend(case, q / 8, k, v, sinks)
     moved = bounds.attend(case, q / 8, *kept, sinks)
     assert (np.abs(moved.out - exact.out) <= bounds.price(case, q / 8, k, v, exact, storage.dtype) + 1e-12).all()
 
 
-# ---- planted bugs: would the tests see them? -------------------------------------------------------------------------
+# ---- planted bugs must break the bounds -----------------------------------------------------------------------------
 
 
 class Bugs:
@@ -247,7 +249,7 @@ class Bugs:
     @staticmethod
     def wrong_page(steps: Steps, layout: PagedLayout) -> None:
         tables: Any = layout.tables
-        tables[0, 1] = steps.tables[1, 0]  # in another order its own pages would give the same
+        tables[0, 1] = steps.tables[1, 0]  # its own pages in another order would give the same result
 
     @staticmethod
     def slot_off_by_one(steps: Steps, layout: PagedLayout) -> None:
@@ -279,7 +281,9 @@ class Bugs:
 @pytest.mark.parametrize("bug", [name for name in vars(Bugs) if not name.startswith("_")])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_a_planted_bug_breaks_the_bound(bug: str, dtype: str, tokens: int) -> None:
-    """One page, one slot, one head, of up to 125 pages: it is seen, by far, and without it there is nothing to see."""
+    """One wrong page, slot or head among up to 125 pages breaks the bound by far, and without
+    the bug the bound holds.
+    """
     if bug == "scale_of_the_wrong_head" and dtype != "int8":
         pytest.skip("float32 has no scales")
     case, storage = Attention(4, 2, 64, 0.125), STORAGES[dtype]
@@ -306,7 +310,7 @@ def test_a_planted_bug_breaks_the_bound(bug: str, dtype: str, tokens: int) -> No
 
 
 def fingerprint() -> bytes:
-    """Results that must not depend on the instruction set."""
+    """Return results that must not depend on the instruction set."""
     outputs = []
     for storage in STORAGES.values():
         outputs += [dense(case, storage, draw(case, 150, 1), [110, 40]) for case in CASES]
@@ -321,7 +325,7 @@ def fingerprint() -> bytes:
 @pytest.mark.parametrize("isa", ["avx2", "portable"])
 def test_instruction_sets(isa: str) -> None:
     theirs, mine = (np.frombuffer(x, np.float32) for x in (fingerprint_under(isa, "test_kernels_state"), fingerprint()))
-    if isa == "portable":  # it may round products before they are added
+    if isa == "portable":  # the portable set may round products before they are added
         np.testing.assert_allclose(theirs, mine, rtol=0, atol=1e-5)
     else:
         np.testing.assert_array_equal(theirs, mine)

@@ -1,4 +1,4 @@
-"""The two ends of a step, on kernels: rows of tables, rotations, slots in pages, the best token."""
+"""The first and the last ops of a step by kernels: rows of tables, rotations, slots in pages, the best token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ threads = pytest.mark.parametrize("backend", BACKENDS, ids=["1 thread", "2 threa
 def test_embedding(backend: CpuBackend, dtype: str, width: int) -> None:
     rng = np.random.default_rng(width)
     whole = rng.normal(size=(50, width + 3)).astype(dtype_of(dtype))
-    table, ids = whole[:, 1 : width + 1], rng.integers(0, 50, 33)  # rows that begin anywhere
+    table, ids = whole[:, 1 : width + 1], rng.integers(0, 50, 33)  # rows that may begin at any address
     found = backend.primitive(api.EMBEDDING, None)(table, ids)
     assert np.array_equal(found, widen(np.ascontiguousarray(table))[ids])
 
@@ -51,7 +51,7 @@ def test_rotary_is_float64_rounded_once(backend: CpuBackend, size: int) -> None:
     angles = (positions[:, None].astype(np.float32) * frequencies).astype(np.float64)
     for found, wanted in ((cos, np.cos(angles)), (sin, np.sin(angles))):
         assert np.array_equal(found, wanted.astype(np.float32) * np.float32(1.5))
-    own = np.stack([frequencies * np.float32(1 + t % 3) for t in range(size)])  # of each token
+    own = np.stack([frequencies * np.float32(1 + t % 3) for t in range(size)])  # frequencies for each token
     together = backend.primitive(api.ROTARY, None)(positions, own, 1.5)
     for t in range(0, size, 7):
         alone = backend.primitive(api.ROTARY, None)(positions[t : t + 1], own[t], 1.5)

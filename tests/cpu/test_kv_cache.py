@@ -1,4 +1,6 @@
-"""The type of attention's state as a setting: what is chosen, what pages take, and that answers depend on no more."""
+"""The type of attention's state as a setting: which type is chosen, the size of pages, and that answers depend on it
+alone.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def test_the_matrix_holds_in_every_type(name: str, dtype: str, device: str) -> N
 
 @pytest.mark.parametrize("dtype", LOSSY)
 def test_with_and_without_a_cache_the_logits_are_the_same_to_the_bit(dtype: str) -> None:
-    """The dense pass sees what pages would hold, by the same kernels."""
+    """The dense pass rounds keys and values as pages do, with the same kernels."""
     found = []
     with TemporaryDirectory() as folder:
         build(CASES["llama"], folder)
@@ -89,7 +91,7 @@ def test_with_and_without_a_cache_the_logits_are_the_same_to_the_bit(dtype: str)
 
 
 def test_a_wrong_page_table_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels go by page tables: one that says another page is what the matrix must find."""
+    """The kernels read page tables, so verification must find a table with a wrong page."""
     attention = pytest.importorskip("ridgeline.ops.cpu.attention")
     page_tables = attention.page_tables
 
@@ -167,7 +169,7 @@ def test_pages_of_one_type_are_no_prefix_of_another() -> None:
     assert len(roots) == len(STORAGES)
 
 
-# ---- what is said of it ----------------------------------------------------------------------------------------------
+# ---- texts about it --------------------------------------------------------------------------------------------------
 
 
 Run = Callable[..., tuple[str, str]]
@@ -175,7 +177,7 @@ Run = Callable[..., tuple[str, str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command; what it printed, on stdout and on stderr."""
+    """Run a command and return its stdout and stderr."""
 
     def call(*arguments: str) -> tuple[str, str]:
         monkeypatch.setattr(sys, "argv", ["ridgeline", *arguments])

@@ -1,4 +1,4 @@
-"""Latent attention: both forms against a float64 definition, dense and paged, and which of them is taken."""
+"""Latent attention: both forms against a float64 definition, dense and paged, and the choice between them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FORMS = ("absorbed", "rebuilt", "cheaper")
 
 
 def force(form: str, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Make every step take one form; what it would have taken."""
+    """Make every step use one form. Returns a list of whether the engine would have chosen the absorbed one."""
     chosen: list[bool] = []
     absorbs = LatentAttention.absorbs
 
@@ -51,7 +51,9 @@ def force(form: str, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def problem(case: LatentAttention, lengths: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """q, what is kept, and kv_b, in float64: scores have a spread of about 2, so that a wrong one changes much."""
+    """Return q, the stored rows, and kv_b in float64. Scores have a spread of about 2, so that a wrong score changes
+    much.
+    """
     rng = np.random.default_rng([seed, case.num_heads, *lengths])
     total = sum(lengths)
     q = rng.normal(0, 2 / case.scale / case.qk_head_dim**0.5, (total, case.num_heads, case.qk_head_dim))
@@ -62,7 +64,7 @@ def problem(case: LatentAttention, lengths: tuple[int, ...], seed: int = 0) -> t
 
 
 def attend(case: LatentAttention, q: Tensor, rows: Tensor, kv_b: Tensor, lengths: tuple[int, ...]) -> np.ndarray:
-    """One query after the other, one head after the other: its keys and values, written out."""
+    """Compute each query and each head separately, with all keys and values."""
     out, start = np.zeros((len(q), case.num_heads, case.v_head_dim)), 0
     queries, kept, up = (x.double().numpy() for x in (q, rows, kv_b))
     for n in lengths:
@@ -107,7 +109,7 @@ def test_sequences_stay_apart(form: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def run_chunks(case: LatentAttention, page_tokens: int, lengths: list[int], seed: int, dtype: torch.dtype) -> Any:
-    """Results over random chunks of all sequences, in pages that hold NaN wherever nothing was written."""
+    """Return results over random chunks of all sequences, in pages that hold NaN except for written rows."""
     rng = np.random.default_rng(seed)
     q, rows, kv_b = (x.to(dtype) for x in problem(case, tuple(lengths), seed))
     attend_pages, write = TABLE.primitive(api.PAGED_LATENT_ATTENTION, case), TABLE.primitive(api.WRITE_PAGES, case)
@@ -158,7 +160,9 @@ def test_paged_in_float32(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("block", [1, 100, 700, 3000])
 def test_blocks_change_nothing(block: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of heads, queries and sequences, as many at a time as bound the memory, at least one of each."""
+    """Attention over latents works in blocks of heads, queries and sequences that bound the memory, at least one of
+    each.
+    """
     force(form, monkeypatch)
     monkeypatch.setattr(paged, "CPU_BLOCK", block)
     out, dense = run_chunks(SMALL, 4, [60, 30, 3], 1, torch.float64)
@@ -189,7 +193,7 @@ def test_gradients(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counted(form: str, case: LatentAttention, tokens: int, context: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Multiply-accumulates of one sequence's attention, as torch counts what was run."""
+    """Return the multiply-accumulates of one sequence's attention, as torch counts those that run."""
     from torch.utils.flop_counter import FlopCounterMode
 
     force(form, monkeypatch)
@@ -215,7 +219,9 @@ def test_the_count_is_what_is_run(
 
 
 def test_decoding_absorbs_and_a_long_prefill_rebuilds() -> None:
-    """DeepSeek-V3: a key costs 3.4 times as much absorbed as rebuilt, and rebuilding costs as much as 170 queries."""
+    """In DeepSeek-V3, an absorbed key costs 3.4 times as much as a rebuilt one, and rebuilding a key costs as much as
+    170 queries.
+    """
     assert [n for n in (1, 8, 128, 170, 171, 256, 512, 4096) if V3.absorbs(n, 10**6)] == [1, 8, 128, 170]
     assert not V3.absorbs(100, 100)
     assert V3.absorbs(100, 4096)
@@ -225,20 +231,20 @@ def test_decoding_absorbs_and_a_long_prefill_rebuilds() -> None:
 
 
 def test_work_besides_the_weights() -> None:
-    """kv_b times the latent of each new token is in the count of the weights, in either form."""
+    """The product of kv_b and the latent of each new token counts as work of the weights, in either form."""
     assert V3.work(1, 1000) == 1000 * 128 * (576 + 512)
     assert V3.work(1000, 1000) == sum(range(1001)) * 128 * (192 + 128)
     assert V3.work(1000, 1500) == sum(range(501, 1501)) * 128 * (192 + 128) + 500 * 128 * 256 * 512
 
 
 def test_both_forms_are_among_a_models_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of a small model's prompts in pages: some are absorbed, others rebuilt."""
+    """Among the chunks of a small model's prompts in pages, some are absorbed and others rebuilt."""
     chosen = force("cheaper", monkeypatch)
     run_chunks(CASES[1], 16, [90, 40, 3], 1, torch.float32)
     assert {True, False} == set(chosen)
 
 
-# ---- what counts with it, and what trains through it ---------------------------------------------------------
+# ---- work of a step, training ---------------------------------------------------------------------------------
 
 LAYER = Layer(
     replace(CASES[1], rope=Rope(8, interleaved=True), q_lora_rank=12),
@@ -249,7 +255,9 @@ SPEC = ModelSpec("latent", 50, 24, 64, (LAYER,) * 2, NORM)
 
 
 def test_the_work_of_a_step() -> None:
-    """A prompt's tokens, which come together, cost what rebuilt keys cost; a token that comes alone, absorbed ones."""
+    """The tokens of a prompt, which come together, cost as much as with rebuilt keys; a single token costs as much as
+    with absorbed keys.
+    """
     mixer, precision = CASES[1], Precision("float32", "float32", "float32")
     heads, rebuilt, absorbed = mixer.num_heads, mixer.qk_head_dim + mixer.v_head_dim, mixer.row + mixer.kv_lora_rank
     body = SPEC.num_active_params() - 2 * 50 * 24
@@ -287,7 +295,7 @@ def test_training_goes_through_it() -> None:
 
 
 def test_beside_other_mixers(tmp_path: Path) -> None:
-    """A hybrid of one's own, as JSON: latents and full keys share a group of pages, windowed keys have another."""
+    """In a hybrid from JSON, latents and full keys share a group of pages, and windowed keys have another group."""
     full, local = Attention(4, 2, 8, 0.4, Rope(8)), Attention(4, 1, 8, 0.4, Rope(8), window=10)
     layers = (LAYER, replace(LAYER, mixer=local), replace(LAYER, mixer=full), LAYER)
     spec = replace(SPEC, layers=layers, vocab_size=257, max_position_embeddings=256)
@@ -303,7 +311,7 @@ def test_beside_other_mixers(tmp_path: Path) -> None:
     prompts = [[*shared, *rng.integers(3, 257, n).tolist()] for n in (1, 5, 40)]
     naive = LLM(str(tmp_path), cache="off").generate(prompts, params)
     llm = LLM(str(tmp_path), engine=EngineOptions(block_size=4, max_num_batched_tokens=16))
-    for _ in range(2):  # the second time, prefixes are found
+    for _ in range(2):  # the second run gets prefix hits
         found = llm.generate(prompts, params)
         assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in naive]
     stats = llm.stats()

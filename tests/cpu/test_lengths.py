@@ -1,4 +1,4 @@
-"""The lower bound of a text's tokens never exceeds their number, whatever the tokenizer's steps."""
+"""The lower bound of a text's number of tokens never exceeds the number, whatever the tokenizer's steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning attention: chunks equal to the recurrence and to its quadratic form; states that go on anywhere."""
+"""Lightning attention: chunks equal the recurrence and the quadratic form, and states can be continued anywhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 def draw(n: int, m: int) -> tuple[Inputs, Tensor]:
-    """q, k, v; states to go on from."""
+    """Return q, k, v, and states before the first token."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn((n, m, HEADS, D), generator=generator, dtype=torch.float64) for _ in range(3))
     return (q, k, v), torch.randn((n, HEADS, D, D), generator=generator, dtype=torch.float64)
@@ -27,7 +27,7 @@ def attend(inputs: Inputs, h: Tensor, lengths: Tensor | None = None) -> tuple[Te
 
 
 def by_definition(inputs: Inputs, h: Tensor) -> tuple[Tensor, Tensor]:
-    """arXiv:2401.04658, equation 2, token by token: the state fades, then takes the token."""
+    """Compute arXiv:2401.04658, equation 2, token by token: the state decays, then adds the token."""
     ys, decay = [], torch.exp(-0.7 * 2.0 ** (-8 * torch.arange(1, HEADS + 1).double() / HEADS))[:, None, None]
     for q, k, v in zip(*(t.unbind(1) for t in inputs), strict=True):
         h = decay * h + v[..., :, None] * k[..., None, :]

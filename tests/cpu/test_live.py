@@ -1,4 +1,4 @@
-"""What the live page is told: percentiles of the last minute, and the last step beneath the roof."""
+"""The data of the live page: percentiles of the last minute, and the last step beneath the roofline."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_percentiles_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.counts == [4, 0, 1] and found.recent(clock[0] + 61) is None
     for _ in range(2000):
         found.observe(2.0)
-    assert len(pickle.dumps(found)) < 40_000  # it goes through the pipe every second
+    assert len(pickle.dumps(found)) < 40_000  # the data goes through the pipe every second
 
 
 def test_a_step_beneath_the_roof() -> None:
-    """Bytes and operations are the planner's for the same step; alike sequences are counted together."""
+    """Bytes and operations equal those of the planner for the same step; equal sequences are counted together."""
     spec = spec_from_config(json.loads(POCKET.read_text()))
     hardware = HardwareSpec("m", 10**9, 1e9, {"float32": 1e9}, kind="cpu")
     precision = Precision("float32", "float32", "float32")
@@ -61,7 +61,7 @@ def test_a_step_beneath_the_roof() -> None:
 
 
 def test_a_calibrated_machine_predicts_its_steps() -> None:
-    """With the terms of the calibration, which count the host."""
+    """The prediction uses the terms of the calibration, which include the host's time."""
     spec = spec_from_config(json.loads(POCKET.read_text()))
     ledger = StepLedger(Deployment(spec, machine_of(KEPT), Precision("float32", "float32", "float32")))
     found = ledger.figures(((1, 40, 1),), 0.5)
@@ -72,7 +72,7 @@ def test_a_calibrated_machine_predicts_its_steps() -> None:
 
 
 def test_what_steps_cost_all_in_all() -> None:
-    """Sequences of one token at their mean context: exact where attention sees everything."""
+    """Sequences of one token may be counted at their mean context, which is exact for attention without a window."""
     spec = spec_from_config(json.loads(POCKET.read_text()))
     hardware = HardwareSpec("m", 10**9, 1e9, {"float32": 1e9}, kind="cpu")
     precision = Precision("float32", "float32", "float32")
@@ -92,7 +92,9 @@ def test_what_steps_cost_all_in_all() -> None:
 def test_a_calibration_holds_for_its_threads_and_kernels(
     driver: int | None, calibrated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for a GPU, torch on the CPU (no driver), or other threads."""
+    """A calibration does not hold for a GPU, for torch on the CPU (without a driver), or for
+    another number of threads.
+    """
     found = SimpleNamespace(rates=SimpleNamespace(threads=2))
     monkeypatch.setattr("ridgeline.measure.predict.this_machine", lambda: (found, ""))
     monkeypatch.setattr(machine, "_measured", lambda llm: "measured")
@@ -103,7 +105,9 @@ def test_a_calibration_holds_for_its_threads_and_kernels(
 
 
 def test_what_was_computed_is_told_once() -> None:
-    """Two steps in flight: the last step only takes in what the one before it computed, and adds nothing to the sum."""
+    """With two steps in flight, the last step only returns tokens that the step before it computed, and adds nothing to
+    the sum.
+    """
     llm = LLM("pocket", engine=EngineOptions(steps_in_flight=2))
     request = llm.frontend.request({"prompt_token_ids": [5] * 40}, SamplingParams(max_tokens=6, ignore_eos=True), 0)
     llm.session.add(request, lambda chunk: None)

@@ -1,4 +1,4 @@
-"""LLM: the reference models word for word, batches that change nothing, and errors that say what to do."""
+"""LLM: the exact answers of the reference models, batches that change nothing, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEMPLATE = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor 
 
 
 def save_tokenizer(folder: Path) -> int:
-    """A tokenizer with three special tokens and one token for each byte; returns its size."""
+    """Write a tokenizer with three special tokens and one token for each byte; return its size."""
     alphabet = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
     tokenizer = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(alphabet)}, []))
     tokenizer.add_special_tokens(alphabet[:3])
@@ -43,7 +43,7 @@ def save_tokenizer(folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model that reads and writes bytes: most of its answers are no valid UTF-8."""
+    """Return a random model that reads and writes bytes: most of its answers are invalid UTF-8."""
     folder = tmp_path_factory.mktemp("tiny")
     model = make_model(CASES["llama_gqa"], vocab_size=save_tokenizer(folder), max_position_embeddings=CONTEXT)
     redraw(model, 3)
@@ -58,7 +58,7 @@ def tiny(tiny_folder: Path) -> LLM:
 
 
 def with_files(source: Path, target: Path, **contents: object) -> Path:
-    """A copy of a model folder with JSON files (their names without the suffix) put in."""
+    """Return a copy of a model folder with additional JSON files, given by their names without the suffix."""
     shutil.copytree(source, target, dirs_exist_ok=True)
     for name, value in contents.items():
         (target / f"{name}.json").write_text(value if isinstance(value, str) else json.dumps(value))
@@ -70,7 +70,7 @@ def answers(outputs: Sequence[RequestOutput]) -> list[list[list[int]]]:
 
 
 def refusal(kind: type[RidgelineError], call: Callable[[], object]) -> str:
-    """The message of an error: one line."""
+    """Return the message of an error, which must be one line."""
     with pytest.raises(kind) as caught:
         call()
     message = str(caught.value)
@@ -147,7 +147,7 @@ def test_a_batch_answers_as_each_prompt_alone(params: SamplingParams, tiny: LLM)
 def test_a_full_step_makes_others_wait_and_changes_nothing(
     tiny: LLM, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Naive sampling keeps the budget of a step with the answers at their longest."""
+    """Naive sampling limits a batch to the tokens of a step, counted with each answer at its longest."""
     params = SamplingParams(seed=5, n=3, max_tokens=10)
     together = answers(tiny.generate(many(), params))
     llm = LLM(str(tiny_folder), cache="off")
@@ -162,7 +162,7 @@ def test_a_full_step_makes_others_wait_and_changes_nothing(
     monkeypatch.setattr(naive, "MAX_STEP_TOKENS", 60)
     assert answers(llm.generate(many(), params)) == together
     assert 0 < max(sizes) <= 60
-    assert len(sizes) > 30  # they did wait: 27 answers of 10 tokens in one batch take 10 steps
+    assert len(sizes) > 30  # some requests waited: 27 answers of 10 tokens in one batch would take 10 steps
 
 
 def test_choices_of_one_prompt(tiny: LLM) -> None:
@@ -176,7 +176,7 @@ def test_choices_of_one_prompt(tiny: LLM) -> None:
 
 
 def test_without_a_seed_a_run_repeats_and_prompts_differ(tiny: LLM, tiny_folder: Path) -> None:
-    """The noise follows the model's seed and the prompt's place."""
+    """The noise depends on the model's seed and the index of the prompt."""
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     first = answers(tiny.generate(["abc"] * 3, params))
     assert first == answers(tiny.generate(["abc"] * 3, params))
@@ -225,7 +225,7 @@ def test_timing_adds_up(tiny: LLM) -> None:
     assert more.timing.tokens_per_s == pytest.approx(12 / more.timing.total_s)
 
 
-# Where an answer ends ----------------------------------------------------------------------------------
+# Ends of answers ---------------------------------------------------------------------------------------
 
 
 def test_stop_tokens_end_an_answer(tiny: LLM) -> None:
@@ -234,7 +234,7 @@ def test_stop_tokens_end_an_answer(tiny: LLM) -> None:
     stop = ids[5]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=(258, stop))
     (output,) = tiny.generate("abc", params)
-    assert output.outputs[0].token_ids == ids[: ids.index(stop) + 1]  # the stop token itself is part of it
+    assert output.outputs[0].token_ids == ids[: ids.index(stop) + 1]  # the stop token itself is part of the answer
     assert output.outputs[0].finish_reason == "stop"
     unused = next(t for t in range(3, 259) if t not in ids)
     (other,) = tiny.generate("abc", SamplingParams(temperature=0, max_tokens=12, stop_token_ids=(unused,)))
@@ -244,7 +244,7 @@ def test_stop_tokens_end_an_answer(tiny: LLM) -> None:
 
 @pytest.mark.parametrize("as_list", [False, True], ids=["one eos", "a list"])
 def test_eos_ends_an_answer_unless_it_is_ignored(as_list: bool, tiny: LLM, tiny_folder: Path, tmp_path: Path) -> None:
-    """eos_token_id of generation_config.json comes before that of config.json, which is 2."""
+    """eos_token_id of generation_config.json has priority over that of config.json, which is 2."""
     ids = tiny.generate("abc", GREEDY)[0].outputs[0].token_ids
     eos = ids[4]
     unused = next(t for t in range(3, 259) if t not in ids)
@@ -304,7 +304,7 @@ def test_streamed_pieces_are_the_text(tiny: LLM) -> None:
         for choice in output.outputs:
             assert "".join(pieces[i, choice.index]) == choice.text
             assert choice.text == tiny.tokenizer.decode(choice.token_ids)
-            assert len(pieces[i, choice.index]) > 3  # as it comes, not at the end
+            assert len(pieces[i, choice.index]) > 3  # the text arrives in pieces, not only at the end
 
 
 def test_done_comes_when_a_prompt_is_done(tiny: LLM) -> None:
@@ -338,7 +338,7 @@ def test_messages_need_a_template(tiny: LLM, tiny_folder: Path, tmp_path: Path) 
 
 
 def test_special_tokens_show_only_on_demand(tiny_folder: Path, tmp_path: Path) -> None:
-    """A head of zeros makes all tokens equal: the answer is <pad>, the lowest id, and nothing else."""
+    """A head of zeros makes all tokens equal: the answer consists of <pad>, the lowest id."""
     folder = with_files(tiny_folder, tmp_path)
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"].zero_()
@@ -372,7 +372,7 @@ def test_a_prompt_that_leaves_no_room(tiny: LLM, tiny_folder: Path) -> None:
     message = refusal(RequestError, lambda: tiny.generate([[5], [7] * CONTEXT], GREEDY))
     assert f"has {CONTEXT} tokens" in message
     assert "shorten" in message
-    assert "max-model-len" not in message  # it cannot be raised
+    assert "max-model-len" not in message  # the limit cannot be raised, so the message does not suggest it
     short = LLM(str(tiny_folder), max_model_len=20)
     message = refusal(RequestError, lambda: short.generate([[7] * 33], GREEDY))
     assert all(part in message for part in ("33 tokens", "20", f"--max-model-len (up to {CONTEXT})"))

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors become the spec's weights strictly, exactly, and without a second copy."""
+"""A checkpoint's tensors become the spec's weights: with strict names, exact values, and without a second copy."""
 
 from __future__ import annotations
 
@@ -125,13 +125,13 @@ def test_a_missing_tensor_is_named(name: str, key: str, saved: Callable[[str], P
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        ("llama", "model.layers.0.self_attn.q_proj.bias"),  # a bias of another model, which must not be ignored
-        ("llama", "model.layers.4.mlp.up_proj.weight"),  # one layer more than config.json says
+        ("llama", "model.layers.0.self_attn.q_proj.bias"),  # a bias of another model must not be ignored
+        ("llama", "model.layers.4.mlp.up_proj.weight"),  # there is one layer more than config.json says
         ("llama", "extra"),
         ("qwen3_moe", "model.layers.1.mlp.experts.6.down_proj.weight"),
         ("gpt2", "transformer.h.0.attn.bias.extra"),
         ("gpt_neox", "gpt_neox.layers.0.attention.bias_k"),
-        ("qwen3", "mtp.fc.weight"),  # multi-token prediction is ignored in other families only
+        ("qwen3", "mtp.fc.weight"),  # only other families ignore multi-token prediction
         ("kimi_linear", "mtp.fc.weight"),
         ("qwen3_next", "model.mtp.fc.weight"),
         ("qwen3_next", "model.visual.pos_embed.weight"),
@@ -164,7 +164,7 @@ def test_a_split_kv_b_is_named(saved: Callable[[str], Path], tmp_path: Path) -> 
 
 
 def test_an_unsplit_kv_b_is_named(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    """In our own format it is one matrix per head."""
+    """In our own format, kv_b is one matrix per head."""
     from ridgeline.spec import to_json
 
     spec, weights = open_checkpoint(saved("deepseek_v2")).spec, load(saved("deepseek_v2"))
@@ -328,7 +328,8 @@ def test_half_precision_checkpoints_are_computed_in_float32(
     ).eval()
     exact = oracle_logits(reference, prompts(case))
     with torch.no_grad():
-        for name, stored in reference.state_dict().items():  # biases of a choice are not parameters there
+        # transformers does not list the biases of a choice as parameters
+        for name, stored in reference.state_dict().items():
             if not name.endswith(DERIVED):  # computed from the config, not read from a file
                 stored.copy_(stored.to(dtype).float())
     rounded = oracle_logits(reference, prompts(case))

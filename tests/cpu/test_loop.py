@@ -1,4 +1,4 @@
-"""One loop over two runners: the device in its thread, and the simulator's clock under the engine itself."""
+"""One loop over two runners: the device in its thread, and the simulator's clock."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def serve(engine: RequestLoop[Any], **params: Any) -> dict[tuple[int, int], list
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "logprobs": 2, "prompt_logprobs": 1}, EDITED])
 @pytest.mark.parametrize("tight", [False, True])
 def test_steps_in_a_thread_change_nothing(params: dict[str, Any], tight: bool, threaded: None) -> None:
-    """Rows that the device samples, rows that the host samples, and sequences that are preempted meanwhile."""
+    """The device samples some rows, the host samples others, and sequences are preempted meanwhile."""
     name = "hybrid"
     config = settings(name, 0, steps_in_flight=2, max_num_batched_tokens=24)
     if tight:
@@ -54,7 +54,7 @@ def test_steps_in_a_thread_change_nothing(params: dict[str, Any], tight: bool, t
 
 
 def test_the_host_works_while_the_device_does(threaded: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Step 3 is under way when the tokens of step 2 come out."""
+    """Step 3 runs on the device when the engine returns the tokens of step 2."""
     engine = Engine(loaded("attention"), settings("attention", 0, steps_in_flight=2))
     run, let_go, begun = DeviceRunner._run, threading.Event(), threading.Event()
 
@@ -94,7 +94,7 @@ def test_an_exception_in_the_thread_comes_out_and_the_engine_can_be_reset(
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_engine_runs_on_the_simulators_clock(depth: int) -> None:
-    """The engine's requests take the steps and the times of the simulator; two steps in flight change no time."""
+    """The engine's requests take the same steps and times as in the simulator; two steps in flight change no time."""
     config = settings("attention", 0, max_num_batched_tokens=24, steps_in_flight=depth)
     cost = LinearCost((24,), (0.01,))
     clock = ClockRunner(CostTable(cost))

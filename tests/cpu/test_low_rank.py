@@ -1,4 +1,4 @@
-"""Low-rank terms of matrices: the model equals one whose matrices have the term added in; what it costs."""
+"""Low-rank terms of matrices: the model equals one whose matrices include the terms, and the cost is counted."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from ridgeline.spec.quant import FORMATS, PLAIN, FormatTable
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [5, 3]]
 RANK = 3
-# Families by what follows the product: a norm and a rotation of heads, biases, a scan, experts, latents, a tied head.
+# Families by the operation after the product: a norm and a rotation of heads, biases, a scan, experts, latents, a tied
+# head.
 FAMILIES = ["llama", "qwen3_moe", "gpt2", "mamba2", "deepseek_v2", "gemma2", "qwen3_next"]
 
 
 def terms_of(spec: ModelSpec, seed: int = 5) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """A term for every matrix that may have one, a tenth of the matrix in size."""
+    """Return a term for every matrix that may have one, a tenth of the matrix in size."""
     rng = np.random.default_rng(seed)
     found = {}
     for weight in spec.weights():

@@ -1,9 +1,9 @@
-"""What the plan counts against what a process takes: the peak of its resident memory beyond weights and pages.
+"""The memory that the plan counts against the memory of a process: its peak resident memory without weights and pages.
 
-Each case is a fresh process. Exact: with every larger block of memory mapped on its own (mallopt(3)), so that freed
-memory is not resident, the peak is at most the count, and the count at most three times the peak. As deployed, glibc
-keeps some of what is freed: blocks below its threshold of up to 32 MiB, and twice that at the end of the heap. That is
-no part of the count; it is what the share of the memory is for that `resolve` leaves free.
+Each case is a new process. In the exact tests, every larger block of memory is mapped on its own (mallopt(3)), so that
+freed memory is not resident: the peak is at most the count, and the count is at most three times the peak. In
+deployment, glibc keeps some freed memory: blocks below its threshold of up to 32 MiB, and twice that at the end of the
+heap. The count does not include this; `resolve` leaves a share of the memory free for it.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from ridgeline.spec import (
 from shares import daily
 
 MIB = 2**20
-# Blocks that were freed but stay in the heap, which no program can know beforehand: up to 163 MiB were seen (another
-# run of the same case: 26). The share of memory that is left alone is there for them.
+# Freed blocks that stay in the heap, which no program can know beforehand: up to 163 MiB were measured (and 26 in
+# another run of the same case). A share of the memory is left free for them.
 KEPT_BY_GLIBC = 256 * MIB
 LLAMA = {
     "model_type": "llama", "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 8,
@@ -79,7 +79,7 @@ GPT_OSS = {
     "model_type": "gpt_oss", "hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 4, "head_dim": 32,
     "num_attention_heads": 8, "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2,
     "vocab_size": 8000, "max_position_embeddings": 4096, "sliding_window": 128,
-    # Without it the context is the published one, 32 times as long, and its prefill alone takes minutes.
+    # Without this limit, the context is the published one, 32 times as long, and the prefill alone takes minutes.
     "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
 }  # fmt: skip
 DEEPSEEK = {
@@ -119,7 +119,7 @@ SHORT = {**SMALL, "max_position_embeddings": 512}
 
 
 def ours(*mixers: TokenMixer) -> dict[str, Any]:
-    """A config of our own, of these layers."""
+    """Return a config of our own with these layers."""
     layers = tuple(Layer(mixer, GatedMLP(512), RMSNorm()) for mixer in mixers)
     return {"model_type": "ridgeline", "spec": to_json(ModelSpec("ours", 16000, 192, 2048, layers, RMSNorm()))}
 
@@ -137,7 +137,7 @@ PATTERNS = ours(
 class Case:
     """A model with random weights, and the options of its engine.
 
-    context, new: prompts of the sequences that decode together, and the tokens that they are given, in tokens.
+    context: tokens of the prompts that decode together. new: tokens that each of them generates.
     """
 
     shape: dict[str, Any]
@@ -198,7 +198,7 @@ def can_measure() -> bool:
 
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", "reference"])
-# One case of each way in which memory is taken: keys, chunks, experts, latents, states, what is copied to the host.
+# One case for each cause of memory: keys, chunks, experts, latents, states, copies for the host.
 LONGER = [(name, device) for name in CASES if name != "small" for device in ("cpu", "reference")]
 EACH_DAY = {
     ("llama, bfloat16", "cpu"), ("large chunks", "cpu"), ("experts", "cpu"), ("latents", "cpu"), ("window", "cpu"),
@@ -209,7 +209,7 @@ needs_proc = pytest.mark.skipif(not can_measure(), reason="no /proc/self/clear_r
 
 
 def measure(name: str, device: str, **environ: str) -> dict[str, Any]:
-    """Run a case in a process of its own; counted and peak bytes."""
+    """Run a case in a separate process; return counted and peak bytes."""
     paths = (Path(ridgeline.__file__).parents[1], Path(__file__).parents[1])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **environ}
     command = [sys.executable, __file__, json.dumps(asdict(CASES[name])), device]
@@ -226,10 +226,10 @@ def measure(name: str, device: str, **environ: str) -> dict[str, Any]:
 
 
 def check_exact(name: str, device: str) -> None:
-    """The count is of the reference ops; others may take less.
+    """Check that the count is enough. It is exact for the reference ops; others may take less.
 
-    It has LIBRARY_BYTES for what a matrix product needs for itself. How much that is on this CPU is measured in the
-    same process, by one product alone: what is beyond is no mistake of the count.
+    The count includes LIBRARY_BYTES as the work space of a matrix product. The same process measures the real work
+    space of one product on this CPU: the excess over LIBRARY_BYTES is not an error of the count.
     """
     found = measure(name, device, MALLOC_MMAP_THRESHOLD_="65536")
     peak = max(found["peaks"].values())
@@ -278,7 +278,7 @@ def test_the_plan_knows_the_bounds_that_others_keep() -> None:
 
 
 def resident(key: str) -> int:
-    """Bytes of this process: VmRSS is now, VmHWM the peak since it was reset."""
+    """Return bytes of this process: VmRSS is the current size, VmHWM the peak since it was reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
@@ -290,7 +290,7 @@ def reset_peak() -> None:
 
 
 class Masks:
-    """A grammar that allows every token, whose masks come when it is told."""
+    """A grammar that allows every token, and whose masks are ready when the test allows it."""
 
     def __init__(self, vocab: int) -> None:
         self.vocab, self.come = vocab, False
@@ -312,7 +312,7 @@ class Masks:
 
 
 class Driver:
-    """An engine that is made to take all that it can."""
+    """Runs an engine so that it takes as much memory as it can."""
 
     def __init__(self, case: Case, device: str) -> None:
         from ridgeline import LLM
@@ -329,7 +329,7 @@ class Driver:
         self.vocab, self.width, length = loaded.spec.vocab_size, loaded.spec.hidden_size, loaded.max_model_len
         few = EngineOptions(max_num_seqs=2, max_num_batched_tokens=16)
         self.engine = Engine(loaded, resolved(64, few, free_bytes=MIB << 8, fixed_len=True))
-        self.run([20, 5])  # what is loaded when it is first used
+        self.run([20, 5])  # load modules that are imported at their first use
         del self.engine
         options = EngineOptions(**case.options)
         config = self.config = resolved(length, options, free_bytes=MIB << 10, fixed_len=False)
@@ -340,14 +340,14 @@ class Driver:
             pages[:] = 0
 
     def add(self, lengths: list[int], grammar: Any = None, **params: Any) -> None:
-        """Requests with prompts of these lengths, all at once."""
+        """Add requests with prompts of these lengths, all at once."""
         import numpy as np
 
         from ridgeline import SamplingParams
         from ridgeline.runtime.generator import GenerationRequest
         from ridgeline.sample.sampler import NoiseKey
 
-        self.runs += 1  # other prompts each time, so that none is found in the prefix cache
+        self.runs += 1  # prompts differ in each run, so that the prefix cache finds none
         rng = np.random.default_rng(self.runs)
         sampling = SamplingParams(**{"max_tokens": 2, "top_p": 0.9, "logprobs": 20, "ignore_eos": True, **params})
         for i, n in enumerate(lengths, len(self.engine)):
@@ -362,7 +362,9 @@ class Driver:
             self.engine.step()
 
     def late_peak(self, count: int, length: int) -> int:
-        """Bytes beyond weights and pages while so many answers wait for their masks, and then a prompt is computed."""
+        """Return bytes without weights and pages while `count` answers wait for their masks and then a prompt is
+        computed.
+        """
         reset_peak()
         masks = Masks(self.vocab)
         self.add([4] * count, masks, max_tokens=1, logprobs=None)
@@ -378,14 +380,16 @@ class Driver:
         return resident("VmHWM") - self.base
 
     def peak(self, lengths: list[int], **params: Any) -> int:
-        """Bytes beyond weights and pages."""
+        """Return bytes without weights and pages."""
         reset_peak()
         self.run(lengths, **params)
         return resident("VmHWM") - self.base
 
 
 def library_scratch(tokens: int, width: int, columns: int) -> int:
-    """Bytes that torch takes for a product of two float64 matrices besides them and their result, on this CPU."""
+    """Return the bytes that torch takes for a product of two float64 matrices, without the matrices and the result, on
+    this CPU.
+    """
     import torch
 
     x, weight = torch.ones(tokens, width, dtype=torch.float64), torch.ones(width, columns, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""MXFP4 checkpoints: every byte with every scale, unpacked as by transformers, and whole packed folders."""
+"""MXFP4 checkpoints: every byte with every scale, values as unpacked by transformers, and whole packed folders."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def bits(x: torch.Tensor) -> np.ndarray:
 
 
 def test_every_byte_under_every_scale() -> None:
-    """Compare with the format's definition: sign, two bits of exponent with bias 1, one of mantissa; times 2 ** (scale
-    - 127).
+    """Compare with the format's definition: sign, two bits of exponent with bias 1, one bit of mantissa, times 2 **
+    (scale - 127).
     """
     blocks = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16).repeat(LARGEST_SCALE + 1, 1)
     scales = np.arange(LARGEST_SCALE + 1, dtype=np.uint8)[None, :, None].repeat(16, 2)
@@ -52,7 +52,7 @@ def test_every_byte_under_every_scale() -> None:
     row = np.stack([numbers[np.arange(256) & 15], numbers[np.arange(256) >> 4]], 1).ravel()  # the low half comes first
     wanted = row * 2.0 ** (np.arange(LARGEST_SCALE + 1)[:, None] - 127.0)
     np.testing.assert_array_equal(got, wanted)
-    np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted))  # for zeros, too
+    np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted))  # zeros have the right sign, too
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (2, 64, 3)])
@@ -124,7 +124,7 @@ def test_a_packed_folder_is_the_model_that_transformers_unpacks(packed: tuple[Pa
     stack = theirs["model.layers.1.mlp.experts.gate_up_proj"]
     for name, first in (("gate", 0), ("up", 1)):
         got = weights[f"layers.1.mlp.experts.{name}.weight"]
-        assert got.dtype is torch.bfloat16  # half the bytes of float32, and exact
+        assert got.dtype is torch.bfloat16  # the type has half the bytes of float32, and is exact
         assert torch.equal(got.float(), stack[:, :, first::2].transpose(1, 2))
         bias = weights[f"layers.1.mlp.experts.{name}.bias"]
         assert torch.equal(bias, theirs["model.layers.1.mlp.experts.gate_up_proj_bias"][:, first::2])

@@ -1,4 +1,4 @@
-"""Serving without torch: every family and every command, in processes where an import of it fails."""
+"""Serving without torch: every family and every command, in processes where `import torch` fails."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from oracle.ours import SPECS, write
 from ridgeline import LLM, SamplingParams
 
 SOURCE = Path(ridgeline.__file__).parents[1]
-# What `import torch` finds where it is not installed, and importlib.util.find_spec too.
+# This makes `import torch` and importlib.util.find_spec fail as if torch were not installed.
 ABSENT = "import sys\nfor name in ('torch', 'transformers'): sys.modules[name] = None\n"
 COMMAND = f"{ABSENT}from ridgeline.cli.main import main\nmain()"
-# Of each folder, in both ways to generate: logits, and greedy tokens.
+# For each folder, it computes logits and greedy tokens with both generators.
 SERVE = f"""{ABSENT}
 import json
 import numpy as np
@@ -46,7 +46,7 @@ def process(code: str, *args: object, stdin: str = "") -> subprocess.CompletedPr
 
 
 def test_every_family(tmp_path: Path) -> None:
-    """Logits as transformers has them, and its greedy tokens; specs of our own as on the reference device."""
+    """Logits and greedy tokens equal those of transformers; for specs of our own, those of the reference device."""
     jobs, wanted = [], []
     for name in FIRST_OF_A_FAMILY:
         case, folder = CASES[name], tmp_path / name
@@ -137,7 +137,7 @@ def test_what_needs_torch_says_so(name: str, texts: Path, monkeypatch: pytest.Mo
 
 
 def test_the_cpu_device_leaves_torch_alone() -> None:
-    """Where torch is installed, and no GPU is there: importing it would take longer than the whole run."""
+    """Without a GPU, an installed torch is not imported, because that would take longer than the whole run."""
     code = (
         "import sys\nfrom ridgeline.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit as e:\n    assert not e.code\n"

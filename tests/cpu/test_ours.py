@@ -1,4 +1,6 @@
-"""Models of layers that no class of transformers has, against their definition in float64 (oracle/definition.py)."""
+"""Models with layers that no class of transformers has, compared with their definition in float64
+(oracle/definition.py).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def test_logits_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
     assert error < TOLERANCE
 
 
-# Name -> the prompt's seed, so that no near tie is among the tokens.
+# Maps a name to the prompt's seed, chosen so that no token is a near tie.
 GREEDY = {"cla2": 2, "cla3_mqa": 1, "cla_mixed": 1, "cla_character": 1, "first_tokens": 1, "patterns": 1}
 GREEDY |= {"s4": 1, "s4d_alone": 1, "lightning": 1, "based": 1, "taylor": 1}
 
@@ -60,7 +62,7 @@ def test_greedy_tokens_are_those_of_the_definition(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["cla_mixed", "patterns", "s4", "lightning", "based", "taylor"])
 def test_gradients_are_those_of_the_definition(name: str) -> None:
-    """An owner's projections learn from every layer that reads what they make."""
+    """An owner's projections get gradients from every layer that reads its keys and values."""
     spec, tokens = SPECS[name], sequences()[2]
     drawn = random_weights(spec)
     ours: Any = {name: torch.from_numpy(x).requires_grad_() for name, x in drawn.items()}
@@ -94,7 +96,7 @@ def test_json_round_trip(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["first_tokens", "patterns"])
 def test_every_pattern_moves_the_logits(name: str) -> None:
-    """One more first token, another step, another stride, or none of them, in each layer."""
+    """In each layer, one more first token, another step, another stride, or no pattern changes the logits."""
     spec, table = SPECS[name], open_table("reference")
     weights: Any = {key: torch.from_numpy(x) for key, x in random_weights(spec).items()}
     step = DenseStep.build(sequences(), table.memory)
@@ -111,7 +113,7 @@ def test_every_pattern_moves_the_logits(name: str) -> None:
             layers = list(spec.layers)
             layers[i] = replace(layer, mixer=replace(layer.mixer, pattern=other))
             if i == 0 and other is None and name == "first_tokens":
-                continue  # the last layer shares its keys, and sees the first tokens
+                continue  # the last layer shares these keys, and still attends to the first tokens
             moved = float(np.abs(run(layers) - base).max())
             assert moved > 100 * TOLERANCE, f"layers[{i}] {p} as {other}: {moved:.1e}"
             count += 1
@@ -129,7 +131,9 @@ def others(pattern: Pattern) -> Iterator[Pattern]:
 
 
 def test_state_of_patterns() -> None:
-    """First tokens stay beside the window, a dilated window reaches further back, a stride reads everything."""
+    """First tokens are kept in addition to the window, a dilated window reaches further back, a stride reads
+    everything.
+    """
     first, far, *_ = state_groups(SPECS["first_tokens"], page_tokens=4)
     assert (first.lookback, first.first_tokens, first.first_pages) == (23, 5, 2)
     assert (far.lookback, far.first_tokens, far.first_pages) == (23, 20, 5)

@@ -1,4 +1,4 @@
-"""The page at / in Debian's Chromium: what it shows, its controls, and which code it may run."""
+"""The page at / in Debian's Chromium: its content, its controls, and the code that it may run."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_a_key_is_asked_for(browser: playwright.Browser) -> None:
     with serving("pocket", "--api-key", "secret") as server, browser.new_context() as context:
         page = context.new_page()
         page.goto(address(server))
-        page.get_by_role("link", name="Live").click()  # every view asks for the key
+        page.get_by_role("link", name="Live").click()  # every view requires the key
         page.get_by_label("API key").fill("wrong")
         page.get_by_role("button", name="Use this key").click()
         expect(page.get_by_role("alert")).to_contain_text("API key")

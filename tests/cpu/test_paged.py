@@ -1,4 +1,4 @@
-"""Attention over pages against dense attention, with NaN in every place that must not be read."""
+"""Attention over pages against dense attention, with NaN in every slot that must not be read."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ NAN = float("nan")
 
 
 class Pages:
-    """An arena of one layer, its page tables, and a reckless allocator: freed pages are filled with NaN.
+    """An arena of one layer, its page tables, and an allocator that fills freed pages with NaN.
 
-    Six sequences of 100 tokens fit, in pages of one.
+    Six sequences of 100 tokens fit, in pages of one token.
     """
 
     def __init__(self, case: Attention, page_tokens: int, rows: int, rng: np.random.Generator, memory: Memory) -> None:
@@ -58,7 +58,7 @@ class Pages:
 def run_chunks(
     case: Attention, page_tokens: int, lengths: list[int], seed: int, device: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A device's paged results over random chunks of all sequences, and dense results of the definition."""
+    """Return a device's paged results over random chunks of all sequences, and dense results of the definition."""
     rng, table = np.random.default_rng(seed), TABLES[device]
     heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
     q, k, v = (rng.normal(size=(sum(lengths), h, case.head_dim)).astype(np.float32) for h in heads)
@@ -125,7 +125,7 @@ def test_paged_equals_dense(
 @DEVICES
 @pytest.mark.parametrize("window", [None, 7])
 def test_blocks_of_queries_change_nothing(window: int | None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long chunk against a long context is computed a few queries, and sequences, at a time, to bound memory."""
+    """To bound memory, a long chunk against a long context is computed for a few queries and sequences at a time."""
     monkeypatch.setattr(paged, "CPU_BLOCK", 500)
     monkeypatch.setattr(host, "BLOCK", 500)
     out, dense = run_chunks(Attention(6, 2, 8, 0.3, window=window), 4, [90, 40, 3], 1, device)
@@ -133,7 +133,7 @@ def test_blocks_of_queries_change_nothing(window: int | None, device: str, monke
 
 
 def test_sequences_of_very_different_lengths_share_no_padding() -> None:
-    """A long context beside many short ones: buckets keep the padded work within a few times the real work."""
+    """With a long context beside many short ones, buckets keep the padded work within a few times the real work."""
     slices = Slices.plain(np.arange(33), np.array([4000] + [10] * 32), np.ones(33, np.int64))
     layout = build_layout(slices, np.ones((33, 300), np.int64), 16, ALL, REFERENCE.memory)
     padded = sum(b.pages.shape[0] * b.pages.shape[1] for b in layout.buckets)

@@ -1,4 +1,6 @@
-"""Masks, bias and penalties: transformers' processors where it has them, closed forms elsewhere; and their order."""
+"""Masks, bias and penalties, in their order: equal to transformers' processors where they
+exist, else to closed forms.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def edited(
     scores: np.ndarray, params: SamplingParams, prompt: Sequence[int] = (), output: Sequence[int] = (),
     ends: Sequence[int] = (),
 ) -> np.ndarray:  # fmt: skip
-    """The scores after all edits, of a sequence that grew token by token."""
+    """Return the scores of a sequence after all edits; its tokens are added one by one."""
     out = scores.astype(np.float64)
     if edits := Edits.of(params, prompt, ends):
         for token in output:
@@ -78,7 +80,7 @@ _SEQUENCES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_s
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(scores=_LOGITS, bad=_SEQUENCES, output=st.lists(st.integers(0, 3), min_size=1, max_size=10))
 def test_bad_sequences_are_those_of_transformers(scores: np.ndarray, bad: list[list[int]], output: list[int]) -> None:
-    """A sequence is looked for in the answer alone, which the processor takes for all there is."""
+    """Bad words are searched in the answer alone; the processor gets the answer as its whole input."""
     found = edited(scores, SamplingParams(bad_token_sequences=tuple(map(tuple, bad))), [0, 1, 2, 3], output)
     assert (found == processed(scores, NoBadWordsLogitsProcessor(bad), output)).all()
 
@@ -108,7 +110,9 @@ def test_a_bias_is_that_of_transformers(scores: np.ndarray, bias: dict[int, int]
 def test_presence_and_frequency_in_closed_form(
     scores: np.ndarray, prompt: list[int], output: list[int], presence: float, frequency: float
 ) -> None:
-    """mu[j] - c[j] * frequency - (c[j] > 0) * presence, with the counts c of the answer alone (OpenAI's reference)."""
+    """Compare with OpenAI's reference, mu[j] - c[j] * frequency - (c[j] > 0) * presence, with the counts c of the
+    answer.
+    """
     found = edited(scores, SamplingParams(presence_penalty=presence, frequency_penalty=frequency), prompt, output)
     counts = Counter(output)
     expected = [s - counts[j] * frequency - (counts[j] > 0) * presence for j, s in enumerate(scores)]
@@ -116,7 +120,7 @@ def test_presence_and_frequency_in_closed_form(
 
 
 def test_the_order_of_edits() -> None:
-    """The bias comes before the repetition penalty, which comes before the other penalties; masks stay."""
+    """The bias is applied before the repetition penalty, then the other penalties; masks stay."""
     params = SamplingParams(
         logit_bias={0: 4.0, 1: 50.0, 2: -3.0}, bad_token_ids=(1,), repetition_penalty=2.0, presence_penalty=0.5,
         frequency_penalty=0.25,
@@ -127,7 +131,7 @@ def test_the_order_of_edits() -> None:
 
 def test_no_edits_where_none_are_asked_for() -> None:
     assert Edits.of(SamplingParams(top_p=0.5, stop="a"), [1], [2]) is None  # type: ignore[arg-type]
-    assert Edits.of(SamplingParams(min_tokens=3), [1], []) is None  # nothing could end it
+    assert Edits.of(SamplingParams(min_tokens=3), [1], []) is None  # there is no end token to forbid
     assert Edits.of(SamplingParams(min_tokens=3), [1], [2]) is not None
 
 
@@ -145,7 +149,7 @@ def test_counts_are_those_of_a_counter(prompt: list[int], output: list[int]) -> 
 
 @pytest.mark.parametrize("penalty", [1e-320, 1e-300, 1.7e308])
 def test_the_wildest_penalty_still_gives_a_token(penalty: float) -> None:
-    """Computed without an overflow to NaN; warnings are errors here."""
+    """The penalty gives no NaN by overflow; warnings are errors here."""
     logits = np.array([[3.0, -2.0, 0.5, 5.0, -np.inf]], np.float32)
     for temperature in (0.0, 1.0, 5e-324):
         params = SamplingParams(repetition_penalty=penalty, temperature=temperature, logprobs=4)
@@ -164,10 +168,11 @@ def test_greedy_heeds_edits_and_leaves_the_logits_alone() -> None:
         return found.token
 
     assert pick(logits, [1], repetition_penalty=2.0) == 2
-    assert pick(logits, [1, 1, 1, 1], repetition_penalty=2.0) == 2  # once, however often it occurred
-    assert pick(-logits, [0], repetition_penalty=2.0) == 0  # -1 becomes -2, equal to token 2's: the lower id
+    # the penalty applies once, however often the token occurred
+    assert pick(logits, [1, 1, 1, 1], repetition_penalty=2.0) == 2
+    assert pick(-logits, [0], repetition_penalty=2.0) == 0  # -1 becomes -2, equal to token 2's score: the lower id wins
     assert pick(logits, [], bad_token_ids=(1,)) == 2
-    assert pick(logits, [], logit_bias={0: 2.0}) == 0  # equal to token 1's: the lower id
+    assert pick(logits, [], logit_bias={0: 2.0}) == 0  # the score equals token 1's: the lower id wins
     assert logits.tolist() == [1.0, 3.0, 2.0]
 
 
@@ -182,11 +187,11 @@ def test_nothing_left_fails_that_row_alone() -> None:
     assert first == third
     assert isinstance(first, SampledToken)
     row.push(0)
-    assert sample(logits[:1], [row]) == [SampledToken(2)]  # once it may end, it ends
+    assert sample(logits[:1], [row]) == [SampledToken(2)]  # the answer ends as soon as it may
 
 
 def test_a_row_that_starts_again_goes_on_as_before() -> None:
-    """After a preemption the output so far is given: masks, penalties and noise are where they were."""
+    """A row that restarts after a preemption gets the output so far; its masks, penalties and noise continue."""
     params = SamplingParams(repetition_penalty=1.3, frequency_penalty=0.7, min_tokens=6)
     logits = np.random.default_rng(0).normal(size=(1, 30)).astype(np.float32)
     row, output = SampleRow.start(params, [3, 4], KEY, (0, 1)), []
@@ -225,7 +230,9 @@ def test_edits_reach_the_answer(stories: LLM) -> None:
 
 
 def test_bad_words_are_not_in_the_answer(stories: LLM) -> None:
-    """A word of one token and words of several, with and without a space before them; the parts of a word may come."""
+    """The bad words are of one token and of several, with and without a space before them;
+    parts of a word are allowed.
+    """
     text = stories.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=40))[0].outputs[0].text
     words = [w for w in dict.fromkeys(text.replace(".", " ").replace(",", " ").split()) if len(w) > 2]
     assert stories.tokenizer is not None and len(words) > 4
@@ -252,7 +259,9 @@ def test_bad_words_need_a_tokenizer() -> None:
 
 
 def test_penalties_equal_a_computation_from_the_logits(stories: LLM) -> None:
-    """Each token is the best of the dense model's logits, edited by hand from the whole history."""
+    """Each token is the best of the dense model's logits after an edit that the test computes
+    from the whole history.
+    """
     params = {"repetition_penalty": 1.2, "frequency_penalty": 0.6, "presence_penalty": 0.3, "bad_token_ids": (400,)}
     prompt, output = stories.encode("Once upon a time"), answer(stories, **params)
     rows = stories.logits([prompt + output])[0][len(prompt) - 1 : -1]

@@ -1,7 +1,7 @@
-"""Runs the numerically sensitive tests on other paths through torch, its libraries and our kernels: as other CPUs do.
+"""Run the numerically sensitive tests on other code paths of torch, its libraries and our kernels, as on other CPUs.
 
-Each setting is a process of its own, because the libraries read their environment once. Without an instruction set, a
-CPU uses the next best.
+Each setting is a separate process, because the libraries read their environment once. If an instruction set is
+disabled, a CPU uses the next best.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The planner against the programs that run: its pages equal the engine's, its operations those that torch counts."""
+"""The planner against the programs that run: its pages equal the engine's, its operations equal those that torch
+counts.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def test_pages_are_those_of_the_engine(name: str, page_tokens: int) -> None:
 
 
 def test_the_engines_own_pages_hold_the_batch_that_the_plan_says() -> None:
-    """The engine fits the batch into the memory that the plan says, but not into a tenth less."""
+    """The engine fits the planned batch into the planned memory, but not into a tenth less."""
     spec = model(*[FULL] * 4)
     planner = Planner(Deployment(spec, hardware("cpu-laptop"), FLOAT))
     foot = planner.memory.footprint(64, 1000)
@@ -105,8 +107,8 @@ def test_the_engines_own_pages_hold_the_batch_that_the_plan_says() -> None:
     assert pages(0.9) < full
 
 
-# Families for which torch's counter counts every product as one. It counts all pairs of attention, and we count only
-# unmasked pairs.
+# Torch's counter counts every product of these families once. It counts all pairs of attention; we count only unmasked
+# pairs.
 COUNTED = [
     "meta-llama/Llama-2-7b-hf", "mistralai/Mistral-7B-v0.1", "Qwen/Qwen3-0.6B", "google/gemma-3-270m",
     "openai-community/gpt2", "EleutherAI/pythia-1.4b", "allenai/OLMo-2-0425-1B", "THUDM/GLM-4-9B-0414",
@@ -121,7 +123,7 @@ def test_operations_of_a_prompt_are_those_that_torch_counts(name: str) -> None:
     with torch.device("meta"):
         peer = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         ids = torch.zeros(batch, tokens, dtype=torch.long)
-        mask = torch.zeros(batch, 1, tokens, tokens)  # passed in, because making one reads numbers
+        mask = torch.zeros(batch, 1, tokens, tokens)  # passed in, because creating a mask reads numbers
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         peer(ids, attention_mask=mask, use_cache=False)
     counted = counter.get_total_flops()

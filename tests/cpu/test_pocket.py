@@ -23,7 +23,8 @@ from ridgeline.spec import Attention
 from ridgeline.train.data.vocabulary import PLAIN_CHAT
 from ridgeline.train.pocket.recipe import Recipe
 
-TEXT = Path(re.__file__).parent / "_parser.py"  # a file of the standard library, of either side
+# a file of the standard library; it may be in the training data or held out
+TEXT = Path(re.__file__).parent / "_parser.py"
 
 
 @pytest.fixture(scope="module")

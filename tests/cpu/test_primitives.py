@@ -1,6 +1,7 @@
-"""Every primitive of the torch backends against a definition in numpy float64, written here and nowhere else.
+"""Every primitive of the torch backends against a definition in numpy float64, which is written only here.
 
-Inputs are slices out of larger tensors full of NaN, so that a read beside them shows; and no call may change them.
+Inputs are slices of larger tensors full of NaN, so that a read outside them changes the result. No call may change its
+inputs.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def rng(*key: int) -> np.random.Generator:
 
 
 def poisoned(x: Tensor) -> Tensor:
-    """Return the values as a slice of a tensor whose other elements are NaN (or an id that is out of range)."""
+    """Return the values as a slice of a tensor whose other elements are NaN, or an invalid id if the values are ids."""
     rest = torch.nan if x.is_floating_point() else 1 << 40
     room = torch.full([n + 4 for n in x.shape], rest, dtype=x.dtype)
     inner = room[tuple(slice(2, n + 2) for n in x.shape)]
@@ -70,7 +71,7 @@ def tensors(args: Any) -> list[Tensor]:
 
 
 def call(op: Op[Any], case: object, *args: Any, backend: Any = REFERENCE) -> Any:
-    """Run a primitive, checking that it leaves its inputs alone and answers in float32 (ids in int64)."""
+    """Run a primitive; check that it does not change its inputs and returns float32 (or int64 for ids)."""
     before = [t.clone() for t in tensors(args)]
     out = backend.primitive(op, case)(*args)
     for old, new in zip(before, tensors(args), strict=True):
@@ -104,7 +105,7 @@ def test_layer_norm(eps: float, size: int) -> None:
     wide = x.astype(np.float64)
     centered = wide - wide.mean(-1, keepdims=True)
     wanted = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + eps) * weight + bias
-    # One element alone is its own mean: nothing but the bias is left, exactly.
+    # A single element is its own mean, so the exact result is the bias.
     check(call(api.NORM, LayerNorm(eps), tensor(x), tensor(weight), tensor(bias)), wanted, atol=1e-5)
 
 
@@ -141,7 +142,7 @@ def clamped_swiglu(case: ClampedSwiGLU, gate: np.ndarray, up: np.ndarray) -> np.
 
 
 def test_clamped_swiglu() -> None:
-    """The gate is clamped from above only; values at the limit, on both sides and far out."""
+    """The gate is clamped only from above; the values are at the limit, on both sides of it and far outside."""
     edge = [-9.0, -2.0, -1.9999, 0.0, 1.9999, 2.0, 2.0001, 9.0]
     gate, up = (rng(i).normal(0, 3, (3, 257)).astype(np.float32) for i in range(2))
     gate[:, :8], up[:, 8:16] = edge, edge
@@ -161,7 +162,7 @@ def test_elementwise(size: int) -> None:
     rows = np.array([2, 0, 2])
     check(call(api.TAKE, None, tensor(a), tensor(rows, torch.int64)), wide[rows], rtol=0, atol=0)
     split = call(api.SPLIT_HEADS, None, tensor(np.tile(a, 4)), 4)
-    check(split, np.stack([wide] * 4, 1), rtol=0, atol=0)  # a head is a run of neighbors
+    check(split, np.stack([wide] * 4, 1), rtol=0, atol=0)  # a head consists of neighboring elements
     check(call(api.JOIN, None, tensor(a), tensor(b)), np.concatenate((wide, other), 1), rtol=0, atol=0)
     start, stop = size // 3, size // 3 + size // 2
     check(call(api.CUT, None, tensor(a), start, stop), wide[:, start:stop], rtol=0, atol=0)
@@ -196,7 +197,7 @@ def test_linear(size: int, bias: bool, dtype: str) -> None:
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, case: Rope) -> np.ndarray:
-    """Each pair, as a complex number, times cos + i sin."""
+    """Multiply each pair, as a complex number, by cos + i sin."""
     half = case.dim // 2
     out = x.copy()
     for i in range(half):
@@ -210,12 +211,12 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, case: Rope) -> np.nd
 def test_rotary(factor: float) -> None:
     positions = np.array([0, 1, 63, 100, 257, 4095, 131071])
     inverse = rng(1).uniform(1e-4, 1, 9).astype(np.float32)
-    # The angle is rounded to float32, as where models are trained: only cos and sin are free to be better.
+    # The angle is rounded to float32, as in training; only cos and sin may be more exact.
     angle = (positions.astype(np.float32)[:, None] * inverse).astype(np.float64)
     cos, sin = call(api.ROTARY, None, tensor(positions, torch.int64), tensor(inverse), factor)
     check(cos, factor * np.cos(angle), rtol=0, atol=3e-7)
     check(sin, factor * np.sin(angle), rtol=0, atol=3e-7)
-    own = np.stack([inverse * np.float32(0.5 + t) for t in range(len(positions))])  # of each token
+    own = np.stack([inverse * np.float32(0.5 + t) for t in range(len(positions))])  # frequencies for each token
     angle = (positions.astype(np.float32)[:, None] * own).astype(np.float64)
     cos, sin = call(api.ROTARY, None, tensor(positions, torch.int64), tensor(own), factor)
     check(cos, factor * np.cos(angle), rtol=0, atol=3e-7)
@@ -239,7 +240,7 @@ def test_rope(size: int, dim: int, head_dim: int, interleaved: bool) -> None:
 
 
 def keys_of(case: Attention, start: int, i: int) -> list[int]:
-    """The keys that row i of a sequence which begins at row `start` sees."""
+    """Return the keys that row i of a sequence which begins at row `start` attends to."""
     window = case.window or 1 << 40
     match case.pattern:
         case FirstTokens(count):
@@ -255,7 +256,7 @@ def attend(
     case: Attention, q: np.ndarray, k: np.ndarray, v: np.ndarray, lengths: tuple[int, ...],
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """One query after the other, one head after the other."""
+    """Compute each query and each head separately."""
     out = np.zeros(q.shape)
     group, start = case.num_heads // case.num_kv_heads, 0
     for n in lengths:
@@ -274,7 +275,7 @@ def attend(
 
 
 def qkv(case: Attention, lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores with a spread of about 2: a wrong scale, mask or head changes much."""
+    """Return q, k and v. Scores have a spread of about 2, so that a wrong scale, mask or head changes much."""
     total, generator = sum(lengths), rng(case.num_heads, case.head_dim, *lengths)
     std = math.sqrt(2 / case.scale) / case.head_dim**0.25
     q = generator.normal(0, std, (total, case.num_heads, case.head_dim))
@@ -303,7 +304,9 @@ SERVED = [(b, case) for case in CASES for b in (REFERENCE, SDPA) if b.refuses(ap
 
 
 def sinks_of(case: Attention) -> np.ndarray | None:
-    """From far below the scores, where a sink is as good as none, to far above them, where nothing is left."""
+    """Return sinks from far below the scores, where a sink has no effect, to far above them,
+    where it takes all weight.
+    """
     return np.linspace(-30, 30, case.num_heads).astype(np.float32) if case.sinks else None
 
 
@@ -319,7 +322,7 @@ def test_attention(case: Attention, lengths: tuple[int, ...], backend: Any) -> N
 
 @pytest.mark.parametrize("window", [None, 600])
 def test_attention_over_more_than_a_block_of_queries(window: int | None) -> None:
-    """The reference holds 512 rows of scores at once: the seam must not show, nor with a window across it."""
+    """The reference computes 512 rows of scores at a time; the boundary has no effect, even if a window crosses it."""
     case, lengths = Attention(1, 1, 4, 0.5, window=window), (1100, 513)
     q, k, v = qkv(case, lengths)
     got = call(api.ATTENTION, case, tensor(q), DenseKeyValues(tensor(k), tensor(v), lengths))
@@ -377,10 +380,10 @@ def test_sdpa_refuses_what_it_cannot_do() -> None:
 @pytest.mark.parametrize(("experts", "k"), [(1, 1), (5, 2), (64, 8), (64, 64)])
 @pytest.mark.parametrize("size", SIZES)
 def test_route(size: int, experts: int, k: int, normalize: bool) -> None:
-    """Logits of few values, so that most choices are between exact ties."""
+    """Logits have few values, so that most choices are between exact ties."""
     case = MoE(experts, k, 8, normalize=normalize)
     logits = rng(size, experts).integers(-1, 3, (size, experts)).astype(np.float64)
-    logits[0] = 0.5  # all equal: the first k, in order
+    logits[0] = 0.5  # if all are equal, the first k are chosen in order
     scores = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     wanted = [sorted(range(experts), key=lambda e, row=row: (-row[e], e))[:k] for row in logits]
     chosen = np.take_along_axis(scores, np.array(wanted), 1)
@@ -390,7 +393,7 @@ def test_route(size: int, experts: int, k: int, normalize: bool) -> None:
 
 
 def test_route_tells_logits_apart_that_a_softmax_does_not() -> None:
-    """Neighboring numbers: their exponentials round to one, and the greater one still goes first."""
+    """The exponentials of neighboring logits round to one number, but the greater logit is still chosen first."""
     high = np.float32(0.1)
     low = np.nextafter(high, np.float32(0))
     logits = torch.tensor([[float(low), float(high), 5.0, float(low), float(high)]])
@@ -402,14 +405,16 @@ def test_route_tells_logits_apart_that_a_softmax_does_not() -> None:
 @pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("size", SIZES)
 def test_route_within_groups(size: int, scores: Any, score: Any) -> None:
-    """The best three of four groups of four, then the best five of these experts; ties go to the lower number."""
+    """It chooses the best three of four groups of four, then the best five of these experts; ties go to the lower
+    number.
+    """
     case = MoE(16, 5, 8, normalize=False, scores=scores, choice_bias=True, groups=ExpertGroups(4, 3, score), scale=2.5)
     logits, bias = rng(size).integers(-1, 3, (size, 16)).astype(np.float64), np.zeros(16)
     bias[[1, 6, 10]] = 0.5, 0.25, -0.5
     exps = np.exp(logits)
     rated = exps / exps.sum(-1, keepdims=True) if scores == "softmax" else 1 / (1 + 1 / exps)
     wanted = []
-    for row in (rated + bias).astype(np.float32):  # a tie is one of numbers as they are stored
+    for row in (rated + bias).astype(np.float32):  # ties are ties of the stored numbers
         groups = row.reshape(4, 4)
         best = np.sort(groups, 1)[:, ::-1][:, : 1 if score == "best" else 2].sum(1)
         chosen = sorted(range(4), key=lambda g, best=best: (-best[g], g))[:3]
@@ -417,14 +422,15 @@ def test_route_within_groups(size: int, scores: Any, score: Any) -> None:
         wanted.append(sorted(inside, key=lambda e, row=row: (-row[e], e))[:5])
     ids, weights = call(api.ROUTE, case, tensor(logits), tensor(bias))
     assert ids.tolist() == wanted
-    check(weights, 2.5 * np.take_along_axis(rated, np.array(wanted), 1))  # without the bias
+    check(weights, 2.5 * np.take_along_axis(rated, np.array(wanted), 1))  # the weights do not include the bias
 
 
 def expert_problem(size: int, k: int, dtype: str) -> tuple[MoE, tuple[Tensor, ...]]:
     case, width, inner = MoE(6, k, 20), 33, 20
     generator = rng(size, k)
     x = tensor(generator.normal(size=(size, width)))
-    ids = tensor(np.array([generator.permutation(5)[:k] for _ in range(size)]), torch.int64)  # nobody visits 5
+    # no token chooses expert 5
+    ids = tensor(np.array([generator.permutation(5)[:k] for _ in range(size)]), torch.int64)
     scores = tensor(generator.uniform(0.1, 1, (size, k)))
     shapes = ((6, inner, width), (6, inner, width), (6, width, inner))
     return case, (x, ids, scores, *(tensor(generator.normal(0, 0.3, s), STORED[dtype]) for s in shapes))
@@ -522,7 +528,7 @@ def test_gradients_of_attention(softcap: float | None, window: int | None, backe
 
 
 def test_gradients_of_matrices() -> None:
-    """linear and embedding compute in float32: their gradients against the closed forms."""
+    """linear and embedding compute in float32: their gradients are compared with the closed forms."""
     x, weight, bias, out = (rng(i).normal(size=s).astype(np.float32) for i, s in enumerate(((9, 7), (5, 7), 5, (9, 5))))
     leaves = [torch.from_numpy(a).requires_grad_() for a in (x, weight, bias)]
     call(api.LINEAR, None, *leaves).backward(torch.from_numpy(out))
@@ -536,7 +542,7 @@ def test_gradients_of_matrices() -> None:
 
 
 def test_gradients_of_experts() -> None:
-    """Along random directions, against differences of the float64 definition."""
+    """Compare along random directions with differences of the float64 definition."""
     case, (x, ids, *rest) = expert_problem(9, 3, "float32")
     leaves = [t.clone().requires_grad_() for t in (x, *rest)]
     weights = rng(3).normal(size=x.shape)

@@ -1,4 +1,4 @@
-"""How a prompt is read: special tokens and truncation, as transformers' tokenizers do it."""
+"""Prompts are read as by transformers' tokenizers: special tokens and truncation."""
 
 from __future__ import annotations
 

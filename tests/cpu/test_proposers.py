@@ -1,4 +1,4 @@
-"""Proposers of drafts: whatever they propose, an answer is what it would be without; they are told what happens."""
+"""Proposers of drafts: they never change an answer, and they are recorder of every event."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ Script = Callable[[Wanted], Sequence[int]]
 
 
 @dataclass
-class Told:
-    """Proposes what a script says, and checks that all that it is told agrees with the tokens that it sees."""
+class Recorder:
+    """Proposes the drafts of a script, and checks that the events agree with the tokens that it receives."""
 
     script: Script
-    tokens: dict[int, list[int]] = field(default_factory=dict)  # by sequence, as last seen and told since
+    # tokens of each sequence: received at first, then appended by commits
+    tokens: dict[int, list[int]] = field(default_factory=dict)
     over: set[int] = field(default_factory=set)
     preempted: list[int] = field(default_factory=list)
     forks: list[tuple[int, int]] = field(default_factory=list)
@@ -37,7 +38,7 @@ class Told:
         ids = [w.sequence for w in wanted]
         assert len(set(ids)) == len(ids) and not self.over.intersection(ids)
         for w in wanted:
-            assert self.tokens.setdefault(w.sequence, list(w.tokens)) == list(w.tokens), "a commit was not told"
+            assert self.tokens.setdefault(w.sequence, list(w.tokens)) == list(w.tokens), "a commit was not reported"
             assert 0 < w.most <= DRAFTS
         return {w.sequence: self.script(w) for w in wanted}
 
@@ -63,7 +64,7 @@ class Told:
 
 
 def right(answers: Answers) -> Script:
-    """Propose what comes; sequences of different answers are told apart by all their tokens."""
+    """Propose the answer's next tokens; each answer is recognized by all tokens so far."""
     whole = [[*PROMPTS[request], *tokens] for (request, _), tokens in answers.items()]
 
     def propose(wanted: Wanted) -> Sequence[int]:
@@ -74,13 +75,13 @@ def right(answers: Answers) -> Script:
 
 
 def wrong(answers: Answers) -> Script:
-    """Propose what does not come."""
+    """Propose tokens that are all wrong."""
     coming = right(answers)
     return lambda wanted: [(token + 1) % VOCAB for token in coming(wanted)]
 
 
 def serve(engine: Engine, **params: object) -> tuple[Answers, int]:
-    """Answer all requests at once; their tokens, and the number of steps."""
+    """Answer all requests at once; return their tokens and the number of steps."""
     out: Answers = {}
     steps = 0
     for i, request in enumerate(requests(**params)):
@@ -103,13 +104,13 @@ def engine_of(name: str, proposer: Proposer, config: EngineConfig | None = None)
 @pytest.mark.parametrize("script", [right, wrong])
 def test_a_proposer_changes_no_answer(name: str, script: Callable[[Answers], Script]) -> None:
     wanted = plain(name)
-    told = Told(script(wanted))
-    engine = engine_of(name, told)
+    recorder = Recorder(script(wanted))
+    engine = engine_of(name, recorder)
     out, steps = serve(engine)
     assert out == wanted
     stats = engine.stats()
-    assert steps - 1 <= told.calls <= steps  # not when each answer lacks only its last token
-    assert told.over == set(told.tokens) and len(told.over) == len(PROMPTS)
+    assert steps - 1 <= recorder.calls <= steps  # it is not called if each answer lacks only its last token
+    assert recorder.over == set(recorder.tokens) and len(recorder.over) == len(PROMPTS)
     assert stats.unproposed is None and stats.draft_tokens > NEW_TOKENS
     if script is right:
         assert stats.accepted_tokens == stats.draft_tokens
@@ -126,26 +127,26 @@ def test_preemption(depth: int, how: Literal["recompute", "swap"]) -> None:
     config = settings(name, steps_in_flight=depth, max_num_batched_tokens=24, state_snapshot_tokens=4)
     few = tuple(g.most_pages(61 + NEW_TOKENS) + 3 for g in config.groups)
     config = replace(config, num_pages=few, num_host_pages=tuple(4 * n if how == "swap" else 0 for n in few))
-    told = Told(right(wanted))
-    engine = engine_of(name, told, config)
+    recorder = Recorder(right(wanted))
+    engine = engine_of(name, recorder, config)
     engine._scheduler._swap_cost = (lambda num_tokens, num_bytes: how) if how == "swap" else None
     assert serve(engine)[0] == wanted
     stats = engine.stats()
-    assert len(told.preempted) == stats.preempted_swap + stats.preempted_recompute > 0
+    assert len(recorder.preempted) == stats.preempted_swap + stats.preempted_recompute > 0
     assert stats.accepted_tokens > 0
 
 
 def test_forks_and_stops() -> None:
-    """Choices of n = 3 fork from the first; a stop token among accepted drafts ends an answer."""
+    """Choices of n = 3 fork from the first one; a stop token among accepted drafts ends an answer."""
     wanted = plain("hybrid", **SAMPLED)
-    told = Told(right(wanted))
-    engine = engine_of("hybrid", told, settings("hybrid", max_num_seqs=16))
+    recorder = Recorder(right(wanted))
+    engine = engine_of("hybrid", recorder, settings("hybrid", max_num_seqs=16))
     out, steps = serve(engine, **SAMPLED)
     assert out == wanted and steps < NEW_TOKENS
-    assert len(told.forks) == 2 * (len(PROMPTS) - 1)  # a prompt of one token has nothing to share
+    assert len(recorder.forks) == 2 * (len(PROMPTS) - 1)  # a prompt of one token has nothing to share
     greedy = plain("hybrid")
     stop = greedy[3, 0][7]
-    engine = engine_of("hybrid", Told(right(greedy)))
+    engine = engine_of("hybrid", Recorder(right(greedy)))
     assert serve(engine, stop_token_ids=(stop,))[0] == {
         key: tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for key, tokens in greedy.items()
     }
@@ -153,15 +154,15 @@ def test_forks_and_stops() -> None:
 
 def test_beams_have_no_drafts_and_others_do() -> None:
     wanted = plain("attention")
-    told = Told(right(wanted))
-    engine = engine_of("attention", told, settings("attention", max_num_seqs=16))
+    recorder = Recorder(right(wanted))
+    engine = engine_of("attention", recorder, settings("attention", max_num_seqs=16))
     engine.add(99, GenerationRequest(PROMPTS[2], BeamSearchParams(beam_width=3, max_tokens=8), ()))
     assert {key: tokens for key, tokens in serve(engine)[0].items() if key[0] != 99} == wanted
     assert engine.stats().accepted_tokens > 0
 
 
-class Failing(Told):
-    """Raises, or proposes what is no token, at one of its calls."""
+class Failing(Recorder):
+    """Raises an error or proposes an invalid token at one of its calls."""
 
     where: str = ""
 
@@ -202,14 +203,14 @@ def test_a_proposer_that_fails_harms_nobody(where: str, why: str, caplog: pytest
 
 
 def test_drafts_are_cut_to_what_a_step_takes() -> None:
-    told = Told(lambda wanted: [5] * 1000)
-    engine = engine_of("attention", told)
+    recorder = Recorder(lambda wanted: [5] * 1000)
+    engine = engine_of("attention", recorder)
     assert serve(engine)[0] == plain("attention")
     assert engine.stats().unproposed is None
 
 
 def test_who_may_propose() -> None:
-    engine = engine_of("attention", Told(lambda wanted: []))
+    engine = engine_of("attention", Recorder(lambda wanted: []))
     engine.add(0, requests()[0])
     with pytest.raises(RequestError, match="this engine has a proposer"):
         engine.propose(0, 0, [5])
@@ -230,18 +231,18 @@ def test_an_engine_that_was_reset_proposes_again() -> None:
 
 
 def test_users_set_num_speculative_tokens_with_a_proposer() -> None:
-    told = Told(lambda wanted: list(wanted.tokens[: wanted.most]))
+    recorder = Recorder(lambda wanted: list(wanted.tokens[: wanted.most]))
     params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     prompt = {"prompt_token_ids": [5, 6, 7]}
     plain_llm = LLM("pocket", skip_tokenizer_init=True)
     four = EngineOptions(num_speculative_tokens=4)
-    llm = LLM("pocket", skip_tokenizer_init=True, engine=four, proposer=told)
+    llm = LLM("pocket", skip_tokenizer_init=True, engine=four, proposer=recorder)
     assert llm.config is not None and llm.config.num_speculative_tokens == 4
     out = [each.generate([prompt], params)[0].outputs[0].token_ids for each in (plain_llm, llm)]
-    assert out[0] == out[1] and told.calls > 0
+    assert out[0] == out[1] and recorder.calls > 0
     with pytest.raises(RequestError, match=r"is 4, but nothing proposes draft tokens; pass LLM\(proposer"):
         LLM("pocket", engine=four)
     with pytest.raises(RequestError, match="a proposer needs cache='on' and EngineOptions"):
-        LLM("pocket", proposer=told)
+        LLM("pocket", proposer=recorder)
     with pytest.raises(RequestError, match="num_speculative_tokens is -1; it must be a whole number of at least 0"):
         LLM("pocket", skip_tokenizer_init=True, engine=EngineOptions(num_speculative_tokens=-1))

@@ -1,4 +1,4 @@
-"""Every way to store a matrix keeps its promise: `apply(x) ~= x @ dequantize().T + bias`, within its stated bound."""
+"""Every way to store a matrix fulfills `apply(x) ~= x @ dequantize().T + bias`, within its stated bound."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROUNDED = {name: format_of(name) for name in NAMES if format_of(name).is_lossy}
 
 
 def problem(tokens: int, n_in: int, n_out: int, spread: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x, weight and bias; magnitudes over `spread` powers of two, so that the sums round and cancel."""
+    """Return x, weight and bias with magnitudes over `spread` powers of two, so that the sums round and cancel."""
     rng = np.random.default_rng(seed)
 
     def draw(*shape: int) -> np.ndarray:
@@ -50,7 +50,7 @@ def build(weight: np.ndarray, bias: np.ndarray | None, dtype: str, table: OpsTab
 
 
 def numpy_of(array: Any) -> np.ndarray:
-    """Into numpy without `memory.get`, which would round a result that is not float32."""
+    """Convert to numpy without `memory.get`, which would round a result that is not float32."""
     return array.detach().numpy() if isinstance(array, torch.Tensor) else array
 
 
@@ -102,7 +102,9 @@ def test_the_bound_is_one_that_means_something(scheme: str) -> None:
 @pytest.mark.parametrize("device", TABLES)
 @pytest.mark.parametrize("dtype", STORED)
 def test_plain_keeps_the_matrix(dtype: str, device: str) -> None:
-    """Widening loses nothing: the plain scheme's matrix is the stored one, rounded once to its type."""
+    """The conversion to float32 is exact: the matrix of the plain scheme is the stored one,
+    rounded once to its type.
+    """
     _, weight, _ = problem(1, 63, 100, 8.0, 0)
     linear = build(weight, None, dtype, TABLES[device], PLAIN)
     rounded = torch.from_numpy(weight).to(getattr(torch, dtype)).float()
@@ -114,7 +116,8 @@ def test_plain_keeps_the_matrix(dtype: str, device: str) -> None:
 @pytest.mark.parametrize("spread", [0.0, 8.0, 60.0])
 def test_rounding_is_to_the_nearest_and_the_same_everywhere(scheme: str, spread: float, dtype: str) -> None:
     """Each number is within half a step of the stored one, with a margin for float16 scales, which are rounded and may
-    underflow. The kernels, numpy and torch give the same matrix, to the bit."""
+    underflow. The kernels, numpy and torch give the same matrix, to the bit.
+    """
     _, weight, _ = problem(1, 257, 63, spread, 3)
     weight[5], weight[6, 100:] = 0.0, 1e-30
     format = ROUNDED[scheme]

@@ -1,4 +1,6 @@
-"""Matrices that come as codes and scales: no path through floats, the same bits as matrices that are rounded here."""
+"""Matrices of given codes and scales: they are never converted to floats, and give the bits of
+matrices rounded here.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +180,7 @@ def test_codes_of_another_format_are_refused() -> None:
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
 def test_a_model_of_codes_computes_what_a_rounded_one_does(device: str, scheme: str) -> None:
-    """Its attention and MLP are fused on the cpu, from codes alone and from codes beside floats."""
+    """The cpu fuses its attention and MLP, both for codes alone and for codes mixed with floats."""
     spec, table, format = SPECS["cla2"], open_table(device), ROUNDED[scheme]
     plain = random_weights(spec)
     matrices = {w.name for w in spec.weights() if w.name.startswith("layers.") and w.may_be_rounded}

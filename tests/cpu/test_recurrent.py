@@ -1,4 +1,4 @@
-"""Recurrent primitives: chunks equal to the recurrence, padding that changes nothing, states that go on anywhere."""
+"""Recurrent primitives: chunks equal the recurrence, padding changes nothing, and states can be continued anywhere."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def mamba2(v: dict[str, Tensor], h: Tensor, lengths: Tensor) -> tuple[Tensor, Te
 
 
 def mamba_by_definition(v: dict[str, Tensor], h: Tensor) -> tuple[Tensor, Tensor]:
-    """arXiv:2312.00752, equations 2 and 4, with the authors' Euler step for B."""
+    """Compute arXiv:2312.00752, equations 2 and 4, with the authors' Euler step for B."""
     ys = []
     for t in range(v["x"].shape[1]):
         dt = F.softplus(v["dt"][:, t])
@@ -64,7 +64,7 @@ def mamba_by_definition(v: dict[str, Tensor], h: Tensor) -> tuple[Tensor, Tensor
 
 
 def mamba2_by_definition(v: dict[str, Tensor], h: Tensor) -> tuple[Tensor, Tensor]:
-    """arXiv:2405.21060, equation 2: a number for the decay of each head, B and C for a group of heads."""
+    """Compute arXiv:2405.21060, equation 2: one number for the decay of each head, B and C for a group of heads."""
     ys = []
     for t in range(v["x"].shape[1]):
         dt = F.softplus(v["dt2"][:, t] + WEIGHTS["bias2"]).clamp(0.05, 2.0)
@@ -99,7 +99,7 @@ def test_padding_changes_nothing(scan: Scan, definition: Any, state: str) -> Non
     for i, n in enumerate(lengths.tolist()):
         for name in v:
             if name not in ("h", "h2"):
-                v[name][i, n:] = v[name][i, n - 1]  # as a bucket repeats the last token
+                v[name][i, n:] = v[name][i, n - 1]  # a bucket is padded with its last token
     y, h = scan(v, v[state], lengths)
     for i, n in enumerate(lengths.tolist()):
         alone = {name: t[i : i + 1, :n] for name, t in v.items()}
@@ -125,7 +125,7 @@ def test_a_state_goes_on_anywhere(scan: Scan, definition: Any, state: str, parts
 
 @pytest.mark.parametrize(("scan", "definition", "state"), BOTH)
 def test_fast_decays_neither_overflow_nor_divide(scan: Scan, definition: Any, state: str) -> None:
-    """exp of a running sum alone would be 0, its inverse infinite."""
+    """exp of a running sum alone would be 0, and its inverse infinite."""
     v = {name: t.float() for name, t in draw(1, 200).items()}
     v["dt"], v["dt2"] = v["dt"] + 20, v["dt2"] + 20
     y, h = scan(v, v[state], torch.tensor([200]))
@@ -156,7 +156,7 @@ def based(n: int, m: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def quadratic(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """arXiv:2402.18668, section 4: softmax attention with exp(s) replaced by 1 + s + s^2 / 2."""
+    """Compute arXiv:2402.18668, section 4: softmax attention with exp(s) replaced by 1 + s + s^2 / 2."""
     q, k, v = (t.unflatten(-1, (2, -1)) for t in (q, k, v))
     s = torch.einsum("nthd,nshd->nhts", q, k) / 4**0.5
     weights = (1 + s + s.square() / 2).tril()

@@ -1,4 +1,6 @@
-"""Rotations that follow the length of a sequence: transformers' `generate`, however a sequence is served."""
+"""Rotations that depend on a sequence's length: the tokens equal those of transformers' `generate` in every way of
+serving.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +24,24 @@ from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sample.sampler import NoiseKey
 from ridgeline.settings import EngineOptions
 
-# Name of the oracle's case -> its trained length.
+# Maps the name of an oracle case to its trained length.
 TRAINED = {"phi3_longrope": 48, "llama_dynamic_long": 64}
 NEW_TOKENS = 16
 GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
-SEED = 5  # no greedy token of its prompts is decided by less than SAFE_LEAD
-SAFE_LEAD = 1e-3  # of a greedy token over the next one
+SEED = 5  # with this seed, every greedy token leads by more than SAFE_LEAD
+SAFE_LEAD = 1e-3  # least difference of the logits of a greedy token and of the next best one
 
 
 @cache
 def folder(name: str) -> TemporaryDirectory[str]:
-    """Where transformers' model is saved."""
-    place = TemporaryDirectory()
-    build(CASES[name], place.name)
-    return place
+    """Return the folder in which transformers' model is saved."""
+    saved = TemporaryDirectory()
+    build(CASES[name], saved.name)
+    return saved
 
 
 def fresh(name: str) -> Any:
-    """transformers' model, which has met no sequence: with dynamic NTK it remembers the longest one."""
+    """Return a new model of transformers: with dynamic NTK, a used model keeps the length of its longest sequence."""
     return AutoModelForCausalLM.from_pretrained(folder(name).name, dtype=torch.float32).eval()
 
 
@@ -50,7 +52,7 @@ def served(name: str, device: str = "cpu", **options: Any) -> LLM:
 
 
 def prompts(name: str) -> list[list[int]]:
-    """They end before the trained length, on it and after it; all but two begin with the same tokens."""
+    """Return prompts that end before the trained length, on it and after it; all but two begin with the same tokens."""
     rng, trained = np.random.default_rng(SEED), TRAINED[name]
     shared = rng.integers(3, VOCAB, 130).tolist()
     lengths = (trained - 30, trained - 1, trained, trained + 1, trained + 20, trained + 60)
@@ -59,7 +61,7 @@ def prompts(name: str) -> list[list[int]]:
 
 @cache
 def wanted(name: str) -> list[list[int]]:
-    """Greedy tokens of transformers, each prompt by itself."""
+    """Return greedy tokens of transformers, each prompt alone."""
     return [_generate(fresh(name), prompt) for prompt in prompts(name)]
 
 
@@ -70,7 +72,7 @@ def _generate(model: Any, prompt: Sequence[int]) -> list[int]:
             return_dict_in_generate=True, output_logits=True,
         )  # fmt: skip
     best = torch.stack(found.logits)[:, 0].topk(2).values
-    assert float((best[:, 0] - best[:, 1]).min()) > SAFE_LEAD, "a tie says nothing; take another seed"
+    assert float((best[:, 0] - best[:, 1]).min()) > SAFE_LEAD, "a greedy token is nearly tied; choose another seed"
     tokens: list[int] = found.sequences[0, len(prompt) :].tolist()
     return tokens
 
@@ -82,7 +84,7 @@ def tokens_of(llm: LLM, name: str) -> list[list[int]]:
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
 def test_pages_give_the_tokens_of_generate(name: str, device: str) -> None:
-    """In company, in chunks, and a second time with the prefixes of the first; on `cpu` decode steps are recorded."""
+    """Prompts run in one batch, in chunks, and a second time with prefix hits; on `cpu`, decode steps are recorded."""
     llm = served(name, device)
     assert tokens_of(llm, name) == tokens_of(llm, name) == wanted(name)
     stats = llm.stats()
@@ -107,12 +109,12 @@ def test_a_restart_is_no_preemption() -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_no_prefix_is_shared_between_regimes(name: str) -> None:
-    """A prompt past the trained length computes even what a shorter one left."""
+    """A prompt beyond the trained length does not use the pages of a shorter one."""
     llm, trained = served(name), TRAINED[name]
     text = np.random.default_rng(9).integers(3, VOCAB, 120).tolist()
     lengths = (trained - 8, trained - 3, trained + 20, trained + 20, trained + 28)
     found = [llm.generate([text[:n]], replace(GREEDY, max_tokens=1))[0].num_cached_tokens for n in lengths]
-    # All longer sequences of LongRoPE turn alike; under dynamic NTK only those whose prompts are of one length.
+    # LongRoPE rotates all longer sequences alike; dynamic NTK only those whose prompts have one length.
     longer = trained + 20 if name == "phi3_longrope" else 0
     assert found == [0, trained - 8, 0, trained + 16, longer]
 
@@ -142,7 +144,7 @@ def test_several_answers_part_and_pass_the_length(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_drafts_that_would_pass_the_length_change_nothing(name: str) -> None:
-    """Five drafts a step, all of them right or the third one wrong."""
+    """Each step has five drafts, all of them right or the third one wrong."""
     llm = served(name)
     assert llm.config is not None
     engine = Engine(llm.loaded, replace(llm.config, num_speculative_tokens=5))

@@ -1,4 +1,4 @@
-"""A workload through the engine and through the simulator: same columns; where time has no part, the same figures."""
+"""A workload in the engine and in the simulator: equal columns, and equal figures if they do not depend on time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def llm() -> LLM:
 
 
 def test_the_same_columns(llm: LLM) -> None:
-    """All there from the start, so that chance has no part in it: the steps are the same ones."""
+    """All requests are there from the start, so that chance has no effect: the steps are equal."""
     blocks = (3, 4, 5)
     requests = [Request(0, 60 + n, 5 + n, blocks if n % 2 else (), 16) for n in range(9)]
     config = llm.config

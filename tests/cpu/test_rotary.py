@@ -1,4 +1,6 @@
-"""Rotation frequencies against transformers' own functions: equal to a unit in the last place or two of float32."""
+"""Rotation frequencies against transformers' own functions: they differ by one or two units of float32's last digit at
+most.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ SIZES: dict[str, Any] = {
 
 
 def ours(head_dim: int, length: int, rope: dict[str, Any]) -> tuple[np.ndarray, float]:
-    """From the config's words to the frequencies of a context of `length` tokens."""
+    """Return the frequencies for a context of `length` tokens, from the fields of a config."""
     (found,) = spec_of(head_dim, rope).ropes()
     return frequencies(found, length)
 
 
 def spec_of(head_dim: int, rope: dict[str, Any]) -> ModelSpec:
-    family = "glm" if "partial_rotary_factor" in rope else "llama"  # which rotates whole heads
+    family = "glm" if "partial_rotary_factor" in rope else "llama"  # this family rotates whole heads
     return spec_from_config({"model_type": family, **SIZES, "head_dim": head_dim, "rope_parameters": dict(rope)})
 
 
@@ -54,7 +56,7 @@ def longrope(half: int, **more: Any) -> dict[str, Any]:
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 ORIGINAL = {"original_max_position_embeddings": 1024}
-# Kind -> the head size, the longest context to serve, and the fields of the rotation.
+# Maps a kind to the head size, the longest context to serve, and the fields of the rotation.
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "default": (128, CONTEXT, {"rope_type": "default"}),
     "default_odd": (26, CONTEXT, {"rope_type": "default"}),
@@ -116,7 +118,7 @@ def test_tables_hold_the_frequencies_of_each_length(scaling: str) -> None:
 
 
 def test_scalings_are_told_apart() -> None:
-    """The cases differ from one another: a scaling that is not applied cannot pass."""
+    """The cases differ from one another, so a scaling that is not applied cannot pass."""
     plain = frequencies(Rope(128), CONTEXT)[0]
     for name in ("linear", "dynamic_long", "llama3", "yarn", "yarn_no_truncate"):
         assert np.abs(ours(*CASES[name][:2], CASES[name][2])[0] / plain - 1).max() > 1e-4, name

@@ -1,4 +1,4 @@
-"""`ridgeline run-batch`: answers in OpenAI's batch format; a run that was cut short goes on."""
+"""`ridgeline run-batch`: answers in OpenAI's batch format; the same command continues an interrupted run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def test_a_batch_and_its_second_half(tmp_path: Path) -> None:
     lines[3]["body"]["temperature"] = -1
     lines[4] = {**lines[4], "url": "/v1/embeddings", "body": {"input": "x"}}
     lines[5] = {**lines[5], "url": "/v1/responses", "body": {"input": "x", "previous_response_id": "a"}}
-    lines[6]["body"] |= {"model": "another", "prompt": "a\u2028b"}  # a line end elsewhere, not in JSON
+    # U+2028 ends a line in other formats, but not in JSON
+    lines[6]["body"] |= {"model": "another", "prompt": "a\u2028b"}
     requests.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in lines), encoding="utf-8")
     first = run(str(requests), "-o", str(out), "--max-num-seqs", "4")
     assert (first.returncode, first.stdout) == (1, "") and "3 of 20 requests failed" in first.stderr, first.stderr
@@ -51,7 +52,7 @@ def test_a_batch_and_its_second_half(tmp_path: Path) -> None:
         range(7, 20), LLM("pocket").generate([f"def f{i}(" for i in range(7, 20)], params), strict=True
     ):
         assert results[f"r{i}"]["response"]["body"]["choices"][0]["text"] == output.outputs[0].text
-    # Cut in the middle of a line, as a power cut would.
+    # Cut in the middle of a line, as by a power failure.
     whole = out.read_bytes()
     kept = whole.splitlines(keepends=True)[:7]
     out.write_bytes(b"".join(kept) + whole[:40])
@@ -76,7 +77,7 @@ def test_what_failed_in_passing_is_asked_again(tmp_path: Path) -> None:
 
 
 def test_a_batch_waits_for_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines of many answers each, more than the queue has places for: none is told 429."""
+    """Lines of many answers each need more slots than the queue has, and none of them gets a 429."""
     gate, service = Gate(2, 1), cast(Service, SimpleNamespace(options=ServeOptions(("m",))))
 
     class Slow:

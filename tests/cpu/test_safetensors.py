@@ -1,4 +1,4 @@
-"""TensorFiles reads what the safetensors library wrote, bit for bit and without a copy, and refuses everything else."""
+"""TensorFiles reads files of the safetensors library, bit for bit and without a copy, and refuses everything else."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_malformed_files_are_refused_by_name(name: str, tmp_path: Path) -> None:
 
 
 def test_the_malformed_ones_would_be_read_were_they_not_malformed(tmp_path: Path) -> None:
-    """`assemble` and `entry` make valid files, so the test above refuses them for their flaw."""
+    """`assemble` and `entry` make valid files, so the test above refuses them only for their flaw."""
     header = {"a": entry(), "b": entry(offsets=(8, 16))}
     (tmp_path / SINGLE).write_bytes(assemble(header, np.arange(4, dtype=np.float32).tobytes()))
     files = TensorFiles(tmp_path)

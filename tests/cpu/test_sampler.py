@@ -1,5 +1,6 @@
-"""From logits to a token: the filters are transformers', the noise depends on its key alone, the draw is fair, and a
-row's result never depends on its neighbors."""
+"""From logits to a token: the filters equal transformers', the noise depends on its key alone, the draw is fair, and a
+row's result never depends on its neighbors.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from ridgeline.spec.request import SamplingParams, TokenLogprobs
 KEY = NoiseKey(0, 0)
 BORDER = 1e-9  # a sum this close to top_p is decided by rounding: either answer is right
 
-# Distinct values on a lattice: ties are another test's business.
+# The values are distinct points of a lattice; another test covers ties.
 _LOGITS = st.lists(st.integers(-600, 600), min_size=1, max_size=40, unique=True).map(
     lambda values: np.array(values, np.float32) / 32
 )
@@ -64,19 +65,19 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def filtered(scores: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """The distribution after the filters, of scores after temperature."""
+    """Return the distribution after the filters, for scores after temperature."""
     left = scores - scores.max()
     filter_scores(left, params, lambda purpose: 0.0)
     return softmax(left)
 
 
 def ours(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """The distribution that `sample` draws from."""
+    """Return the distribution that `sample` draws from."""
     return filtered(logits.astype(np.float64) / params.temperature, params)
 
 
 def theirs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """transformers' distribution, in float64."""
+    """Return transformers' distribution, in float64."""
     chain = LogitsProcessorList([TemperatureLogitsWarper(params.temperature)])
     if params.top_k > 0:
         chain.append(TopKLogitsWarper(params.top_k))
@@ -91,7 +92,7 @@ def theirs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def on_a_border(logits: np.ndarray, params: SamplingParams) -> bool:
-    """Whether rounding decides what top_p, min_p or typical_p keeps."""
+    """Return whether rounding decides which tokens top_p, min_p or typical_p keeps."""
     kept = -np.sort(-ours(logits, SamplingParams(temperature=params.temperature, top_k=params.top_k)))
     near_p = params.top_p < 1 and bool((np.abs(kept.cumsum() - params.top_p) < BORDER).any())
     near_m = params.min_p > 0 and bool((np.abs(kept / kept[0] - params.min_p)[1:] < BORDER).any())
@@ -107,7 +108,7 @@ def _on_a_typical_border(logits: np.ndarray, params: SamplingParams) -> bool:
     distance = np.abs(-np.log(left) + (left * np.log(left)).sum())
     order = np.argsort(distance)
     near = bool((np.abs(left[order].cumsum() - params.typical_p) < BORDER).any())
-    return near or bool((np.diff(distance[order]) < BORDER).any())  # equal distances: another test's business
+    return near or bool((np.diff(distance[order]) < BORDER).any())  # another test covers equal distances
 
 
 @settings(max_examples=400, deadline=None, derandomize=True, database=None)
@@ -128,7 +129,7 @@ def test_the_distribution_is_that_of_transformers(logits: np.ndarray, params: Sa
     ids=str,
 )  # fmt: skip
 def test_large_vocabularies(kwargs: dict[str, Any], spread: float) -> None:
-    """Flat or peaked: what is wanted lies among the best few, or does not."""
+    """In flat and in peaked distributions, the tokens that are kept are among the best few, or are not."""
     logits = (np.random.default_rng(2).normal(size=5000) * spread).astype(np.float32)
     params = SamplingParams(**kwargs)
     found, expected = ours(logits, params), theirs(logits, params)
@@ -137,7 +138,7 @@ def test_large_vocabularies(kwargs: dict[str, Any], spread: float) -> None:
 
 
 def test_filters_apply_in_their_order() -> None:
-    """top_p counts what top_k left, and min_p what top_p left: 0.4 of 0.7 is more than half."""
+    """top_p counts the tokens that top_k left, and min_p those that top_p left: 0.4 of 0.7 is more than half."""
     scores = np.log(np.array([0.4, 0.3, 0.2, 0.1]))
     assert (filtered(scores, SamplingParams(top_p=0.5)) > 0).tolist() == [True, True, False, False]
     assert (filtered(scores, SamplingParams(top_k=2, top_p=0.5)) > 0).tolist() == [True] + [False] * 3
@@ -172,7 +173,7 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-300, 1e-307, 5e-324])
 def test_the_smallest_temperatures_are_greedy(temperature: float) -> None:
-    """No overflow to inf - inf on the way; warnings are errors here."""
+    """The computation does not overflow to inf - inf; warnings are errors here."""
     logits = np.array([-3.0, 1.0, 17.0, 16.0], np.float32)
     params = SamplingParams(temperature=temperature)
     assert {pick(logits, params, position=position) for position in range(50)} == {2}
@@ -194,7 +195,7 @@ def test_logits_beyond_what_an_exponential_holds() -> None:
 
 
 def chi_square_tail(statistic: float, freedom: int) -> float:
-    """The probability of a larger statistic."""
+    """Return the probability of a larger statistic."""
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
 
@@ -221,7 +222,7 @@ def test_draws_follow_the_distribution(params: SamplingParams, seed: int) -> Non
     assert not found[probabilities == 0].any()
     kept = probabilities > 0
     expected = probabilities[kept] * count
-    small = expected < 5  # the test's approximation wants five in each: the rare ones are counted together
+    small = expected < 5  # the test's approximation needs five in each cell, so rare tokens are counted together
     observed = np.append(found[kept][~small], found[kept][small].sum())
     wanted = np.append(expected[~small], expected[small].sum())
     observed, wanted = observed[wanted > 0], wanted[wanted > 0]
@@ -247,7 +248,9 @@ def test_a_draw_is_where_the_running_sum_says(size: int, seed: int, gaps: float)
 
 
 def test_a_draw_between_two_chunks_takes_a_neighbor() -> None:
-    """Sums in two steps round differently: at the border of a chunk it is still one of the two tokens beside it."""
+    """Sums in two steps round differently, so a draw on the border of a chunk may give either
+    of the two tokens there.
+    """
     rng = np.random.default_rng(6)
     for _ in range(300):
         scores = rng.normal(size=(1, 512))
@@ -299,7 +302,7 @@ def test_noise_depends_on_its_key_and_position_only() -> None:
 
 @pytest.mark.parametrize("axis", ["seed", "choice", "position"])
 def test_noise_is_uniform_along_every_axis(axis: str) -> None:
-    """Neighboring seeds, choices and positions are independent: none of them merely counts."""
+    """Neighboring seeds, choices and positions give independent noise, which is more than a counter."""
     count = 4000
     values = np.array(
         [NoiseKey(i if axis == "seed" else 9, i if axis == "choice" else 0).uniform(i if axis == "position" else 3)
@@ -311,7 +314,7 @@ def test_noise_is_uniform_along_every_axis(axis: str) -> None:
 
 
 def test_noise_never_changes_between_versions() -> None:
-    """Philox is specified: a seed written down today gives the same text tomorrow."""
+    """Philox is specified, so a seed gives the same text in all versions."""
     generator = np.random.Generator(np.random.Philox(key=[5, 1], counter=[0, 0, 9, 0]))
     assert NoiseKey(5, 1).uniform(9) == generator.random()
 
@@ -334,7 +337,7 @@ def check_logprobs(found: TokenLogprobs, logits: np.ndarray, count: int) -> None
     chunk=st.integers(1, 7), step=st.sampled_from([1e-6, 0.5]),
 )  # fmt: skip
 def test_prompt_logprobs_are_log_softmax_in_float64(seed: int, size: int, count: int, chunk: int, step: float) -> None:
-    """Coarse steps make ties: the lower id comes first. Chunks give what the whole gives."""
+    """Coarse steps make ties, in which the lower id comes first. Chunks give the same result as the whole."""
     rng = np.random.default_rng(seed)
     logits = (np.round(rng.normal(size=(7, size)) * 20 / step) * step).astype(np.float32)
     before, ids = logits.copy(), rng.integers(size, size=7).tolist()
@@ -363,7 +366,7 @@ def test_raw_and_processed_logprobs(temperature: float) -> None:
         assert entry is not None
         if i % 2 == 0:
             check_logprobs(entry, logits[i], 6)
-        elif temperature == 0:  # no filter applies to what is not drawn
+        elif temperature == 0:  # no filter applies to tokens that are not drawn
             check_logprobs(entry, scores[i], 6)
         else:
             left = scores[i] / temperature
@@ -381,7 +384,7 @@ def test_no_logprobs_unless_asked_for() -> None:
     assert with_none.logprobs == TokenLogprobs(with_none.token, pytest.approx(-math.log(5)), ())
 
 
-# In company --------------------------------------------------------------------------------------------
+# In a batch --------------------------------------------------------------------------------------------
 
 _ROWS = st.fixed_dictionaries(
     {"temperature": st.sampled_from([0.0, 0.0, 0.5, 1.0, 1.7])},
@@ -403,7 +406,7 @@ _ROWS = st.fixed_dictionaries(
 def test_a_row_alone_is_the_row_in_any_company(
     params: list[SamplingParams], vocabulary: int, seed: int, block: int, broken: bool
 ) -> None:
-    """Bit for bit: the token, its log probabilities, and those of the others."""
+    """The token, its log probabilities, and those of the others are equal to the bit."""
     rng = np.random.default_rng(seed)
     logits = (rng.normal(size=(len(params), vocabulary)) * 4).astype(np.float32)
     prompts = rng.integers(7, size=(len(params), 9)).tolist()
@@ -415,7 +418,7 @@ def test_a_row_alone_is_the_row_in_any_company(
     with pytest.MonkeyPatch.context() as patch:
         alone = [sample(logits[i : i + 1], [r]) for i, r in enumerate(rows)]
         patch.setattr(sampler, "BLOCK", block)
-        if broken:  # one whose logits are of no use
+        if broken:  # a row whose logits are invalid
             logits = np.concatenate([np.full((1, vocabulary), np.nan, np.float32), logits])
             rows = [row(SamplingParams()), *rows]
             alone = [[RequestError()], *alone]
@@ -449,5 +452,5 @@ def test_broken_logits_fail_alone(bad: float, temperature: float) -> None:
         assert first == third
         assert isinstance(first, SampledToken)
     logits[1] = 0
-    logits[1, 5:] = -np.inf  # some of minus infinity are no error: a model may rule tokens out
+    logits[1, 5:] = -np.inf  # some logits of minus infinity are valid: a model may rule tokens out
     assert token(sample(logits, [row(SamplingParams(temperature=temperature))] * 3)[1]) < 5
