@@ -1,4 +1,4 @@
-"""Which cases of a long test run each day, and which at night."""
+"""Decide which cases of a long test run each day, and which at night."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-# One model of each kind of state, of wiring and of experts: what breaks the engine breaks it for one of these.
+# One model for each kind of state, of wiring and of experts: an error of the engine shows in one of these.
 ONE_OF_EACH = frozenset({"llama_gqa", "gemma3", "gpt_oss", "deepseek_v2", "cla_mixed", "mamba2", "jamba", "qwen3_next"})
 
 

@@ -1,4 +1,4 @@
-"""Proposers of drafts: they never change an answer, and they are recorder of every event."""
+"""Proposers of drafts: they never change an answer, and they are told of every event."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ TABLES = {
     "reference": open_table("reference"),
 }
 ROUNDED = {name: FORMATS[name] for name in ("int8", "int4", "int4-128")}
-# Hashes of the codes and scales below, from before schemes were found by name.
+# These are hashes of codes and scales, computed before schemes were found by name.
 DIGESTS = {"int8": "adb27d3a8454d4f0", "int4": "994a48f52c0150cc", "int4-128": "19c77a5d4f7745a2"}
 
 
@@ -49,7 +49,7 @@ def coded(format: Format, weight: np.ndarray) -> QuantizedMatrix:
 
 
 def on(table: OpsTable, matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """The matrix with its arrays on a device."""
+    """Return the matrix with its arrays on a device."""
     return table.memory.quantized(matrix)
 
 
@@ -79,7 +79,7 @@ def test_codes_make_the_matrix_that_floats_make(device: str, scheme: str) -> Non
 @pytest.mark.parametrize("scheme", ROUNDED)
 @pytest.mark.parametrize("device", TABLES)
 def test_zero_points_and_a_permutation_are_part_of_the_matrix(device: str, scheme: str, columns: int) -> None:
-    """Against the formula in float64; codes that no rounding here would give."""
+    """Compare with the formula in float64, for codes that no rounding of ours would give."""
     rng, table = np.random.default_rng(columns), TABLES[device]
     format = replace(ROUNDED[scheme], offsets="zero_points")
     low, high = (-8, 8) if format.bits == 4 else (-127, 128)
@@ -104,7 +104,7 @@ def test_zero_points_and_a_permutation_are_part_of_the_matrix(device: str, schem
 @pytest.mark.parametrize("activations", ["exact", "int8", "outliers", "fp8"])
 @pytest.mark.parametrize("device", ["numpy", "reference"])
 def test_products_of_minimums_levels_and_given_scales(device: str, activations: str) -> None:
-    """Against the formula in float64. A given scale for the input rounds a token that needs no larger one."""
+    """Compare with the formula in float64. A given scale for the input rounds a token that needs no larger one."""
     rng, table, columns = np.random.default_rng(5), TABLES[device], 100
     x = tokens(columns)
     x[2, 7], x[2, 9] = 40.0, -8.0

@@ -96,7 +96,7 @@ def test_concurrent_streams_equal_generate(server: Server, llm: LLM) -> None:
     outputs = llm.generate([PROMPTS[i % 4] for i in range(48)], sampling)
 
     async def one(client: openai.AsyncOpenAI, i: int) -> list[int]:
-        await asyncio.sleep(0.004 * (i % 16))  # clients that come while others are answered
+        await asyncio.sleep(0.004 * (i % 16))  # some clients arrive while others are being answered
         extra = {"return_token_ids": True}
         given: dict[str, Any] = {"model": "pocket", "prompt": PROMPTS[i % 4], **params[i], "extra_body": extra}
         if i % 4 == 0:
@@ -286,7 +286,7 @@ def test_embeddings(client: openai.OpenAI, server: Server, llm: LLM) -> None:
     _, plain = server.post("/v1/embeddings", input=["def f():"], encoding_format="float")
     assert np.allclose(answer.data[0].embedding, plain["data"][0]["embedding"], atol=1e-6)
     assert all(abs(np.linalg.norm(d.embedding) - 1) < 1e-5 for d in answer.data)
-    # The head applied to the last vector gives the model's logits, up to the vector's length.
+    # The head applied to the last vector gives the model's logits, except for the vector's length.
     _, last = server.post("/v1/embeddings", input="def f():", pooling="last")
     head = np.asarray(llm.loaded.model.weights["embed.weight"]).astype(np.float64)
     ours = head @ np.array(last["data"][0]["embedding"])

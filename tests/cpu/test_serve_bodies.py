@@ -31,7 +31,7 @@ BODIES = [
     b'{"prompt":[%snull]}' % (b"null," * (MAX_ELEMENTS - 9)),
     b'{"prompt":[%s[]]}' % (b"[null]," * (MAX_ELEMENTS // 2 - 9)),
 ]
-TEXTS = (3, 4)  # indices of the valid bodies, whose texts only exceed the context
+TEXTS = (3, 4)  # indices of the bodies that are valid and whose texts exceed the context
 
 
 def test_memory() -> None:

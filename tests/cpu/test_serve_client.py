@@ -178,7 +178,7 @@ class FakeWire:
         self.changed = changed
 
     async def receive(self) -> Any:
-        self.asked.set()  # the stream runs, and waits for what comes
+        self.asked.set()  # the stream runs and waits for answers
         await self.gone.wait()
         return {"type": "http.disconnect"}
 

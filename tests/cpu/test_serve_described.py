@@ -103,8 +103,8 @@ def bounded(schema: Any) -> Any:
     "phases", [pytest.param("fuzzing", marks=pytest.mark.slow), pytest.param("coverage", marks=pytest.mark.nightly)]
 )
 def test_schemathesis_finds_nothing(phases: str, server: Server, tmp_path: Path) -> None:
-    """All its checks but one: a body of the right shape may still be refused, since not all that decides it can be
-    said in a schema: the vocabulary, the context, what a grammar means, which fields go together.
+    """Run all checks but one: a body with the right schema may still be refused, because a schema cannot express the
+    vocabulary, the context, the meaning of a grammar, and which fields can be combined.
     """
     description = tmp_path / "openapi.json"
     description.write_text(json.dumps(bounded(server.ask("GET", "/openapi.json")[1])))

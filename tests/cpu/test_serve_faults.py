@@ -138,7 +138,7 @@ def check_who_asks(server: Server) -> None:
     assert server.told(head("/v1/models", host, "x-api-key: beta"))[0] == 200
     twice = ["authorization: Bearer beta"] * 2
     assert server.told(head("/v1/models", host, *twice))[1]["error"]["code"] == "several_api_keys"
-    # The body is too large and never sent. A client without a key only learns that the key is missing.
+    # The body is too large and never sent. A client without a key only gets the message that the key is missing.
     data = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 999999\r\n"
     assert server.told(data + b"\r\n")[0] == 401
     assert server.told(data + b"x-api-key: beta\r\n\r\n")[0] == 413
@@ -185,7 +185,7 @@ def test_keys_sizes_and_invalid_http(tmp_path: Path) -> None:
 
 
 def refuses(server: Server) -> bool:
-    """Return whether it refuses connections."""
+    """Return whether the server refuses connections."""
     try:
         socket.create_connection(("127.0.0.1", server.port), timeout=20).close()
     except OSError:

@@ -25,7 +25,7 @@ SHAPE = {  # SmolLM2-135M's shape: steps are long enough to count them while a c
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    # A page takes memory once it was used. With few pages, all are in use early.
+    # The system allocates a page when it is first used. With few pages, all are in use early.
     with serving("pocket", "--quiet", "--kv-cache-memory-bytes", str(64 << 20)) as server:
         yield server
 
@@ -125,7 +125,7 @@ def test_memory_is_flat_over_ten_thousand_requests(server: Server) -> None:
 
 @pytest.mark.nightly
 def test_with_many_pages_only_the_cache_grows() -> None:
-    """A page takes memory once it was used, and unused pages are taken before cached ones."""
+    """The system allocates a page when it is first used, and the engine takes unused pages before cached ones."""
     with serving("pocket", "--quiet", "--kv-cache-memory-bytes", str(1 << 30)) as server:
         load(server.port, range(500), 64, 4)
         before = arena(server)

@@ -1,4 +1,4 @@
-"""The text of a token is what it adds at its position: the joined texts of the tokens are the answer's text."""
+"""The text of a token is the text that it adds at its position: the joined texts are the answer's text."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Bench:
         return self._inbox.read(0.0)
 
     def turn(self, times: int = 1) -> list[Any]:
-        """Run a number of turns; return the worker's messages."""
+        """Run a number of iterations of the worker's loop; return its messages."""
         for _ in range(times):
             self.worker._turn()
         return self.said()
@@ -117,7 +117,7 @@ def test_embeddings_take_turns_and_fail_alone(bench: Bench, monkeypatch: pytest.
     bench.session.steps = ["token"] * 9
     bench.send(Submit(0, REQUEST, 0.0, False), Embed(1, [[1], [2]], "mean"), Embed(2, [[13], [3]], "mean"))
     bench.send(Embed(3, [[4]], "last"))
-    assert bench.turn() == [] and done == [1] and len(bench.session.steps) == 8  # a step and a prompt in each turn
+    assert bench.turn() == [] and done == [1] and len(bench.session.steps) == 8  # a step and a prompt in each iteration
     assert bench.turn() == [Embedded(1, [[1.0], [2.0]])]
     (lost,) = bench.turn()
     assert isinstance(lost, Lost) and lost.ids == [2] and "MemoryError" in lost.message
@@ -231,7 +231,7 @@ def test_an_aborted_structure_is_not_compiled() -> None:
         compiler.abort(number)
     grammars.may.set()
     compiler._checking.shutdown()
-    assert sorted(grammars.compiled) == ["0", "1", "5"]  # 1 had begun
+    assert sorted(grammars.compiled) == ["0", "1", "5"]  # the job of 1 had already started
     assert [submit.id for submit, _ in compiler.done()] in ([0, 5], [5, 0])
 
 

@@ -84,7 +84,7 @@ def test_a_stream_closed_at_any_chunk_leaves_nothing_behind(llm: LLM) -> None:
         stats = llm.stats()
         assert stats is not None
         assert (stats.running, stats.waiting) == (0, 0)
-    llm.stream([3])  # never begun: never queued
+    llm.stream([3])  # a stream that is never iterated sends no request
     assert len(llm.session) == 0
 
 
@@ -136,7 +136,7 @@ def test_static_batches_answer_alike_and_take_turns(folder: str, llm: LLM) -> No
     wanted = llm.generate(prompts, params)
     assert [[a.token_ids for a in o.outputs] for o in found] == [[a.token_ids for a in o.outputs] for o in wanted]
     batch = {i: b for b, members in enumerate([(0, 1, 2), (3, 4), (5, 6), (7, 8), (9,)]) for i in members}
-    assert [batch[i] for i in order] == sorted(batch.values())  # of 4 sequences at most
+    assert [batch[i] for i in order] == sorted(batch.values())  # batches have 4 sequences at most
     with pytest.raises(RequestError, match="lower n"):
         static.session.add(request([3], SamplingParams(n=5, max_tokens=2)), lambda chunk: None)
 
@@ -195,7 +195,9 @@ def test_prefixes_are_shared_under_one_salt_only(llm: LLM) -> None:
 
 @pytest.mark.parametrize("tight", [False, True])
 def test_prompt_logprobs_come_from_the_prefill(llm: LLM, monkeypatch: pytest.MonkeyPatch, tight: bool) -> None:
-    """Chunks of 5 tokens, two steps in flight, with and without preemption; after a prefix that others cached."""
+    """Chunks of 5 tokens, two steps in flight, with and without preemption; other requests have cached the same
+    prefixes.
+    """
     monkeypatch.setattr("ridgeline.runtime.generator.PROMPT_CHUNK", 3)
     rng, options = np.random.default_rng(0), EngineOptions(
         block_size=4, max_num_batched_tokens=5, max_num_seqs=6, steps_in_flight=2,
@@ -230,11 +232,11 @@ def test_prompt_logprobs_come_from_the_prefill(llm: LLM, monkeypatch: pytest.Mon
         assert [e.top[0][0] for e in found] == rows[: len(found)].argmax(1).tolist()
 
 
-# ---- too much -----------------------------------------------------------------------------------------------
+# ---- too many requests --------------------------------------------------------------------------------------
 
 
 def test_a_thousand_requests_on_a_pool_that_is_too_small_for_one(folder: str) -> None:
-    """Those that fit are answered as ever; those that never fit say so, with the numbers."""
+    """Requests that fit are answered; the others get an error with the numbers."""
     llm = LLM(folder, engine=EngineOptions(block_size=4, max_num_seqs=16))
     assert llm.config is not None
     few = tuple(12 for _ in llm.config.groups)

@@ -1,4 +1,4 @@
-"""Layers that attend to the keys and values of another one (CLA, arXiv:2405.12981): what is counted, what is refused.
+"""Layers that attend to another layer's keys and values (CLA, arXiv:2405.12981): parameters, state and errors.
 
 Logits, tokens and gradients are compared in test_ours.py.
 """
@@ -57,7 +57,7 @@ TOLERANCE = 1e-4
 
 
 def test_training_with_checkpoints_changes_nothing() -> None:
-    """Keys and values that a later layer needs are not lost when a layer is computed again."""
+    """If a layer is recomputed, the keys and values that a later layer needs are still available."""
     spec, tokens = SPECS["cla_character"], torch.tensor(sequences()[2])
     targets = tokens.roll(-1)
     found = []
@@ -81,7 +81,7 @@ OTHER: dict[str, Callable[[Any], Any]] = {
 
 
 def flips(spec: ModelSpec) -> Iterator[tuple[str, ModelSpec]]:
-    """Models over the same weights, or fewer of them, with one field of one sharing layer changed."""
+    """Yield models with one changed field of one sharing layer, which use the same weights or fewer of them."""
     for i, layer in enumerate(spec.layers):
         if not isinstance(mixer := layer.mixer, SharedAttention):
             continue
@@ -123,12 +123,12 @@ def test_every_field_moves_the_logits(name: str, expected: set[str]) -> None:
     assert seen >= expected
 
 
-# ---- what is counted ----------------------------------------------------------------------------------------
+# ---- parameters and state -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3, 4])
 def test_parameters_and_state_by_formula(factor: int) -> None:
-    """2 * kv heads * head_dim numbers per token and owner, and a key and a value matrix for each owner alone."""
+    """Each owner stores 2 * kv heads * head_dim numbers per token, and only owners have key and value matrices."""
     layers, a = 12, MQA
     spec, dense = cla(a, layers, factor), cla(a, layers, 1)
     owners = -(-layers // factor)
@@ -138,7 +138,7 @@ def test_parameters_and_state_by_formula(factor: int) -> None:
     (group,) = state_groups(spec, page_tokens=16, storage=STORAGES["bfloat16"])
     assert group.page_bytes == 16 * 2 * owners * per_layer
     assert [slot.layer for slot in group.slots] == list(range(0, layers, factor))
-    # The work is not less: every layer reads all keys.
+    # The work is not reduced, because every layer reads all keys.
     assert sum(x.mixer.work(1, 100) for x in spec.layers) == sum(x.mixer.work(1, 100) for x in dense.layers)
 
 
@@ -154,7 +154,7 @@ def test_state_bytes_of_the_paper(name: str, head_dim: int, factor: int, num_byt
 
 
 def test_groups_hold_what_owners_keep() -> None:
-    """The 1 in 6 layout: one global owner for all global layers, three local ones in each six."""
+    """With one global layer in six, all global layers share one owner, and each six layers have three local owners."""
     spec = SPECS["cla_character"]
     local, full = state_groups(spec, page_tokens=16)
     assert (local.lookback, [s.layer for s in local.slots]) == (19, [0, 2, 4, 6, 8, 10])
@@ -162,7 +162,7 @@ def test_groups_hold_what_owners_keep() -> None:
     assert [spec.state_layer(i) for i in range(12)] == [0, 0, 2, 2, 4, 5, 6, 6, 8, 8, 10, 5]
 
 
-# ---- what is refused ---------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------
 
 
 OWN = Layer(FULL, MLP, NORM)
@@ -198,7 +198,7 @@ BAD: list[tuple[list[Layer], str]] = [
 @pytest.mark.parametrize(("layers", "message"), BAD, ids=[m for _, m in BAD])
 def test_what_cannot_be_shared_fails_at_load(layers: list[Layer], message: str, tmp_path: Path) -> None:
     forged = model([OWN])
-    object.__setattr__(forged, "layers", tuple(layers))  # past the check, as a file by hand can be
+    object.__setattr__(forged, "layers", tuple(layers))  # bypasses the check, as in a file that was written by hand
     config = {"model_type": "ridgeline", "spec": to_json(forged)}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError) as caught:
@@ -229,7 +229,7 @@ def test_what_no_layer_can_be_is_named_with_its_place(change: dict[str, Any], me
 
 
 def test_missing_and_extra_weights_are_named(tmp_path: Path) -> None:
-    """A sharing layer has no key projection, and one that lies in the file is an error, not left out."""
+    """A sharing layer has no key projection; a key projection in the file is an error and is not ignored."""
     from safetensors.numpy import load_file, save_file
 
     write(SPECS["cla2"], tmp_path)

@@ -1,4 +1,4 @@
-"""S4 and S4D: two views of one system, closed forms in float64, HiPPO."""
+"""S4 and S4D: both forms of one system, closed forms in float64, HiPPO."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = (2, 3, 63, 64, 65, 100, 257)
 
 
 def weights(name: str, seed: int = 0) -> dict[str, Tensor]:
-    """Steps from 1/50 to 1/2, decays from slow to fast."""
+    """Return weights with steps from 1/50 to 1/2 and decays from slow to fast."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -42,7 +42,7 @@ def weights(name: str, seed: int = 0) -> dict[str, Tensor]:
 
 
 def draw(n: int, m: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Inputs, and states to go on from."""
+    """Return inputs, and states before the first token."""
     generator = torch.Generator().manual_seed(seed)
     u = torch.randn((n, m, CHANNELS), generator=generator, dtype=torch.float64)
     return u, torch.randn((n, CHANNELS, 2, PAIRS), generator=generator, dtype=torch.float64)
@@ -55,8 +55,8 @@ def scan(name: str, u: Tensor, h: Tensor, lengths: Tensor | None = None) -> tupl
 
 
 def matrices(name: str, channel: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The discrete A, B, C of one channel as full complex matrices of all N conjugate numbers, from the definitions:
-    bilinear with a solve (S4), the exponential of a matrix (S4D).
+    """Return the discrete A, B, C of one channel as full complex matrices of all N conjugate numbers, from the
+    definitions: bilinear with a solve (S4), the exponential of a matrix (S4D).
     """
     w = {key: x[channel] for key, x in weights(name).items()}
 
@@ -76,7 +76,7 @@ def matrices(name: str, channel: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def by_definition(name: str, u: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Token by token, channel by channel, with full matrices."""
+    """Compute token by token and channel by channel, with full matrices."""
     ys, left = torch.zeros_like(u), torch.zeros_like(h)
     for channel in range(CHANNELS):
         a, b, c = matrices(name, channel)
@@ -113,7 +113,9 @@ def test_the_recurrence_is_the_convolution(name: str) -> None:
 
 @BOTH
 def test_the_kernel_is_the_powers(name: str) -> None:
-    """Of a block: C A^l B, what a token adds to the state after it, and what that adds to outputs."""
+    """Check three parts of a block: its kernel C A^l B, the change of the state by a token, and the outputs from a
+    state.
+    """
     own = [w for key, w in weights(name).items() if key != "D"]
     build: Callable[..., Any] = s4._dplr if name == "s4" else s4._diagonal
     block = build(*own)[2](64)
@@ -131,8 +133,8 @@ def test_the_kernel_is_the_powers(name: str) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 5, 31, 32, 100, 257])
 def test_the_generating_function_has_no_bad_node(size: int) -> None:
-    """An even length has a node at w = -1, where the paper's 2 / (1 + w) and 2 / dt (1 - w) / (1 + w) are infinite and
-    the value is C (I - A^L) (I + A)^-1 B.
+    """With an even length, one node is w = -1, where the paper's 2 / (1 + w) and 2 / dt (1 - w) / (1 + w) are infinite.
+    The value there is C (I - A^L) (I + A)^-1 B.
     """
     w = weights("s4")
     a, dt = torch.complex(-w["A_log"].exp(), w["A_imag"]), w["log_dt"].exp()[:, None]
@@ -162,7 +164,7 @@ def test_padding_changes_nothing(name: str) -> None:
     lengths = torch.tensor([1, 64, 65, 100, 128, 130])
     u, h = draw(6, 130)
     for i, n in enumerate(lengths.tolist()):
-        u[i, n:] = u[i, n - 1]  # as a bucket repeats the last token
+        u[i, n:] = u[i, n - 1]  # a bucket is padded with its last token
     y, left = scan(name, u, h, lengths)
     for i, n in enumerate(lengths.tolist()):
         wanted, state = by_definition(name, u[i : i + 1, :n], h[i : i + 1])
@@ -200,7 +202,7 @@ def test_gradients_are_those_of_the_recurrence(name: str) -> None:
         torch.testing.assert_close(gradient, found[1][key], rtol=1e-8, atol=1e-8)
 
 
-# ---- what training begins with ---------------------------------------------------------------------------------------
+# ---- initial weights for training ------------------------------------------------------------------------------------
 
 
 def begun(mixer: S4 | S4D) -> dict[str, Tensor]:
@@ -212,7 +214,7 @@ def begun(mixer: S4 | S4D) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("size", [2, 8, 64])
 def test_s4_begins_as_hippo_legs(size: int) -> None:
-    """Its diagonal less P P*, turned back, is HiPPO-LegS: the same polynomials are kept of the same past."""
+    """The initial diagonal minus P P* is HiPPO-LegS in another basis, so the same polynomials of the past are kept."""
     a, b = state_space.hippo_legs(size)
     assert a[size - 1, 0] == pytest.approx(-((2 * size - 1) ** 0.5)) and a[0, 0] == -1 and a[0, 1] == 0
     w = begun(S4(2, size))
@@ -226,7 +228,7 @@ def test_s4_begins_as_hippo_legs(size: int) -> None:
     diagonal = whole(torch.stack((-w["A_log"][0].exp(), w["A_imag"][0])))
     p = whole(w["P"][0])
     kept = torch.diag(diagonal) - torch.outer(p, p.conj())
-    # Of equal eigenvalues and equal responses, whatever the basis: B* (s - A)^-1 B.
+    # In any basis, equal systems have equal eigenvalues and equal responses B* (s - A)^-1 B.
     for s in (0.1, 1.0, 10.0 + 5j):
         one = torch.eye(size, dtype=torch.complex128)
         drive = whole(w["B"][0])
@@ -247,7 +249,7 @@ def test_s4d_begins_as_s4d_lin() -> None:
 
 @pytest.mark.parametrize("mixer", [S4(8, 64), S4D(8, 64)])
 def test_a_long_memory_survives_float32(mixer: S4 | S4D) -> None:
-    """4,096 tokens with the states of training's beginning: both views in float32 against float64."""
+    """With initial weights and 4,096 tokens, both forms in float32 stay close to float64."""
     own = [x for name, x in begun(mixer).items() if not name.startswith("out")]
     u = torch.randn((1, 4096, 8), generator=torch.Generator().manual_seed(1))
     h = torch.zeros(1, 8, 2, 32)
@@ -265,7 +267,9 @@ def test_a_long_memory_survives_float32(mixer: S4 | S4D) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_training_leaves_decays_undecayed(optimizer: OptimizerName) -> None:
-    """Weight decay is for matrices; what a state space has of two axes is none. One step must lower the loss."""
+    """Weight decay applies only to matrices, and not to parameters of a state space with two axes. Training must lower
+    the loss.
+    """
     mixers = (S4(16, 8), S4D(16, 8), Mamba(16, 4, 4, 2), LightningAttention(2, 8, RMSNorm()))
     layers = tuple(Layer(mixer, GatedMLP(24), RMSNorm()) for mixer in mixers)
     model = LanguageModel(ModelSpec("x", 50, 16, 64, layers, RMSNorm()), open_table("reference"), 64)

@@ -1,4 +1,4 @@
-"""Where an answer ends: stop strings wherever tokens cut them, stop tokens, min_tokens."""
+"""Where an answer ends: stop strings at any token borders, stop tokens, min_tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ PROMPT = "Once upon a time"
 
 
 def first_match(text: str, stops: Sequence[str], unarmed: int = 0) -> tuple[int, str] | None:
-    """By looking at every place: where the first match ends, and which; none may end in the first `unarmed`."""
+    """Return the end of the first match and the stop string, found by a check at every position. No match may end
+    within the first `unarmed` characters.
+    """
     for end in range(unarmed + 1, len(text) + 1):
         if found := [stop for stop in stops if text[:end].endswith(stop)]:
             return end, max(found, key=len)
@@ -45,10 +47,10 @@ def test_a_match_is_found_wherever_the_text_is_cut(
     search, out, match = StopStrings(stops, include), "", None
     for i, piece in enumerate(pieces):
         emitted, found = search.push(piece, armed=i >= unarmed)
-        assert match is None or (emitted, found) == ("", None)  # nothing after a match
+        assert match is None or (emitted, found) == ("", None)  # there is no text after a match
         out, match = out + emitted, match or found
         if match is None:
-            # Held back is no more than what may still become a match, and that is held back whole.
+            # The search holds back exactly the text that may still become a match.
             text = "".join(pieces[: i + 1])
             held = max((n for s in stops for n in range(len(s)) if text.endswith(s[:n])), default=0)
             assert out == text[: len(text) - held]
@@ -71,11 +73,11 @@ def test_no_stop_strings_hold_nothing_back() -> None:
 
 def test_the_longest_of_those_that_end_together() -> None:
     assert StopStrings(["b", "ab"]).push("xab") == ("x", "ab")
-    assert StopStrings(["abc", "b"]).push("abc") == ("a", "b")  # the one that is complete first
+    assert StopStrings(["abc", "b"]).push("abc") == ("a", "b")  # the stop string that is complete first
 
 
 def test_a_long_text_that_always_nearly_matches() -> None:
-    """Linear in the text, however repetitive: the other way to search would compare 1.5 billion characters."""
+    """The time is linear in the text, however repetitive; a naive search would compare 1.5 billion characters."""
     search = StopStrings(["a" * 5000 + "b"])
     sent = sum(len(search.push("a" * 1000)[0]) for _ in range(300))
     assert sent == 300_000 - 5000
@@ -102,7 +104,7 @@ def free(stories: LLM) -> tuple[list[int], str]:
 
 
 def ends_of_tokens(llm: LLM, ids: Sequence[int]) -> list[int]:
-    """The length of the text after each token."""
+    """Return the length of the text after each token."""
     assert llm.tokenizer is not None
     stream = llm.tokenizer.detokenizer(True, llm.encode(PROMPT))
     lengths, total = [], 0
@@ -117,7 +119,7 @@ def ends_of_tokens(llm: LLM, ids: Sequence[int]) -> list[int]:
 def test_every_substring_of_an_answer_stops_it(
     length: int, include: bool, stories: LLM, free: tuple[list[int], str]
 ) -> None:
-    """Across token borders too: the text ends before the first place, the tokens with the one that completed it."""
+    """A match may cross token borders: the text ends before it, and the tokens end with the one that completed it."""
     ids, text = free
     ends = ends_of_tokens(stories, ids)
     stops = [text[i : i + length] for i in range(0, len(text) - length, 7)]
@@ -147,7 +149,7 @@ def test_streamed_text_never_passes_a_stop_string(stories: LLM, free: tuple[list
     almost = SamplingParams(temperature=0, max_tokens=60, stop=(stop[:-1] + "#", text[-3:] + "#"))
     streamed.clear()
     (output,) = stories.generate(PROMPT, almost, on_text=lambda request, choice, piece: streamed.append(piece))
-    assert "".join(streamed) == output.outputs[0].text == text  # what was held back comes in the end
+    assert "".join(streamed) == output.outputs[0].text == text  # the last piece contains the text that was held back
     assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("length", None)
 
 
@@ -163,7 +165,7 @@ def test_choices_stop_each_on_their_own(stories: LLM) -> None:
 def test_min_tokens_holds_off_every_kind_of_end(stories: LLM, free: tuple[list[int], str]) -> None:
     ids, text = free
     ends = ends_of_tokens(stories, ids)
-    stop = text[ends[3] : ends[5]]  # tokens 5 and 6 complete it
+    stop = text[ends[3] : ends[5]]  # tokens 5 and 6 complete the stop string
     assert text.index(stop) == ends[3]
     assert answer(stories, stop=stop, min_tokens=5).outputs[0].token_ids == ids[:6]
     assert answer(stories, stop=stop, min_tokens=5).outputs[0].text == text[: ends[3]]
@@ -238,7 +240,7 @@ def test_options_reach_the_parameters(
         assert entry["logprob"] == pytest.approx(other["logprob"], abs=1e-5)
     assert found["prompt_logprobs"][0] is None
     status, out, _ = run(capsys, monkeypatch, "--allowed-token-ids", "77", "--min-tokens", "130", "--json")
-    assert json.loads(out)["choices"][0]["token_ids"] == [77] * 130  # the default length gives way
+    assert json.loads(out)["choices"][0]["token_ids"] == [77] * 130  # the default length is not applied
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Structured outputs in the sampler: what comes out follows the structure, whichever way the tokens are computed."""
+"""Structured outputs in the sampler: every answer follows its structure, however its tokens are computed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PARAMS = [
-    SamplingParams(max_tokens=140, seed=4, n=2, ignore_eos=True),  # first, so that the others must make room
+    # this request is first, so that others are preempted for it
+    SamplingParams(max_tokens=140, seed=4, n=2, ignore_eos=True),
     SamplingParams(max_tokens=120, seed=1, n=2, structured_outputs={"json": SCHEMA}),
     SamplingParams(max_tokens=60, seed=2, structured_outputs={"regex": "[a-c]{2,5}-[0-9]{3}"}, logprobs=2),
     SamplingParams(max_tokens=60, temperature=0, structured_outputs={"choice": ["red", "green", "gr\u00fcn"]}),
@@ -62,7 +63,7 @@ def test_answers_follow_their_structure(wanted: list[list[str]]) -> None:
     [
         EngineOptions(),
         EngineOptions(max_num_batched_tokens=3, block_size=2),
-        # Pages for fewer sequences than there are: some are preempted, and walk their grammars again.
+        # With pages for fewer sequences than there are, some are preempted, and their grammars are advanced again.
         EngineOptions(block_size=4, kv_cache_memory_bytes=40 * 4 * 4096, max_num_seqs=6),
         EngineOptions(steps_in_flight=2),
     ],
@@ -95,7 +96,7 @@ def test_masks_are_begun_before_the_steps_that_need_them(monkeypatch: pytest.Mon
 
 
 class Tap:
-    """Holds back the masks of one grammar's answers while it is closed."""
+    """Holds back the masks of one grammar's answers until `open` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pattern: str) -> None:
         self.open, self.pattern, self.grammars = threading.Event(), pattern, list[Grammar]()
@@ -116,7 +117,7 @@ class Tap:
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_a_late_mask_holds_up_its_own_answer_alone(monkeypatch: pytest.MonkeyPatch, steps_in_flight: int) -> None:
-    """The others are complete before the first mask is there, and all tokens are what they are without waiting."""
+    """The other answers are complete before the first mask is ready, and all tokens equal those without a delay."""
     params = [
         SamplingParams(max_tokens=60, seed=2, structured_outputs={"regex": "[a-c]{2,5}-[0-9]{3}"}, logprobs=2),
         SamplingParams(max_tokens=40, seed=4, ignore_eos=True),
@@ -138,7 +139,9 @@ def test_a_late_mask_holds_up_its_own_answer_alone(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("pattern", ["a" * 100_000, "(.*a.{20}b|.*b.{25}c)*"])
 def test_slow_patterns_beside_another_answer(pattern: str) -> None:
-    """Steps do not wait for the masks of a slow pattern: 100 tokens beside it are complete before its 8 are."""
+    """Steps do not wait for the masks of a slow pattern: 100 tokens of another answer are
+    complete before its 8 tokens.
+    """
     llm, over = LLM("pocket"), list[int]()
     hostile = SamplingParams(max_tokens=8, n=4, seed=1, structured_outputs={"regex": pattern})
     params = [SamplingParams(max_tokens=100, seed=4, ignore_eos=True), hostile]
@@ -146,7 +149,7 @@ def test_slow_patterns_beside_another_answer(pattern: str) -> None:
     beside, slow = llm.generate(PROMPTS[:2], params, on_done=lambda number, output: over.append(number))
     assert beside.outputs[0].token_ids == alone.token_ids
     assert all(answer.error is None for answer in slow.outputs)
-    assert over == [0, 1] or len(pattern) < 100  # masks of the other pattern are slow only now and then
+    assert over == [0, 1] or len(pattern) < 100  # with the second pattern, only some masks are slow
 
 
 def test_an_answer_that_waits_too_long_ends_alone(monkeypatch: pytest.MonkeyPatch, wanted: list[list[str]]) -> None:
@@ -161,10 +164,11 @@ def test_an_answer_that_waits_too_long_ends_alone(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_late_answer_is_preempted_and_aborted(monkeypatch: pytest.MonkeyPatch, wanted: list[list[str]]) -> None:
-    """Others need its pages while it waits: what it gives in the end is the same."""
+    """Other requests take the pages of an answer that waits; it still gives the same tokens."""
     options = EngineOptions(block_size=4, kv_cache_memory_bytes=40 * 4 * 4096, max_num_seqs=6)
     tap = Tap(monkeypatch, "[a-c]{2,5}-[0-9]{3}")
-    monkeypatch.setattr(tap.open, "wait", lambda seconds: time.sleep(0.005) or True)  # later than a step waits
+    # later than a step waits for a mask
+    monkeypatch.setattr(tap.open, "wait", lambda seconds: time.sleep(0.005) or True)
     llm = LLM("pocket", engine=options, max_model_len=150)
     assert texts(llm) == wanted
     ids = [llm.session.add(llm.frontend.request(PROMPTS[0], PARAMS[2], i), lambda chunk: None) for i in range(3)]
@@ -177,7 +181,9 @@ def test_a_late_answer_is_preempted_and_aborted(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_logits_are_kept_of_held_answers_only(monkeypatch: pytest.MonkeyPatch, steps_in_flight: int) -> None:
-    """A preempted answer frees its logits while it waits: memory is counted for those that run (cost/memory.py)."""
+    """An answer that is preempted while it waits frees its logits: cost/memory.py counts only those of running
+    sequences.
+    """
     drop, stale = late.LateRows.drop_preempted, list[int]()
 
     def watched(self: late.LateRows) -> None:
@@ -187,7 +193,7 @@ def test_logits_are_kept_of_held_answers_only(monkeypatch: pytest.MonkeyPatch, s
 
     monkeypatch.setattr(late.LateRows, "drop_preempted", watched)
     tap = Tap(monkeypatch, "[a-c]{2,5}-[0-9]{3}")
-    pages = 26 * 4 * 4096  # of one sequence of 100 tokens, and the null page
+    pages = 26 * 4 * 4096  # pages for one sequence of 100 tokens, and the null page
     options = EngineOptions(block_size=4, kv_cache_memory_bytes=pages, max_num_seqs=6, steps_in_flight=steps_in_flight)
     llm = LLM("pocket", engine=options, max_model_len=100)
     params = [

@@ -1,4 +1,6 @@
-"""Structures from strangers: what cannot be served is refused in one sentence, and nothing breaks."""
+"""Structures from unknown clients: a structure that cannot be served is refused with one sentence, and nothing else
+fails.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from ridgeline.spec.structure import StructuredOutputs
 
 
 def chain(count: int, link: Callable[[str], Any]) -> dict[str, Any]:
-    """A schema whose references lead from one to the next."""
+    """Return a schema whose references form a chain."""
     links: dict[str, Any] = {f"a{i}": link(f"#/$defs/a{i + 1}") for i in range(count)}
     return {"$defs": {**links, f"a{count}": {"type": "null"}}, "$ref": "#/$defs/a0"}
 
@@ -51,7 +53,7 @@ def test_a_result_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyPa
     with pytest.raises(RequestError):
         grammars.compile(bad)
     assert grammars.is_known(good) and grammars.is_known(bad)
-    monkeypatch.setattr(grammar_checks.BoundedPool, "run_sync", None)  # nobody asks the helper again
+    monkeypatch.setattr(grammar_checks.BoundedPool, "run_sync", None)  # the helper is not called again
     grammars.compile(good)
     with pytest.raises(RequestError, match="not valid"):
         grammars.compile(bad)
@@ -127,13 +129,15 @@ def test_an_error_that_nobody_knows_is_still_one_line() -> None:
 
 
 def test_a_structure_may_take_all_that_its_check_took(grammars: Grammars) -> None:
-    """What passes with 8 MiB of stack in the helper has 64 MiB in the engine."""
+    """A structure that passes the check with 8 MiB of stack in the helper has 64 MiB in the engine."""
     assert 8 * guidance.CHECK_LIMITS.stack_bytes <= guidance.STACK_BYTES
     grammars.compile(StructuredOutputs.of({"json": chain(900, lambda ref: {"items": {"$ref": ref}})}))
 
 
 def test_no_structure_hurts_another_request() -> None:
-    """Over HTTP: each bomb is a 400, the server stays well, and an answer beside them is what it is alone."""
+    """Over HTTP, each attack gets a 400, the server stays healthy, and another answer has the
+    tokens that it has alone.
+    """
     with serving("pocket") as server:
         body = {"prompt": "def f(x):", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
         _, alone = server.post("/v1/completions", **body)

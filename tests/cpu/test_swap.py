@@ -1,4 +1,4 @@
-"""Swapping: a sequence whose pages went to the host and back answers as if it had never left."""
+"""Swapping: a sequence whose pages were copied to the host and back gives the same answer."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from ridgeline.settings import EngineConfig, EngineOptions, resolve
 from ridgeline.spec.groups import NULL_PAGE
 from ridgeline.spec.request import RequestOutput
 
-FULL, WINDOWS = "llama_gqa", "gemma3"  # every layer sees all; some see a window only: two groups of pages
+# every layer sees all tokens; some layers only see a window, which makes two groups of pages
+FULL, WINDOWS = "llama_gqa", "gemma3"
 LATENT = "deepseek_v3"  # one row per token for all heads
-ALWAYS, NEVER = (1.0, 0.0), (0.0, 1.0)  # seconds per token computed again, seconds per byte copied
+ALWAYS, NEVER = (1.0, 0.0), (0.0, 1.0)  # seconds per recomputed token, seconds per copied byte
 RNG = np.random.default_rng(1)
 PROMPTS = [RNG.integers(3, VOCAB, n).tolist() for n in (5, 30, 60, 43, 12)]
 REQUESTS = [
@@ -43,13 +44,15 @@ def loaded(name: str) -> LLM:
 
 @cache
 def baseline(name: str) -> Tokens:
-    """Naive sampling."""
+    """Return the tokens of naive sampling."""
     outputs: list[RequestOutput] = loaded(name).generate(PROMPTS, REQUESTS)
     return {(i, c.index): c.token_ids for i, output in enumerate(outputs) for c in output.outputs}
 
 
 def settings(name: str, **options: int) -> EngineConfig:
-    """Pages for little more than the longest request, so that others must make room; plenty of room on the host."""
+    """Return settings with pages for little more than the longest request, so that others are preempted, and enough
+    host memory.
+    """
     given = {"max_num_seqs": 6, "max_num_batched_tokens": 16, "block_size": 4, "swap_space_bytes": 1 << 22, **options}
     model, length = loaded(name).loaded, CASES[name].max_model_len
     chosen = resolve(
@@ -60,7 +63,7 @@ def settings(name: str, **options: int) -> EngineConfig:
 
 
 def serve(name: str, config: EngineConfig) -> tuple[Tokens, Engine]:
-    """All requests through one engine; books checked at every step."""
+    """Run all requests through one engine; page tables are checked at every step."""
     engine, out = Engine(loaded(name).loaded, config), {}
     for i, (prompt, params) in enumerate(zip(PROMPTS, REQUESTS, strict=True)):
         engine.add(i, GenerationRequest(prompt, params, tuple(NoiseKey(i, choice) for choice in range(params.n))))
@@ -77,7 +80,7 @@ def serve(name: str, config: EngineConfig) -> tuple[Tokens, Engine]:
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 @pytest.mark.parametrize("name", [FULL, WINDOWS, LATENT])
 def test_swapped_sequences_answer_alike(name: str, steps_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy and sampled, one answer and several, whole pages moved one at a time."""
+    """Requests are greedy and sampled, with one answer and several; whole pages are swapped one at a time."""
     monkeypatch.setattr(DeviceRunner, "preemption_rates", lambda self: ALWAYS)
     monkeypatch.setattr(arena, "MOVE_BYTES", 1)
     out, engine = serve(name, settings(name, steps_in_flight=steps_in_flight))
@@ -98,7 +101,7 @@ def test_where_copies_are_dear_nothing_is_swapped(name: str, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", [FULL, WINDOWS])
 def test_the_measured_cost(name: str) -> None:
-    """Whatever this machine's rates make of it."""
+    """The tokens are equal whether the measured rates of this machine lead to swapping or to recomputing."""
     out, engine = serve(name, settings(name))
     assert out == baseline(name)
     stats = engine.stats()

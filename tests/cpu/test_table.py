@@ -1,4 +1,6 @@
-"""The ops table: candidates in order, each serves or says why not, and what was chosen can be read afterwards."""
+"""The ops table: it tries candidates in order, each serves an op or says why not, and the choice can be read
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ MLP_CASE = MLPBlock(GatedMLP(5), RMSNorm(), 1.0)
 
 
 class Fake:
-    """Serves the ops that it is told to, with kernels that leave a trace."""
+    """Serves the given ops, with kernels that return the name of the backend."""
 
     def __init__(self, name: str, *serves: Op[Any]) -> None:
         self.name = name
@@ -62,7 +64,7 @@ def test_the_first_that_serves_is_taken() -> None:
     assert t.primitive(api.ADD)("a") == ("second", "add", None, ("a",))
     assert t.primitive(api.SCALE)("b")[0] == "third"
     assert first.asked == [("add", None), ("scale", None)]
-    assert third.asked == [("scale", None)]  # nobody asks further once an op is served
+    assert third.asked == [("scale", None)]  # later backends are not tried once an op is served
 
 
 def test_refusals_are_recorded_with_reasons() -> None:
@@ -118,7 +120,7 @@ def test_an_override_decides() -> None:
     choice = t.choose(api.ATTENTION, PLAIN)
     assert choice.backend == "reference"
     assert choice.refusals == (("sdpa", "overridden by --ops attention=reference"),)
-    assert t.choose(api.ADD).refusals == (("sdpa", "attention only"),)  # other ops are as they were
+    assert t.choose(api.ADD).refusals == (("sdpa", "attention only"),)  # other ops do not change
     kept = open_table("reference", {"attention": "sdpa"})
     assert kept.choose(api.ATTENTION, PLAIN).refusals == ()
 
@@ -157,7 +159,7 @@ def test_a_stage_is_composed_where_nobody_fuses_it() -> None:
     x = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights.arrays["norm.weight"]
     gate, up, down = (weights.linears[n].dequantize() for n in ("gate", "up", "down"))
     torch.testing.assert_close(mlp, (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T)
-    assert t.choices()[-1].op in ("norm", "activation", "add")  # the parts were chosen in the table too
+    assert t.choices()[-1].op in ("norm", "activation", "add")  # the parts were chosen from the table as well
 
 
 def test_a_fused_stage_is_used() -> None:
@@ -181,7 +183,7 @@ def test_a_fused_stage_can_be_overridden() -> None:
 
 
 class LoudHead(Fake):
-    """A fused head: the composition's logits plus 1000, so that its use shows in a model's output."""
+    """A fused head whose logits are the composition's plus 1000, so that a model's output shows its use."""
 
     def __init__(self) -> None:
         super().__init__("loud", api.HEAD)
@@ -193,7 +195,7 @@ class LoudHead(Fake):
 
 
 def tiny(*scales: float) -> tuple[ModelSpec, dict[str, torch.Tensor]]:
-    """A small model, a layer for each residual scale, and random weights."""
+    """Return a small model with a layer for each residual scale, and random weights."""
     layers = tuple(Layer(Attention(2, 1, 4, 0.5, Rope(4)), GatedMLP(12), RMSNorm(), None, scale) for scale in scales)
     spec = ModelSpec("tiny", 11, 8, 32, layers, RMSNorm())
     generator = torch.Generator().manual_seed(0)
@@ -201,7 +203,7 @@ def tiny(*scales: float) -> tuple[ModelSpec, dict[str, torch.Tensor]]:
 
 
 def test_each_layer_scales_its_own_branches() -> None:
-    """The addition happens a stage later, in the next layer or the head: it must not take its scale from there."""
+    """The addition happens one stage later, in the next layer or the head, and must not use that layer's scale."""
     scales = (0.5, 2.0, 0.25)
     spec, weights = tiny(*scales)
     plain, scaled = tiny(1.0, 1.0, 1.0)[0], dict(weights)
@@ -234,7 +236,7 @@ def test_a_model_runs_on_what_the_table_chose() -> None:
     torch.testing.assert_close(fused, plain + 1000)
     by_op = {c.op: c.backend for c in t.choices()}
     assert by_op["head"] == "loud"
-    # Stages of layers that share another one's keys, keep latents or a summary, or have experts: there are none.
+    # No stage serves layers that share another layer's keys, keep latents or a summary, or have experts.
     absent = {"query_input", "latent_input", "recurrent_block", "expert_block"}
     assert not absent & set(by_op)
     others = {op.name for op in api.STAGES} - absent - {"head"}

@@ -1,4 +1,4 @@
-"""Tokenizers: ids equal to llama.cpp's and transformers', exactly one BOS, and text that streams exactly."""
+"""Tokenizers: ids equal to llama.cpp's and transformers', exactly one BOS, and text that is streamed exactly."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_encode_matches_transformers(name: str, text: str) -> None:
     for special in (True, False):
         theirs = oracle(name).encode(text, add_special_tokens=special)
         if special and theirs[:2] == [1, 1] and name != "qwen2.5" and load(name).bos_token_id == 1:
-            continue  # there a literal BOS is doubled
+            continue  # transformers doubles a literal BOS
         assert load(name).encode(text, add_special_tokens=special) == theirs
 
 
@@ -204,7 +204,7 @@ def test_damaged_files_are_one_line(tmp_path: Path, name: str, content: bytes, m
     folder = made(tmp_path)
     (folder / name).write_bytes(content)
     with pytest.raises(TokenizerError, match=message) as caught:
-        _ = Tokenizer.from_folder(folder).chat_templates  # they are compiled at the first use
+        _ = Tokenizer.from_folder(folder).chat_templates  # templates are compiled at their first use
     assert "\n" not in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""`ridgeline train` as a user runs it: its output, its errors, two ranks, a kill at any moment."""
+"""`ridgeline train` as a user runs it: its output, its errors, two ranks, and a run that is killed at any moment."""
 
 from __future__ import annotations
 
@@ -212,11 +212,11 @@ def test_another_spec_or_corpus_does_not_go_on(tmp_path: Path, data: Path) -> No
 
 
 def test_data_of_another_corpus_or_tokenizer_is_never_taken(tmp_path: Path, data: Path) -> None:
-    """Whatever was written before a kill: the manifest comes first, and the rest must belong to it."""
+    """After a kill at any moment, the manifest is written first, and the other files must belong to it."""
     run(arguments(tmp_path, data))
     prepared = tmp_path / "out" / "training" / "data"
     shutil.rmtree(tmp_path / "out" / "training" / "checkpoints")
-    shutil.rmtree(prepared / "held-out")  # as after a kill between the two shards
+    shutil.rmtree(prepared / "held-out")  # the state of a run that was killed between the two shards
     (data / "3.txt").write_text("something else", encoding="utf-8")
     assert "3.txt has another text" in refused(arguments(tmp_path, data))
     other = tmp_path / "tokenizer"

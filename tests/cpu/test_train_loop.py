@@ -36,7 +36,7 @@ OPTIONS = TrainOptions(
 
 
 def shard() -> Shard:
-    """Return documents in which every token is the one before plus a number that is fixed for the document."""
+    """Return documents in which the difference of neighboring tokens is constant and depends on the document."""
     rng = np.random.default_rng(0)
     texts = [(rng.integers(0, 30) + step * np.arange(n)) % 38 + 1 for step, n in rng.integers(1, 60, (60, 2))]
     documents = [np.concatenate([[0], t, [0]]).astype(np.uint16) for t in texts]

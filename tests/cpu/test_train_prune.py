@@ -44,7 +44,7 @@ def batch() -> Batch:
 
 
 def drawn(config: dict[str, Any], table: OpsTable) -> tuple[ModelSpec, dict[str, torch.Tensor]]:
-    """Return random weights, large enough that every part matters; the last norm multiplies all numbers alike."""
+    """Return random weights that are large enough for every part to matter; the last norm is uniform."""
     spec, generator = spec_from_config(config), torch.Generator().manual_seed(1)
     weights = LanguageModel(spec, table, 64).weights()
     found = {}
@@ -73,7 +73,7 @@ def test_all_kept_is_the_same_model_in_another_basis(table: OpsTable, batch: Bat
 
 
 def test_what_did_nothing_can_be_left_out(table: OpsTable, batch: Batch) -> None:
-    """A stream of 12 dimensions, a layer and heads that write nothing, and neurons without weight."""
+    """The model has a stream of 12 dimensions, a layer and heads that write nothing, and neurons without weight."""
     spec, weights = drawn(CONFIG, table)
     inside, _ = torch.linalg.qr(torch.randn(32, 12, generator=torch.Generator().manual_seed(2)))
     weights["embed.weight"] = weights["embed.weight"] @ inside @ inside.T

@@ -1,4 +1,6 @@
-"""`ridgeline verify`: the exactness matrix is whole, sees what it claims to see, and catches engines that are wrong."""
+"""`ridgeline verify`: the exactness matrix is complete, tests what it claims to test, and
+finds engines that are wrong.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,11 @@ from ridgeline.verify.run import run_case
 from shares import ONE_OF_EACH, daily
 
 Patch = pytest.MonkeyPatch
-NEW_TOKENS = 8  # of an answer: what a step costs is what these tests cost
+NEW_TOKENS = 8  # tokens of an answer; the tests take as long as their steps
 SCALE = Scale(longest=256, new_tokens=NEW_TOKENS, windows=(24,))
 
 
-# Bugs are planted in the buckets of a step and in what reads them: kernels go by page tables instead.
+# Bugs are planted in the buckets of a step and in the code that reads them; the cpu's kernels use page tables instead.
 DEVICES = {"mistral": "reference", "gpt2": "reference"}
 
 
@@ -53,13 +55,13 @@ def loaded(name: str) -> LoadedModel:
             write(SPECS[name], folder)
             return LLM(folder, cache="off", device="cpu").loaded
         build(CASES[name], folder)
-        # A model with a regime switch is served in the regime of its case.
+        # A model whose frequencies depend on the length is served with the length of its case.
         device = DEVICES.get(name, "cpu")
         return LLM(folder, max_model_len=CASES[name].max_model_len, cache="off", device=device).loaded
 
 
 def unequal(report: Report) -> list[str]:
-    """What is not as it should be, for the message of an assertion."""
+    """Return the results that are wrong, for the message of an assertion."""
     return [
         f"{r.case.axis} {r.case.value}: {r.verdict} {r.error} {r.missing} {[d.describe() for d in r.differences]}"
         for r in report.results
@@ -68,14 +70,14 @@ def unequal(report: Report) -> list[str]:
 
 
 def run_cases(name: str, chosen: Sequence[Case]) -> list[CaseResult]:
-    """The results of some cases."""
+    """Return the results of some cases."""
     model = loaded(name)
     prompts, naive = Prompts(model.spec.vocab_size, model.eos_token_ids, 0), Baseline(model)
     return [run_case(model, case, replace(SCALE, longest=model.max_model_len), prompts, naive) for case in chosen]
 
 
 def one(name: str, case: Case) -> CaseResult:
-    """The result of one case."""
+    """Return the result of one case."""
     (result,) = run_cases(name, [case])
     return result
 
@@ -103,7 +105,7 @@ def test_the_matrix_has_every_value_of_every_axis() -> None:
 def test_a_quick_matrix_has_few_values_of_each_axis() -> None:
     found = cases(replace(SCALE, quick=True), 0)
     assert list(dict.fromkeys(c.axis for c in found)) == ["default", *AXES, "window", "combined"]
-    assert len(found) == 1 + len(AXES) + 1 + 1 + matrix.NUM_QUICK_COMBINATIONS  # both ways to preempt
+    assert len(found) == 1 + len(AXES) + 1 + 1 + matrix.NUM_QUICK_COMBINATIONS  # there are two ways to preempt
 
 
 def test_a_seed_fixes_the_cases_and_another_one_draws_others() -> None:
@@ -130,7 +132,9 @@ def test_prompts_fit_the_context_or_the_case_says_why_not(longest: int, windows:
 
 @pytest.mark.parametrize("name", ["granitemoehybrid", "nemotron_h_moe", "nemotron_h"])
 def test_hybrids(name: str) -> None:
-    """Their state is kept at the ends of steps, so that a hit does not begin where the matrix expects it to."""
+    """Snapshots of the state are only kept at the ends of steps, so a hit may begin elsewhere
+    than the matrix expects.
+    """
     report = verify(loaded(name), quick=True)
     assert report.equal, unequal(report)
 
@@ -187,7 +191,7 @@ def test_the_matrix_for_every_family(name: str, record_property: Callable[[str, 
     assert report.complete, unequal(report)
 
 
-# Wrong engines: each bug is put in by patching one function that naive sampling does not use ----------
+# Wrong engines: each bug patches one function that naive sampling does not use --------------------------
 
 _bucket, _attend_bucket = layout._bucket, paged._attend_bucket
 _sample, _start, _prefix_hash = sampling.sample, SampleRow.start, Sequence_.prefix_hash
@@ -267,7 +271,7 @@ def accepted_drafts_not_replayed(patch: Patch) -> None:
 
 
 def rejected_drafts_stay_in_the_state(patch: Patch) -> None:
-    """They run as if they were known."""
+    """Rejected drafts run as if they were known tokens."""
     build = layout.build_segments
 
     def segments(slices: layout.Slices, memory: Any) -> Any:
@@ -290,7 +294,7 @@ def penalties_forgotten_when_preempted(patch: Patch) -> None:
     patch.setattr(answers, "SampleRow", Row)
 
 
-# What is planted, in which model, and on which axes it must show; on the default case if it is among them, else not.
+# The bug, the model, and the axes that must find it; if these include the default case, it must find it too, else not.
 BUGS: list[tuple[Callable[[Patch], None], str, set[str]]] = [
     (pages_out_of_order, "gpt2", {"default", "chunks", "prefix"}),
     (pages_of_a_neighbor, "gpt2", {"batch", "forks"}),
@@ -308,7 +312,7 @@ BUGS: list[tuple[Callable[[Patch], None], str, set[str]]] = [
 
 @pytest.mark.parametrize(("bug", "name", "axes"), BUGS, ids=[bug.__name__ for bug, *_ in BUGS])
 def test_caught(bug: Callable[[Patch], None], name: str, axes: set[str], monkeypatch: Patch) -> None:
-    """Only the axes in question are run, those of a quick matrix: each would take ten times as long whole."""
+    """Run only the cases of these axes and of a quick matrix, because the whole matrix would take ten times as long."""
     loaded(name)
     bug(monkeypatch)
     chosen = [c for c in cases(replace(SCALE, quick=True), 0) if c.axis in axes | {"default"}]
@@ -318,7 +322,7 @@ def test_caught(bug: Callable[[Patch], None], name: str, axes: set[str], monkeyp
 
 
 def test_forgotten_penalties_are_caught(monkeypatch: Patch) -> None:
-    """The sampler's counts are made anew only for a sequence that lost a step in flight."""
+    """The counts of the sampler are rebuilt only for a sequence that lost a step in flight."""
     penalties_forgotten_when_preempted(monkeypatch)
     result = one("llama_gqa", Case(chunk=7, others=7, preempt="recompute", n=4, page=1, steps_in_flight=2))
     assert result.verdict == "DIFFERENT"
@@ -349,7 +353,7 @@ def test_a_stuck_engine_is_an_error(monkeypatch: Patch) -> None:
     assert "not complete after" in result.error
 
 
-# What was not seen, and what is nearly equal -----------------------------------------------------------
+# Features that were not in use, and near ties -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -361,7 +365,7 @@ def test_a_stuck_engine_is_an_error(monkeypatch: Patch) -> None:
     ],
 )
 def test_a_setting_that_was_not_at_work_is_named(case: Case, missing: str) -> None:
-    """One sequence alone is never preempted; in steps of one token nothing runs beside it."""
+    """A single sequence is never preempted; in steps of one token, no other sequence is in the batch."""
     result = one("gpt2", case)
     assert result.verdict == "not exercised"
     assert result.missing == (missing,)
@@ -379,7 +383,7 @@ def test_a_prefix_that_is_found_where_none_is_shared_is_named(monkeypatch: Patch
 
 def test_chunks_that_are_not_cut_are_named() -> None:
     observed = one("gpt2", Case(chunk=7)).observed
-    assert observed.first_token == observed.least_first_token == 6  # of 40 tokens
+    assert observed.first_token == observed.least_first_token == 6  # the prompt has 40 tokens
     assert replace(observed, first_token=1).missing(Case(chunk=7)) == (
         "first token too early",
         "first token too late",
@@ -398,7 +402,7 @@ def test_differences_within_rounding_are_near_ties(monkeypatch: Patch) -> None:
 
 
 def test_the_gap_of_a_token() -> None:
-    """Greedy: the difference of logits. Sampled: from the number drawn to the token's slice."""
+    """Greedy: the difference of logits. Sampled: the distance from the drawn number to the token's slice."""
     model, new = loaded("gpt2"), 4
     naive, prompt = Baseline(model), (5, 6, 7)
 

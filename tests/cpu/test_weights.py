@@ -69,7 +69,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 
 
 class Defined:
-    """Replaces `quant.store`: products by their definition, in float64 between the roundings."""
+    """Replaces `quant.store` by the definition of the products: in float64 between the roundings."""
 
     def __init__(self, rounds_tokens: bool) -> None:
         self.count, self._rounds = 0, rounds_tokens

@@ -43,7 +43,7 @@ class Case:
 
     @property
     def tied(self) -> bool:
-        """True if the output head is the embedding; the classes have different defaults, so cases set it."""
+        """Return whether the output head is the embedding; the classes have different defaults, so cases set it."""
         return bool(self.kwargs["tie_word_embeddings"])
 
 
@@ -98,7 +98,7 @@ UNUSED = {"use_sliding_window": False}
 BIAS = {"attention_bias": True}
 BIASES = {"attention_bias": True, "mlp_bias": True}
 PLAIN = rope()
-OWN = rope(3000.0)  # a RoPE base that is nobody's default
+OWN = rope(3000.0)  # a RoPE base that is no class's default
 IN_TURN = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
 ODD = {"layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}

@@ -286,7 +286,7 @@ _phi3(
 
 # olmo -------------------------------------------------------------------------------------------------
 
-_BASE = rope(500000.0)  # the one base that the old spelling gives both kinds in transformers 5
+_BASE = rope(500000.0)  # in transformers 5, both kinds get the one base of the old spelling
 _STRETCH = {"factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 1.0, "beta_slow": 0.25}
 _OLMO_YARN = rope(500000.0, "yarn", attention_factor=1.3, **_STRETCH)
 _OLMO_OTHERS = [{"attention_factor": 1.0}, {"beta_fast": 32.0}, {"beta_slow": 1.0}]

@@ -102,7 +102,7 @@ _NEMOTRON = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 88, "num_attention_heads": 4, "head_dim": 24,
     "num_key_value_heads": 2, "mamba_num_heads": 8, "mamba_head_dim": 12, "ssm_state_size": 12, "n_groups": 2,
     "conv_kernel": 3, "chunk_size": 32, "layer_norm_epsilon": 1e-2, "max_position_embeddings": 256,
-    "time_step_min": 1e-30,  # in transformers a lower bound for the steps of a prompt, in the published code not
+    "time_step_min": 1e-30,  # a lower bound for the steps of a prompt in transformers, but not in the published code
     "tie_word_embeddings": False, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 _MANY = {

@@ -1,4 +1,4 @@
-"""Tokenizers for tests: those of the public data, and small ones made here in the manner of each family."""
+"""Tokenizers for tests: those of the public data, and small ones that are made here like those of each family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A calibration that was made up, for tests of what is made of one."""
+"""An invented calibration, for tests of predictions that are made from one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from ridgeline.cost.calibration import Calibration, fingerprint
 from ridgeline.spec.rates import Curve, Passes, Rates
 
-ONE_ROW, MANY = 4e-11, 1e-11  # seconds of a number and a row
-FAR = 4.0  # times as long from memory, of one row
+ONE_ROW, MANY = 4e-11, 1e-11  # seconds per number and row
+FAR = 4.0  # for one row, the factor of time for reading from memory instead of a cache
 
 
 def passes(scale: float = 1.0) -> Passes:
@@ -32,7 +32,7 @@ KEPT = Calibration(fingerprint(), RATES, "2026-11-22", 12.0, 0.0)
 
 
 def kept_with(threads: int) -> Calibration:
-    """Return the same calibration as if it had been measured with so many threads."""
+    """Return the same calibration as if it had been measured with this number of threads."""
     name, old = str(threads), str(RATES.threads)
     rates = replace(RATES, threads=threads, read={name: RATES.read[old]}, copy={name: RATES.copy[old]})
     return replace(KEPT, rates=rates)

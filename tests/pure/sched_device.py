@@ -1,9 +1,9 @@
-"""A fake device that knows what every page must hold, and a fake model whose next token is a hash of all before it.
+"""A fake device that checks what every page contains, and a fake model whose next token is a hash of all before it.
 
-The device works from StepPlans alone: it keeps its own page tables from deltas, its own pages through copies and
-swaps, its own kept inputs of drafts. What a sequence must contain it takes from a Script, which the test hands it.
-The content of a row or a snapshot is the hash of all tokens up to it, so a page that is read in the wrong place, too
-early, after another sequence wrote to it, or from before a preemption, shows at the read.
+The device only gets StepPlans: from these it keeps its own page tables, its own pages through copies and swaps, and its
+own inputs of drafts. A Script, which the test passes, says which tokens a sequence must contain. The content of a row
+or a snapshot is the hash of all tokens up to it. So a read finds a page of another position or sequence, a page that
+was not written yet, and a page from before a preemption.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MASK = (1 << 64) - 1
 
 
 def mix(state: int, token: int) -> int:
-    """The hash of one more token."""
+    """Return the hash after one more token."""
     state = ((state ^ (token + 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9) & MASK
     return state ^ (state >> 29)
 
@@ -30,8 +30,8 @@ def mix(state: int, token: int) -> int:
 class Script:
     """The tokens that a sequence must contain: its prompt, then the model's. `seed` is its sampling noise.
 
-    A state follows from the floor of the sequence too (spec/regimes.py), and a token from the state under the floor
-    that a sequence of its length has. num_prompt: of the tokens given; None: all of them.
+    A state also depends on the floor of the sequence (spec/regimes.py), and a token on the state under the floor for
+    its length. num_prompt: number of prompt tokens; None: all of `given`.
     """
 
     given: tuple[int, ...]
@@ -40,10 +40,10 @@ class Script:
     regimes: Regimes = NO_REGIMES
     num_prompt: int | None = None
     tokens: list[int] = field(default_factory=list)
-    states: dict[int, list[int]] = field(default_factory=dict)  # by floor
+    states: dict[int, list[int]] = field(default_factory=dict)  # the states of each floor
 
     def floor(self, length: int) -> int:
-        """The floor of the sequence when it has so many tokens."""
+        """Return the floor of the sequence when it has `length` tokens."""
         return self.regimes.floor(len(self.given) if self.num_prompt is None else self.num_prompt, length)
 
     def _extend(self, length: int) -> None:
@@ -56,7 +56,7 @@ class Script:
         return self.tokens[position]
 
     def state(self, length: int, floor: int) -> int:
-        """The hash of the first `length` tokens under a floor."""
+        """Return the hash of the first `length` tokens under a floor."""
         self._extend(length)
         begin = int.from_bytes(self.root[:7].ljust(7, b"x"), "little")
         states = self.states.setdefault(floor, [mix(begin, floor) if floor else begin])
@@ -75,7 +75,7 @@ Page = dict[Any, Any]  # rows: index -> hash; a snapshot: "state" -> (position, 
 
 
 class FakeDevice:
-    """Runs plans at once, in order; `committed` says which steps the scheduler has been told about."""
+    """Runs plans at once and in order; `committed` is the last step that the test has committed to the scheduler."""
 
     def __init__(self, groups: tuple[StateGroup, ...]) -> None:
         self.groups = groups
@@ -86,10 +86,10 @@ class FakeDevice:
         self.host: list[dict[int, Page]] = [{} for _ in groups]
         self.tables: dict[tuple[int, int], dict[int, int]] = {}  # (group, row) -> index -> page
         self.owner: dict[int, tuple[int, int]] = {}  # row -> sequence, epoch
-        self.last: dict[int, tuple[int, int]] = {}  # row -> sequence, position of what it sampled last
+        self.last: dict[int, tuple[int, int]] = {}  # row -> sequence, position of the last sampled token
         self.kept: dict[int, tuple[int, int, tuple[int, ...]]] = {}  # row -> sequence, position, drafts from there
-        self.touched: dict[tuple[str, int, int], int] = {}  # (place, group, page) -> the newest step that used it
-        self.given: set[tuple[str, int, int]] = set()  # pages handed out by the step that is running
+        self.touched: dict[tuple[str, int, int], int] = {}  # (memory, group, page) -> the newest step that used it
+        self.given: set[tuple[str, int, int]] = set()  # pages that the current step hands out
         self.counts = dict.fromkeys(("reads", "copies", "swaps", "replays", "accepted", "reused"), 0)
 
     def run(self, plan: StepPlan) -> list[Result]:
@@ -126,7 +126,7 @@ class FakeDevice:
 
     def _handed_out(self, place: str, group: int, page: int) -> None:
         assert page != NULL_PAGE, "wrote to the null page"
-        if (place, group, page) in self.given:  # a whole page was put there for the work that now writes to it
+        if (place, group, page) in self.given:  # a whole page was copied here for the work that now writes to it
             return
         self.given.add((place, group, page))
         newest = self.touched.get((place, group, page), 0)
@@ -144,7 +144,7 @@ class FakeDevice:
             group = self.groups[delta.group]
             for index, page in enumerate(delta.pages, delta.first):
                 self.tables[delta.group, delta.row][index] = page
-                if group.snapshot:  # what the work reads as well was not handed out, but shared
+                if group.snapshot:  # a page that the work also reads was shared, not handed out
                     fresh = index == (limit - 1) // group.page_tokens != (work.replay_from - 1) // group.page_tokens
                 else:
                     fresh = work.start <= index * group.page_tokens < end
@@ -210,7 +210,7 @@ class FakeDevice:
         self._page(g, work.row, (limit - 1) // size)["state"] = (limit, script.state(limit, work.floor))
 
     def _sample(self, work: Work, script: Script, limit: int, drafts: tuple[int, ...]) -> Result:
-        """The longest run of right drafts and one token more, up to an end of sequence."""
+        """Return the longest run of right drafts and one more token, up to an end of sequence."""
         self.last[work.row] = work.sequence, limit
         tokens = [script.token(limit)]
         for draft in drafts:

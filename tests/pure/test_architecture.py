@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md is short, names every package, and each file and function that it names exists."""
+"""ARCHITECTURE.md is short and names every package, and each file and function that it names exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
 def names_of(path: Path) -> set[str]:
-    """The functions, classes and methods (`Class.method`) that a file defines."""
+    """Return the functions, classes and methods (`Class.method`) that a file defines."""
     found = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -29,7 +29,7 @@ def missing(text: str) -> list[str]:
     """Return the names `folder/file.py` or `folder/file.py:name` of a text that the package does not have."""
     found = []
     for name, function in re.findall(r"`([\w/]+\.py)(?::([\w.]+))?`", text):
-        if "NAME" in name:  # a file to add
+        if "NAME" in name:  # a placeholder for a file that a reader adds
             continue
         path = next((p for p in (SOURCE / name, ROOT / name) if p.exists()), None)
         if path is None or (function and function not in names_of(path)):

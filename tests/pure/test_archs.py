@@ -1,4 +1,4 @@
-"""Read config.json: every family, both spellings of RoPE fields, and everything that must be refused by name."""
+"""Read config.json: every family, both spellings of RoPE fields, and every config that must be refused by name."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_field_is_not_both_read_and_harmless(family: str) -> None:
 
 
 KINDS = {"bool": False, "number": 2, "text": "x", "list": [1], "object": {"x": 1}}
-# Not read as long as the flag beside it is off.
+# These fields are not read if the flag beside them is off.
 UNUSED = {("qwen3_moe", "sliding_window"), ("qwen3_moe", "num_local_experts")}
 
 
@@ -456,7 +456,7 @@ def test_rotations_that_are_refused() -> None:
     assert "rope_interleaved is True, which is not supported" in refusal("llama", rope_interleaved=True)
 
 
-# ---- what families make of their fields ---------------------------------------------------------------------
+# ---- the spec of each family --------------------------------------------------------------------------------
 
 
 def windows(spec: ModelSpec) -> list[int | None]:
@@ -724,7 +724,7 @@ def test_a_language_model_inside_another() -> None:
 
 # ---- names --------------------------------------------------------------------------------------------------
 
-UNBIASED = ("phi3", "nemotron_h")  # they read the field only to refuse it
+UNBIASED = ("phi3", "nemotron_h")  # these families read the field only to refuse it
 
 
 @EVERY
@@ -788,4 +788,4 @@ def test_family_functions_stay_small() -> None:
             if isinstance(node, ast.FunctionDef) and functions.get(node.name) == path:
                 assert (node.end_lineno or 0) - node.lineno + 1 < 40, f"{path.name}: {node.name}"
                 del functions[node.name]
-    assert not functions  # each was found and measured
+    assert not functions  # the function of each family was found and measured

@@ -59,7 +59,9 @@ def test_all_spellings_of_the_pattern_are_one() -> None:
 
 
 def test_steps_are_limited_by_what_says_so() -> None:
-    """`time_step_min` only affects how biases are initialized; the published models' own code limits nothing by it."""
+    """`time_step_min` only affects how biases are initialized; the published models' own code does not limit steps by
+    it.
+    """
     mixer = read(NEMOTRON, time_step_min=0.001, time_step_limit=[0.0, {"__float__": "Infinity"}]).layers[0].mixer
     assert isinstance(mixer, Mamba2) and (mixer.dt_least, mixer.dt_most) == (0.0, None)
     mixer = read(GRANITE, time_step_limit=[0.01, 2]).layers[0].mixer

@@ -1,4 +1,6 @@
-"""Times of a machine that was measured: curves, passes, terms; monotonic, never below the floor, kept on disk."""
+"""Predicted times on a calibrated machine: curves, passes and terms are monotonic, respect the least time, and are
+stored on disk.
+"""
 
 from __future__ import annotations
 
@@ -70,14 +72,14 @@ def test_the_lesser_of_two_curves() -> None:
 
 
 def test_a_step_by_hand() -> None:
-    """One layer, one token after 99: five matrices, keys and values, and each term once."""
+    """Predict one layer and one token after 99: five matrices, keys and values, and each term once."""
     one = replace(MODELS["dense"], layers=MODELS["dense"].layers[:1])
     found = Planner(Deployment(one, machine_of(KEPT), EXACT)).decode(1, 100)
     numbers = 64 * (64 + 32 + 32) + 64 * 64 + 3 * 64 * 128 + 64 * 1000
     keys = 100 * 2 * 2 * 16
     two = RATES.attention["float32"].near.at(2)
     read = 4 * numbers + 4 * keys
-    assert read < 4e6  # it lies in caches
+    assert read < 4e6  # the data fits into caches
     ops = Forward(one, EXACT).operations([Slice(1, 1, 100)])
     moved = sum(op.layers * op.activation_bytes for op in ops)
     terms = 1e-4 + 2e-6 + 6 * 2e-6 + 1000 * 1e-10 + moved * 5e-11 + 1e-6
@@ -105,7 +107,7 @@ def test_nothing_is_below_the_floor_of_arithmetic(name: str, batch: int, tokens:
 
 
 def test_a_recurrent_state_is_moved_twice_and_stands_once() -> None:
-    """They miss caches by how much they stand, not by how much is moved."""
+    """The share that comes from memory depends on the size of the states, not on the bytes that are moved."""
     batch = (Slice(64, 1, 100),)
     ops = Forward(MODELS["recurrent"], EXACT).operations(batch)
     (core,) = [op for op in ops if op.kind == "state"]
@@ -118,7 +120,7 @@ def test_a_recurrent_state_is_moved_twice_and_stands_once() -> None:
 
 
 def test_every_figure_can_be_traced() -> None:
-    """The lines of --explain sum up to the step."""
+    """The lines of --explain sum up to the time of the step."""
     p, shown = planner("dense"), planner("dense").decode(4, 1024)
     found = dict(explain(p, Load(4, 1000, 24)))
     assert "from memory" in found and "ps +" in found["down"] and "numbers x" in found["Attention"]
@@ -128,7 +130,7 @@ def test_every_figure_can_be_traced() -> None:
 def test_narrow_weights_and_what_was_not_measured() -> None:
     wide = planner("dense").decode(8, 100).seconds
     assert planner("dense", Precision("int8", "float32", "float32", None, "int8")).decode(8, 100).seconds < wide
-    # int4 was not measured: it takes the next wider one's rates; float16 state those of float32
+    # int4 was not measured, so it gets the rates of the next larger type; float16 state gets those of float32
     assert planner("dense", Precision("int4", "float16", "float32", None, "int8")).decode(8, 100).seconds < wide
 
 

@@ -1,4 +1,4 @@
-"""The rules of the house, as tests: who may import what, how large things get, what importing costs."""
+"""Test the rules of the code: allowed imports, the size of files and functions, and the cost of importing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE = Path(ridgeline.__file__).parent
 ROOT = Path(__file__).parents[2]
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# Package -> the packages of ours that it may import; None: any. All may import those of EVERYWHERE.
+# Maps a package to the packages of ours that it may import; None: any. All may import those of EVERYWHERE.
 EVERYWHERE = frozenset({"errors", "system", "bounded"})
 MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "errors": frozenset(),
@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "settings": frozenset({"spec", "cost", "plan"}),
     "sim": frozenset({"spec", "sched", "cost", "plan", "settings"}),
     "sample": frozenset({"spec", "load"}),
-    # The runtime may know only the plain data of the scheduler.
+    # The runtime may use only the plain data of the scheduler.
     "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched", "sample"}),
     "propose": frozenset({"spec", "sched"}),
     "engine": frozenset({"spec", "load", "sched", "settings", "sample", "runtime", "propose"}),
@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "__init__": None,  # the top level, which re-exports
     "__main__": None,
 }
-# Package -> packages of others, besides the standard library. torch has its own rule.
+# Maps a package to packages of others, besides the standard library. torch has its own rule.
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "ops": frozenset({"numpy", "ml_dtypes"}),
     "nn": frozenset({"numpy"}),
@@ -93,25 +93,25 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": frozenset({"filelock", "typer", "rich", "yaml"}),
     "system": frozenset({"psutil"}),
 }
-# Where torch may be imported (a file or a folder), and why.
+# Maps a file or a folder that may import torch to the reason.
 TORCH: dict[str, str] = {
     "ops/reference/": "the definition of every op is written in torch",
     "ops/devices.py": "asks torch for devices, in the functions that were asked for one",
     "train/": "gradients, optimizers and data parallelism are torch's",
 }
-# Longer than the limits, and why.
+# Maps a file or a function above the limits to the reason.
 LONG_FILES: dict[str, str] = {}
 LONG_FUNCTIONS: dict[str, str] = {}
 
 
 def package_of(path: Path) -> str:
-    """The part of the house that a file belongs to: its folder under ridgeline/, or its own name at the top."""
+    """Return the package of a file: its folder under ridgeline/, or its own name at the top."""
     first = path.relative_to(SOURCE).parts[0]
     return first.removesuffix(".py")
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports, at its top or inside functions, by its full name."""
+    """Yield every module that a file imports, at its top or inside functions, by its full name."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -125,7 +125,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def _resolve(module: str, name: str) -> str:
-    """`from module import name`: the module `module.name` where there is such a file of ours, else `module`."""
+    """Resolve `from module import name`: return `module.name` if there is such a file of ours, else `module`."""
     top, *rest = module.split(".")
     found = SOURCE.joinpath(*rest, name) if top == "ridgeline" else None
     exists = found and (found.is_dir() or any(found.with_suffix(s).exists() for s in (".py", ".pyi")))
@@ -133,7 +133,7 @@ def _resolve(module: str, name: str) -> str:
 
 
 def owner(module: str) -> str:
-    """The part of the house that a module of ours belongs to."""
+    """Return the package to which a module of ours belongs."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
@@ -170,7 +170,7 @@ def test_no_cycles_between_packages() -> None:
 
 
 def files_imported() -> dict[str, set[str]]:
-    """For each module of ours: the modules that define what it imports, through what a package exports again."""
+    """Return, for each module of ours, the modules that define its imports, even if a package re-exports them."""
     names = {module_name(path): path for path in FILES}
     exported = {
         (module, alias.asname or alias.name): (str(node.module), alias.name)
@@ -182,7 +182,7 @@ def files_imported() -> dict[str, set[str]]:
     }
 
     def home(module: str, name: str) -> str:
-        if name == "_kernels":  # compiled
+        if name == "_kernels":  # a compiled module
             return name
         if f"{module}.{name}" in names:
             return f"{module}.{name}"
@@ -205,13 +205,13 @@ def test_lazy_names_of_spec_are_those_of_its_modules() -> None:
 
 
 def module_name(path: Path) -> str:
-    """The dotted name of a file of ours."""
+    """Return the dotted name of a file of ours."""
     parts = path.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def test_no_cycles_between_files() -> None:
-    """Imports inside functions and for types alone count too: a reader follows them just the same."""
+    """Imports inside functions and imports for types count too, because a reader follows them as well."""
     graph = files_imported()
     assert "ridgeline.sched.work" in graph["ridgeline.runtime.runner"]
     assert "ridgeline.spec.attention" in graph["ridgeline.nn.mixers"]  # which imports it from ridgeline.spec
@@ -222,7 +222,7 @@ def test_no_cycles_between_files() -> None:
 
 
 def test_the_import_reader_sees_every_form(tmp_path: Path) -> None:
-    """A rule over imports is worth no more than what finds them."""
+    """A rule over imports needs a reader that finds all of them."""
     path = tmp_path / "x.py"
     path.write_text(
         "import a.b\nfrom ridgeline.ops import api, OpsTable\n"
@@ -297,7 +297,8 @@ def test_plain_code_is_not_taken_for_instructions(line: str) -> None:
     assert not names_instructions(line)
 
 
-# The head of a definition, as clang-format writes it: not a forward declaration, nor one of a member (`struct A::B {`).
+# This is the head of a definition as clang-format writes it, not a forward declaration, nor a member's (`struct A::B
+# {`).
 TYPE = (
     r"\s*(?:template\s*<.*>\s*)?(?:struct|class|enum(?: class)?)\s+(?:alignas\(\w+\)\s*)?"
     r"(\w+)\s*(?:final\s*)?(?::[^:].*)?\{"
@@ -305,8 +306,8 @@ TYPE = (
 
 
 def types_of(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (namespace, name) of each type that C++ source defines in a named namespace, whose name others can see."""
-    open_blocks: list[str | None] = []  # the namespace that a brace opens, None for any other block
+    """Yield (namespace, name) of each type in a named namespace of C++ source, whose name other files can use."""
+    open_blocks: list[str | None] = []  # the namespace of each open brace, None for any other block
     for line in text.splitlines():
         line = re.sub(r'//.*|"(\\.|[^"\\])*"|\'(\\.|[^\'\\])\'', "", line)
         namespace = re.match(r"\s*namespace\s*([\w:]*)\s*\{", line)
@@ -343,7 +344,7 @@ def test_drawn_comments_are_whole() -> None:
 
 
 def modules_after(code: str) -> set[str]:
-    """Top-level modules that are loaded once `code` has run in a fresh interpreter."""
+    """Return the top-level modules that are loaded after `code` has run in a fresh interpreter."""
     code += "\nimport sys; print('\\n'.join(sys.modules))"
     env = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
@@ -371,7 +372,7 @@ def test_importing_is_cheap(code: str, absent: set[str]) -> None:
 
 
 def text_files() -> Iterator[Path]:
-    """Files of the repository, new ones included; every file under the root where there is no git."""
+    """Return the files of the repository, new ones included; without git, every file under the root."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     try:
         listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
@@ -384,7 +385,7 @@ def text_files() -> Iterator[Path]:
 
 
 def test_no_paths_of_one_machine() -> None:
-    # Not after a word character: that is the middle of a URL or of a relative path.
+    # A match after a word character is the middle of a URL or of a relative path.
     machine = re.compile(r"(?<![\w.-])/(?:work|root|home|tmp)/")
     assert machine.search("cd /" + "work/x")
     found = []
@@ -404,7 +405,8 @@ def test_public_names_are_documented() -> None:
             if inspect.isclass(item) or inspect.isfunction(item):
                 checked += 1
                 doc = item.__doc__ or ""
-                if not doc.strip() or doc.startswith(f"{name}("):  # what dataclass and NamedTuple make up
+                # the docstring that dataclass and NamedTuple generate
+                if not doc.strip() or doc.startswith(f"{name}("):
                     bare.append(f"{module.__name__}.{name}")
     assert checked > 25
     assert not bare, bare

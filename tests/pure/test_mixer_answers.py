@@ -1,4 +1,4 @@
-"""No package outside of spec, archs, ops and nn tells kinds of mixers apart: a mixer answers for itself."""
+"""No package except spec, archs, ops and nn checks kinds of mixers: they call methods of the mixer instead."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ATTENTION = Attention(8, 2, 64, 0.125, Rope(64))
 
 
 def checks_of_kinds(source: str) -> Iterator[int]:
-    """Yield the lines that test a kind of mixer: isinstance, a class pattern, or a comparison or table by type."""
+    """Yield the lines that check the kind of a mixer: isinstance, a class pattern, or a comparison or table by type."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kinds]):
@@ -85,7 +85,7 @@ def test_other_code_is_not_found(harmless: str) -> None:
 
 
 def test_every_kind_inherits_the_questions() -> None:
-    """The one list of recurrent mixers is the union; calibration has an example of each, under its own name."""
+    """The union is the only list of recurrent mixers, and calibration has an example of each, under its own name."""
     assert all(issubclass(kind, Mixer) for kind in get_args(TokenMixer))
     assert {kind for kind in get_args(TokenMixer) if issubclass(kind, RecurrentBase)} == set(get_args(RecurrentMixer))
     assert set(get_args(DeltaMixer)) < set(get_args(RecurrentMixer))
@@ -104,7 +104,7 @@ def test_how_devices_divide_a_mixer() -> None:
 
 
 def test_a_recurrent_state_is_read_and_written() -> None:
-    """Whatever the context, its traffic is twice the state; queries and results grow with the tokens."""
+    """Twice the state is moved for any context; the bytes of queries and results grow with the tokens."""
     for mixer in RECURRENT.values():
         one, many = mixer.traffic(1, 1), mixer.traffic(5, 1000)
         assert one.state == many.state == 2 * mixer.state().elements
@@ -112,7 +112,7 @@ def test_a_recurrent_state_is_read_and_written() -> None:
 
 
 def test_attention_reads_what_its_queries_see() -> None:
-    """A decode step reads all rows that are kept; dilated windows read fewer than are kept."""
+    """A decode step reads all rows that are stored; dilated windows read fewer than are stored."""
     assert ATTENTION.traffic(1, 1000) == (1000 * 2 * 2 * 64, 2 * 8 * 64)
     dilated = Attention(8, 2, 64, 0.125, window=10, pattern=Dilated(4))
     assert dilated.traffic(1, 1000).state == 10 * 2 * 2 * 64
@@ -130,7 +130,9 @@ def test_layers_that_cost_the_same_have_one_key() -> None:
 
 
 def test_the_attention_of_a_layer() -> None:
-    """`ModelSpec.attention` sees through sharing; a shared layer refuses to become another kind."""
+    """`ModelSpec.attention` also finds the attention of sharing layers; a shared layer refuses
+    to become another kind.
+    """
     shared = SharedAttention(0, ATTENTION)
     layers = (Layer(ATTENTION, None, NORM), Layer(shared, GatedMLP(8), NORM), Layer(S4(64, 16), None, NORM))
     spec = ModelSpec("x", 10, 64, 100, layers, NORM)

@@ -14,7 +14,7 @@ from packaging.licenses import canonicalize_license_expression
 ROOT = Path(__file__).parents[2]
 VENDOR = ROOT / "src" / "ridgeline" / "serve" / "http" / "static" / "vendor"
 PACKAGES = json.loads((VENDOR / "packages.json").read_text(encoding="utf-8"))
-MOST_BYTES = 200_000  # the wheel stays small
+MOST_BYTES = 200_000  # a bound that keeps the wheel small
 
 
 def test_every_file_is_listed_with_its_checksum() -> None:
@@ -35,7 +35,7 @@ def test_the_files_are_of_the_versions_that_are_named() -> None:
 
 
 def read_header(path: Path) -> dict[str, str]:
-    """The fields of a model card."""
+    """Return the fields of a model card."""
     fields: dict[str, str] = yaml.safe_load(path.read_text(encoding="utf-8").split("---")[1])
     return fields
 

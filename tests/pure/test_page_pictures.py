@@ -1,4 +1,4 @@
-"""bench/page_pictures.py writes a picture only where the prediction is near what was measured."""
+"""bench/page_pictures.py writes a picture only if the prediction is close to the measurement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The script with a server, a load and a Chromium that do nothing, on a machine that was calibrated."""
+    """Return the script with a fake server, load and Chromium, on a calibrated machine."""
     monkeypatch.syspath_prepend(str(BENCH))
     before = set(sys.modules)
     found = importlib.import_module("page_pictures")

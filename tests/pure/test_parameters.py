@@ -42,7 +42,7 @@ def test_the_documentation_has_the_declared_parameters() -> None:
 
 
 def test_the_documentation_states_the_order_of_the_declarations() -> None:
-    """Every parameter that changes logits stands in the list of steps, in the order in which it is declared."""
+    """The list of steps contains every parameter that changes logits, in the order of the declarations."""
     steps = DOCS.read_text(encoding="utf-8").split("\n## Sampling\n")[1].split("\n\n| parameter")[0]
     for stage in (Stage.BIAS, Stage.PENALTY, Stage.TEMPERATURE, Stage.FILTER):
         names = [name for name, _, one in SAMPLING if one.stage is stage and one.flag]
@@ -73,7 +73,7 @@ def test_flags_follow_from_the_declarations() -> None:
 
 
 def given(*args: str, flags: SamplingFlags = GENERATE) -> dict[str, Any]:
-    """Return what a command with these flags gets."""
+    """Return the parameters that a command gets from these flags."""
     from typing import Annotated
 
     from typer.testing import CliRunner

@@ -206,8 +206,8 @@ def test_a_step_adds_up(spec: ModelSpec, tokens: int, past: int, batch: int) -> 
 @given(specs(), st.integers(2, 60), st.data())
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 def test_chunks_do_the_work_of_the_whole(spec: ModelSpec, prompt: int, data: st.DataObject) -> None:
-    """A prompt in two chunks takes equally many operations, except for latents, from which keys may be
-    rebuilt again.
+    """A prompt in two chunks takes the same number of operations, except for latents, whose
+    keys may be rebuilt again.
     """
     cut = data.draw(st.integers(1, prompt - 1))
     forward = Forward(spec, BF16)

@@ -1,5 +1,5 @@
-"""Published tables to the printed digit, each with its own convention; and measurements, none faster than the
-roofline.
+"""Published tables to the printed digit, each with its own convention; and measurements, of which none is faster than
+the roofline.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def significant(value: float, printed: str) -> bool:
     return f"{value:,.{decimals}f}" == printed
 
 
-# CS336 (2025), lecture 10: LLaMA-2 13B, S = 1,024, bfloat16, an H100 with 3.35e12 bytes/s. Memory and latency are those
-# of all matrices (its count has no norms) and the state of the batch, read once. Its GB are 10^9 bytes. With 8 KV heads
-# there are fewer weights.
+# CS336 (2025), lecture 10: LLaMA-2 13B, S = 1,024, bfloat16, an H100 with 3.35e12 bytes/s. Memory and latency count all
+# matrices (without norms) and the state of the batch, read once. A GB is 10^9 bytes there. With 8 KV heads there are
+# fewer weights.
 CS336 = [
     (40, 1, "26.87", "8.02", "124.7"), (40, 64, "79.72", "23.80", "2,689"), (40, 256, "240.8", "71.87", "3,562"),
     (8, 1, "22.84", "6.82", "146.7"), (8, 64, "33.41", "9.97", "6,417"), (8, 256, "65.63", "19.59", "13,068"),

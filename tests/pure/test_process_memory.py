@@ -1,4 +1,6 @@
-"""What a process is expected to have resident: how matrices fill mappings, which pages are written, what is held."""
+"""The predicted resident memory of a process: how matrices fill mappings, which pages are written, and how many states
+are held.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,10 @@ MIXED = ModelSpec(
 
 def test_the_ends_of_mappings() -> None:
     assert unfilled([]) == 0
-    assert unfilled([9 * MIB]) == MIB  # alone, in whole huge pages
+    assert unfilled([9 * MIB]) == MIB  # a single matrix in whole huge pages
     assert unfilled([8 * MIB] * 4) == 0
-    assert unfilled([7 * MIB] * 5) == (28 + 8 - 35) * MIB  # the fifth does not fit beside four
+    # the fifth matrix does not fit into the mapping of the other four
+    assert unfilled([7 * MIB] * 5) == (28 + 8 - 35) * MIB
     assert unfilled([100]) == HUGE - 100
 
 
@@ -64,9 +67,9 @@ def test_pages_that_are_written() -> None:
     rows, states = sorted(state_groups(MIXED, page_tokens=16), key=lambda g: g.snapshot)
     one = Run(1, 100, 1, 512, 2)
     assert one.length == 100 and one.alive(1) == 1
-    assert written_pages(rows, 50, one, 1) == 7 + 1  # and the null page
+    assert written_pages(rows, 50, one, 1) == 7 + 1  # one more for the null page
     assert written_pages(rows, 5, one, 1) == 5
-    # States at the ends of the chunks before are kept.
+    # Snapshots at the ends of earlier chunks are kept.
     chunked = Run(1, 2048, 1, 512, 2)
     each = states.most_pages(2048)
     assert written_pages(states, 10, chunked, 1) == each + 3 + 1
@@ -81,8 +84,9 @@ def test_pages_that_are_touched() -> None:
 
 def test_who_is_alive() -> None:
     assert Run(16, 100, 9, 512, 2).alive(1) == 16
-    assert Run(16, 100, 1, 512, 2).alive(1) == 6  # five end in a step, another has begun
-    assert Run(16, 100, 1, 512, 2).alive(64) == 11  # eight stop at 64; their rest leaves room for three
+    assert Run(16, 100, 1, 512, 2).alive(1) == 6  # five sequences end in a step, and another one has begun
+    # eight sequences stop at 64; the tokens that they no longer need are enough for three more
+    assert Run(16, 100, 1, 512, 2).alive(64) == 11
     assert Run(4, 2048, 1, 512, 2).alive(64) == 1
 
 

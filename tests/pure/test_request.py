@@ -1,4 +1,4 @@
-"""SamplingParams refuses what it cannot mean, in one line that names the value and the limit; outputs as JSON."""
+"""SamplingParams refuses invalid values, in one line that names the value and the limit; outputs as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ridgeline.spec.breakers import TokenBreaker
 from ridgeline.spec.request import CompletionOutput, RequestOutput, SamplingParams, Timing, TokenLogprobs
 
 NAN, INF = math.nan, math.inf
-HUGE = 10**400  # JSON knows no largest number, and this one is no float
+HUGE = 10**400  # JSON has no largest number, and this one exceeds every float
 WHOLE = (-2, 1.5, 2.0, NAN, INF, True, "3", [1])
 FLOATS = (-0.1, NAN, INF, -INF, True, "0.5", None, HUGE, [0.5])
 BAD: dict[str, tuple[tuple[object, ...], str]] = {
@@ -135,7 +135,7 @@ def test_the_limits_themselves_are_allowed(good: dict[str, Any]) -> None:
 
 
 def test_lists_and_mappings_are_kept_as_tuples() -> None:
-    """So that parameters stay hashable, and equal ones are equal."""
+    """Lists and mappings become tuples, so that parameters stay hashable, and equal ones compare equal."""
     given: dict[str, Any] = {
         "stop": ["ab", "c"], "logit_bias": {7: -1.5, 3: 2}, "allowed_token_ids": [3, 4], "bad_token_ids": [4],
     }  # fmt: skip

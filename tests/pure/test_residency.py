@@ -1,4 +1,4 @@
-"""Times of pages: taken, used again, let go, lost. By a clock that is set by hand."""
+"""Times of pages on a clock that the test sets: taken, used again, freed, overwritten."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ridgeline.sched.pages import PagePool
 
 
 class Watched:
-    """A pool of so many pages, its clock, and what was counted."""
+    """A pool with a number of pages, its clock, and its counts."""
 
     def __init__(self, pages: int) -> None:
         self.now, self.times = 0.0, PageTimes()
@@ -31,17 +31,17 @@ def test_a_page_from_when_it_is_taken_to_when_it_is_lost() -> None:
     page = w.pool.take()
     w.pool.seal(page, b"a")
     w.now = 3.0
-    w.pool.share(page)  # another one found it
+    w.pool.share(page)  # another request gets a prefix hit
     w.now = 4.0
     w.pool.drop(page, until=0)
     assert w.counts() == ((0, 0.0), (0, 0.0), (1, 3.0))
     w.now = 5.0
     w.pool.drop(page, until=0)
     w.now = 9.0
-    w.pool.share(page)  # revived
+    w.pool.share(page)  # used again after it was freed
     w.pool.drop(page, until=0)
     w.now = 16.0
-    assert w.pool.take() == page  # lost
+    assert w.pool.take() == page  # overwritten
     assert w.counts() == ((1, 16.0), (1, 7.0), (2, 9.0))
 
 

@@ -1,4 +1,6 @@
-"""What the planner promises: a start fails only where nothing smaller fits, and never takes more than was counted."""
+"""The settings of the planner: a start fails only if no smaller setting fits, and never takes more memory than was
+counted.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ LLAMA = spec_from_config(PUBLISHED["meta-llama/Llama-3.1-8B-Instruct"][0])
 
 
 def logarithmic(top: int) -> st.SearchStrategy[int]:
-    """Whole numbers from 1 to 2**top, every order of magnitude as likely."""
+    """Draw whole numbers from 1 to 2**top, with every order of magnitude equally likely."""
     return st.integers(0, top).flatmap(lambda k: st.integers(max(1, 2**k // 2), 2**k))
 
 
@@ -47,7 +49,7 @@ OPTIONS = st.builds(
 
 @st.composite
 def questions(draw: st.DrawFn) -> dict[str, Any]:
-    """Arguments of `resolve`."""
+    """Draw arguments of `resolve`."""
     spec = draw(st.sampled_from(list(SPECS.values())) | specs())
     on_host = draw(st.booleans())
     return {
@@ -63,12 +65,12 @@ def questions(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def limit_of(q: dict[str, Any]) -> int:
-    """Bytes for pages, workspace and, on the host, swap space."""
+    """Return the bytes for pages, workspace and, on the host, swap space."""
     return q["free_bytes"] if q["options"].kv_cache_memory_bytes else int(q["free_bytes"] * q["fraction"])
 
 
 def anything_fits(q: dict[str, Any]) -> bool:
-    """Is there a setting, among many, that fits? Counted anew, by trying."""
+    """Return whether any of many settings fits, by trying each of them."""
     options, spec = q["options"], q["spec"]
     swap, kv = options.swap_space_bytes or 0, options.kv_cache_memory_bytes
     limit = limit_of(q) - (swap if q["device_is_host"] else 0)
@@ -145,7 +147,7 @@ def check_config(q: dict[str, Any], config: EngineConfig) -> None:
 
 
 def check_remedies(q: dict[str, Any], message: str) -> None:
-    """Each remedy that an error names works alone."""
+    """Check that each remedy that an error names works alone."""
     for name, value in re.findall(r"set --(\S+) to (\d+)", message):
         changed = replace(q["options"], **{name.replace("-", "_"): int(value)})
         resolve(**{**q, "options": changed})
@@ -183,7 +185,7 @@ def ask(free_bytes: int, fixed_len: bool = False, length: int = 131072, **option
 
 
 def test_the_order_in_which_settings_become_smaller() -> None:
-    """A step's tokens and sequences give way first, then the length, unless it was asked for."""
+    """A step's tokens and sequences are reduced first, then the length, unless the user has set it."""
     plenty, less, little = ask(200 * GIB), ask(2 * GIB), ask(GIB // 8)
     assert (plenty.max_model_len, plenty.max_num_seqs, plenty.max_num_batched_tokens) == (131072, 256, 512)
     assert plenty.reasons["max_model_len"] == "the model's"
@@ -222,7 +224,7 @@ MAMBA = spec_from_config(PUBLISHED["state-spaces/mamba-2.8b-hf"][0])
 
 @pytest.mark.parametrize("spec", [MAMBA, JAMBA], ids=["mamba", "jamba"])
 def test_snapshots_where_two_shares_are_least_together(spec: ModelSpec) -> None:
-    """The sum of two shares is least: pages for snapshots, and tokens of a prefix that are computed again."""
+    """The sum of two shares is least: pages for snapshots, and tokens of a prefix that are recomputed."""
     found = []
     for room in (4 * GIB, 60 * GIB, 4000 * GIB):
         config = resolve(
@@ -255,7 +257,7 @@ def test_snapshots_are_as_given_and_where_attention_can_begin() -> None:
 
 
 def test_swap_space() -> None:
-    """None where the device is the host; elsewhere a share of the host's memory, in the proportion of the pages."""
+    """There is none if the device is the host; elsewhere it is a share of the host's memory, divided like the pages."""
     assert ask(8 * GIB).num_host_pages == (0,)
     gemma = spec_from_config(PUBLISHED["google/gemma-2-2b"][0])
 
@@ -278,8 +280,8 @@ def test_swap_space() -> None:
 
 
 def test_the_cheaper_way_to_preempt() -> None:
-    """Out and in, against computing again."""
+    """Preemption swaps if copying out and in takes less time than recomputing."""
     cost = PreemptCost(seconds_per_token=1e-3, seconds_per_byte=1e-9)
-    assert cost(100, 49_000_000) == "swap"  # 98 ms against 100
+    assert cost(100, 49_000_000) == "swap"  # 98 ms, compared with 100 ms
     assert cost(100, 51_000_000) == "recompute"
     assert cost(0, 0) == "recompute"

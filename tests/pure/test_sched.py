@@ -1,4 +1,4 @@
-"""The scheduler, rule by rule. What all rules give together is the fuzz's to say (test_sched_fuzz.py)."""
+"""The scheduler, rule by rule. The fuzz tests all rules together (test_sched_fuzz.py)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def commit(scheduler: Scheduler, plan: StepPlan, token: int = 9) -> list[Update]
 
 
 def run(scheduler: Scheduler) -> list[StepPlan]:
-    """All steps that are left, one at a time."""
+    """Run all remaining steps, one at a time, and return their plans."""
     plans = []
     while plan := scheduler.schedule():
         plans.append(plan)
@@ -72,14 +72,14 @@ def test_pages_that_a_group_reads_and_needs() -> None:
     assert list(STATE.reads(16)) == [0]
     assert list(STATE.reads(17)) == [1]
     assert KV.most_pages(13) == 4
-    assert WINDOW.most_pages(1000) == 3  # 8 tokens, however they lie
+    assert WINDOW.most_pages(1000) == 3  # 8 tokens at any offset
     assert StateGroup("self", 4, 0, 1).most_pages(1000) == 1
     assert [STATE.writes(i, 33) for i in range(3)] == [False, False, True]
     assert not KV.resumable(13, 4)
     assert KV.resumable(12, 3)
     assert not KV.resumable(12, 2)
     assert WINDOW.resumable(12, 2)
-    first = StateGroup("first", 4, 8, 1, first_tokens=6)  # pages 0 and 1 for ever
+    first = StateGroup("first", 4, 8, 1, first_tokens=6)  # pages 0 and 1 are never freed
     assert list(first.reads(13)) == [0, 1, 2, 3]
     assert list(first.reads(41)) == [0, 1, 8, 9, 10]
     assert list(first.reads(4)) == [0]
@@ -94,7 +94,7 @@ def test_pages_that_a_group_reads_and_needs() -> None:
 
 
 def test_a_prefix_without_its_first_tokens_is_no_prefix() -> None:
-    """All pages of the window are cached, but the page of the first tokens is not: begin before it."""
+    """All pages of the window are cached, but the page of the first tokens is not, so the hit begins before it."""
     group = StateGroup("first", 4, 8, 64, first_tokens=6)
     prompt = [i % 50 for i in range(41)]
     for lost, hit in ((None, 40), (0, 0), (1, 4), (5, 40), (8, 32)):
@@ -121,7 +121,7 @@ def test_a_page_waits_for_the_step_that_may_touch_it() -> None:
     assert (pool.num_free, pool.num_limbo, pool.num_used) == (0, 2, 0)
     pool.settle(2)
     assert pool.num_free == 2
-    assert pool.take() == b  # without a key: nothing worth keeping
+    assert pool.take() == b  # a page without a hash is taken first
     assert pool.find(b"a") == a
     pool.share(a)
     assert not pool.writable(a)
@@ -169,7 +169,7 @@ def test_two_steps_in_flight() -> None:
     assert commit(scheduler, one, 5) == [Update(0, (5,), False)]
     three = plan_of(scheduler)
     assert commit(scheduler, two, 6) == [Update(0, (6,), False)]
-    assert scheduler.schedule() is None  # max_tokens are on their way
+    assert scheduler.schedule() is None  # all max_tokens are already in flight
     assert commit(scheduler, three, 7) == [Update(0, (7,), True)]
     with pytest.raises(ValueError, match="after step 3"):
         commit(scheduler, three)
@@ -177,7 +177,7 @@ def test_two_steps_in_flight() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_an_end_with_the_next_step_in_flight(late: bool) -> None:
-    """Its tokens are neither sealed, counted nor returned, and its pages wait for that step."""
+    """The tokens of the next step are neither sealed, counted nor returned, and its pages are freed after that step."""
     scheduler = make(KV, pages=8)
     scheduler.add(Sequence(0, [1, 2, 3], 20))
     one, two = plan_of(scheduler), plan_of(scheduler)
@@ -188,7 +188,7 @@ def test_an_end_with_the_next_step_in_flight(late: bool) -> None:
     third = plan_of(scheduler)
     taken = {page for delta in third.works[0].deltas for page in delta.pages}
     assert not taken & {page for delta in one.works[0].deltas for page in delta.pages}
-    assert third.works[0].start == 0  # the page that step two filled was not published
+    assert third.works[0].start == 0  # the page that step two filled has no hash
     assert commit(scheduler, two) == []
     assert commit(scheduler, third) == [Update(1, (9,), False)]
 
@@ -238,12 +238,12 @@ def test_prompts_that_part_get_a_snapshot_the_second_time() -> None:
     for number in range(3):
         scheduler.add(Sequence(number, [*range(46), *range(100 + number, 130 + number)], 1))
         starts.append([p.works[0].start for p in run(scheduler)])
-    assert starts[0] == [0, 64]  # published at 64, where nobody else comes by
-    assert starts[1] == [0, 44, 64]  # 44: the last page that both share
+    assert starts[0] == [0, 64]  # a snapshot at 64, where no other prompt passes
+    assert starts[1] == [0, 44, 64]  # 44 is the end of the last page that both prompts share
     assert starts[2] == [44, 64]
     stats = scheduler.stats()
-    assert (stats.restored, stats.recomputed_tokens) == (1, 44)  # the second found none
-    assert stats.snapshots == 4  # at 44, and at 64 of each
+    assert (stats.restored, stats.recomputed_tokens) == (1, 44)  # the second request found no snapshot
+    assert stats.snapshots == 4  # one at 44, and one at 64 for each request
 
 
 def test_a_fork_copies_only_the_page_that_two_would_write() -> None:
@@ -255,7 +255,7 @@ def test_a_fork_copies_only_the_page_that_two_would_write() -> None:
     commit(scheduler, first)
     second = plan_of(scheduler)
     assert [(w.sequence, w.start, w.tokens, w.sample) for w in second.works] == [(n, 14, (14,), True) for n in range(3)]
-    assert sorted(c.group for c in second.copies) == [0, 0, 1, 1]  # the last to write needs none
+    assert sorted(c.group for c in second.copies) == [0, 0, 1, 1]  # the last sequence that writes needs no copy
     assert scheduler.stats().groups[0].used_pages == 3 + 3
     commit(scheduler, second)
     run(scheduler)
@@ -268,7 +268,7 @@ def test_beams_fork_in_mid_generation() -> None:
     with pytest.raises(ValueError, match="in flight"):
         scheduler.fork(0, Sequence(1, [*range(9), 7], 5, num_prompt=9))
     assert scheduler.commit(plan, [Result()]) == [Update(0, (), False)]
-    assert scheduler.schedule() is None  # paused
+    assert scheduler.schedule() is None  # the sequence is paused
     with pytest.raises(ValueError, match="does not begin"):
         scheduler.fork(0, Sequence(1, [5, 5, 5], 5))
     for child, token in ((1, 40), (2, 41)):
@@ -282,14 +282,16 @@ def test_beams_fork_in_mid_generation() -> None:
 
 
 def pause(scheduler: Scheduler, *numbers: int) -> None:
-    """Run a step in which `numbers` sample, and give none of them a token."""
+    """Run a step in which `numbers` sample, and commit no token for them."""
     plan = plan_of(scheduler)
     assert [w.sequence for w in plan.works if w.sample] == list(numbers)
     scheduler.commit(plan, [Result() for _ in plan.works])
 
 
 def test_those_that_pause_make_way_where_nothing_else_can_run() -> None:
-    """Two beams, one row: the first pauses for the second, so it must leave; it is not computed again for nothing."""
+    """With two beams and one row, the first beam is paused, so it is preempted for the second; it is not recomputed in
+    vain.
+    """
     scheduler = make(KV, seqs=1)
     scheduler.add(Sequence(0, list(range(9)), 5))
     pause(scheduler, 0)
@@ -299,7 +301,7 @@ def test_those_that_pause_make_way_where_nothing_else_can_run() -> None:
     pause(scheduler, 1)
     pause(scheduler, 2)
     assert scheduler.stats().preempted_recompute == 1
-    assert scheduler.schedule() is None  # both pause now, and nobody waits: nobody leaves
+    assert scheduler.schedule() is None  # both are paused and no request waits, so none is preempted
     assert scheduler.stats().running == 1
     for parent in (1, 2):
         scheduler.fork(parent, Sequence(parent + 2, [*range(9), parent + 6, 5], 5, num_prompt=9))
@@ -311,7 +313,7 @@ def test_one_that_pauses_and_is_preempted_is_not_computed_again() -> None:
     scheduler = make(KV, pages=6, policy=Priority())
     scheduler.add(Sequence(0, list(range(4)), 10, priority=1))
     pause(scheduler, 0)
-    scheduler.add(Sequence(1, list(range(10, 22)), 8))  # five pages by its end: all there are
+    scheduler.add(Sequence(1, list(range(10, 22)), 8))  # it needs five pages at its end, which are all pages
     ran = set()
     while plan := scheduler.schedule():
         ran |= {w.sequence for w in plan.works}
@@ -323,7 +325,7 @@ def test_one_that_pauses_and_is_preempted_is_not_computed_again() -> None:
 
 
 def test_a_fork_stands_where_its_parent_does() -> None:
-    """It goes before a request that came between, as its parent would have."""
+    """A fork runs before a request that arrived later than its parent."""
     scheduler = make(KV, seqs=1)
     scheduler.add(Sequence(0, list(range(5)), 5))
     scheduler.add(Sequence(1, list(range(5)), 1))
@@ -343,12 +345,12 @@ def test_drafts_leave_the_state_before_them_and_replay() -> None:
     plan = plan_of(scheduler)
     work = plan.works[0]
     assert (work.tokens, work.num_draft) == ((9, 1, 2, 3), 3)
-    assert scheduler.schedule() is None  # where it goes on is not known
+    assert scheduler.schedule() is None  # the next position depends on the accepted drafts
     assert scheduler.commit(plan, [Result((1, 2, 8))]) == [Update(0, (1, 2, 8), False)]
     work = plan_of(scheduler).works[0]
     assert (work.replay_from, work.start, work.tokens) == (11, 13, (8,))
     assert (scheduler.stats().draft_tokens, scheduler.stats().accepted_tokens) == (3, 2)
-    assert scheduler.stats().groups[1].peak_pages == 1  # whatever is drafted
+    assert scheduler.stats().groups[1].peak_pages == 1  # one page, whatever is drafted
 
 
 @pytest.mark.parametrize("how", ["recompute", "swap"])
@@ -364,7 +366,7 @@ def test_preemption(how: str) -> None:
     assert sum(len(p.swap_out) for p in plans) == sum(len(p.swap_in) for p in plans) == 5 * (how == "swap")
 
 
-# ---- who goes first -----------------------------------------------------------------------------------------
+# ---- priorities ---------------------------------------------------------------------------------------------
 
 
 def test_priorities_overtake_but_do_not_starve() -> None:
@@ -376,7 +378,7 @@ def test_priorities_overtake_but_do_not_starve() -> None:
         plan = plan_of(scheduler)
         order.append(plan.works[0].sequence)
         commit(scheduler, plan)
-    assert order == [1, 2, 0, 3, 4, 5, 6]  # the third comes as late as its point of priority is worth
+    assert order == [1, 2, 0, 3, 4, 5, 6]  # the third request arrives as many seconds later as its priority is worth
 
 
 def test_what_can_never_fit_fails_alone() -> None:
@@ -411,7 +413,7 @@ def test_bad_requests() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_abort_at_every_step(depth: int) -> None:
-    """The others' tokens are what they would be, whenever one leaves."""
+    """The tokens of the others do not change, whenever a sequence is aborted."""
     groups = (KV, WINDOW, STATE)
     for moment in range(60):
         scheduler = make(*groups, tokens=7, seqs=3)

@@ -179,7 +179,7 @@ def parent_writes_on(patch: Patch) -> None:
 
 
 def swapped_too_early(patch: Patch) -> None:
-    """Takes the state as of the last commit, where the step in flight will have moved on."""
+    """Swap the state of the last commit, although the step in flight will have changed it."""
 
     def swap_out(cache: StateCache, seq: Sequence) -> None:
         seq.replay_from = seq.computed

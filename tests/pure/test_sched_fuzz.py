@@ -1,4 +1,4 @@
-"""The scheduler against the fake device: fresh seeds, every mix of state groups, all that may happen to a request."""
+"""Run the scheduler against the fake device: fresh seeds, every mix of state groups, every event of a request."""
 
 from __future__ import annotations
 
@@ -42,21 +42,22 @@ MIXES = {
         StateGroup("fine", 4, 1, 8, snapshot=True),
     ),
 }
-# None; one length at which sequences are computed again, or two; prompts that turn as their length says; both.
+# No regimes; one length or two lengths at which sequences are recomputed; rotations that depend on the prompt's length;
+# both.
 REGIMES = (
     NO_REGIMES, NO_REGIMES, Regimes((40,), (40,)), Regimes((71,), (71,)), Regimes((9, 83), (9, 83)),
     Regimes(range(50, 124), (), 50), Regimes((20, *range(50, 124)), (20, 90), 50),
 )  # fmt: skip
-STOP = 1  # the token that ends a request one step late, as a stop string does
+STOP = 1  # this token ends a request one step late, as a stop string does
 MAX_STEPS = 20_000
-MAX_FORKS = 20  # in one run
+MAX_FORKS = 20  # at most, in one run
 
 
 @dataclass
 class Request:
-    """What the test knows of a request."""
+    """A request with the tokens that the test expects."""
 
-    tokens: list[int]  # given, then as updates brought them
+    tokens: list[int]  # the prompt, then the tokens of updates
     num_prompt: int
     max_length: int
     root: bytes
@@ -67,7 +68,9 @@ class Request:
 
 @dataclass
 class Search:
-    """A beam search: its live beams, and those whose step gave candidates. It goes on when all have."""
+    """A beam search: its live beams, and the beams whose step gave candidates. It continues when all beams have
+    candidates.
+    """
 
     width: int
     live: list[int]
@@ -76,7 +79,7 @@ class Search:
 
 @dataclass
 class Fuzz:
-    """One run: a random pool, random requests, and everything that may happen to them."""
+    """One run: a random pool, random requests, and every event that a request may have."""
 
     groups: tuple[StateGroup, ...]
     seed: int
@@ -105,13 +108,13 @@ class Fuzz:
         self.depth = rng.choice([1, 2])
         self.drafting, self.forking = rng.random() < 0.5, rng.random() < 0.5
         self.searching = 0.3 if self.depth == 1 and rng.random() < 0.5 else 0.0
-        self.searches: dict[int, Search] = {}  # by each of their live beams
+        self.searches: dict[int, Search] = {}  # each search under the number of each of its live beams
         self.aborting = rng.choice([0.0, 0.0, 0.03])
         self.requests: dict[int, Request] = {}
         self.flight: deque[tuple[StepPlan, list[Result]]] = deque()
-        self.chance = random.Random(self.seed + 1)  # of late tokens
+        self.chance = random.Random(self.seed + 1)  # decides which tokens are late
         self.lateness = self.chance.choice([0.0, 0.1, 0.5])
-        self.late: dict[int, tuple[int, Result]] = {}  # tokens that come late, and their steps, by sequence
+        self.late: dict[int, tuple[int, Result]] = {}  # late tokens with their steps, by sequence
         self.bases = [[rng.randrange(2, VOCAB) for _ in range(70)] for _ in range(3)]
         self.roots = [hash_root(), hash_root(cache_salt="a"), hash_root(adapter="a")]
 
@@ -140,7 +143,7 @@ class Fuzz:
         self.counts["steps"] = steps
         return self.counts
 
-    # ---- what may happen ----------------------------------------------------------------------------
+    # ---- events -------------------------------------------------------------------------------------
 
     def add(self) -> None:
         rng = self.rng
@@ -174,7 +177,7 @@ class Fuzz:
         self.searches[first.id] = Search(self.rng.randint(2, 6), [first.id])
 
     def advance(self, search: Search) -> None:
-        """All beams have candidates: as many beams as the search is wide go on from any of them."""
+        """Choose a random parent for each new beam of a search in which all beams have candidates."""
         parents = [self.rng.choice(search.live) for _ in range(search.width)]
         beams: list[int] = []
         for number in sorted(search.live, key=parents.count):
@@ -197,14 +200,14 @@ class Fuzz:
         if live:
             number = self.rng.choice(live)
             search = self.searches.get(number)
-            for member in [number] if search is None else search.live:  # a search ends as a whole
+            for member in [number] if search is None else search.live:  # all beams of a search are aborted together
                 assert self.scheduler.abort(member)
                 assert not self.scheduler.abort(member)
                 self.requests[member].over = self.requests[member].aborted = True
                 self.searches.pop(member, None)
 
     def hold(self, plan: StepPlan, results: list[Result]) -> None:
-        """Some tokens of the step come late."""
+        """Delay some tokens of the step."""
         for i, work in enumerate(plan.works):
             if work.sample and work.sequence not in self.searches and self.chance.random() < self.lateness:
                 token = results[i].tokens[0]
@@ -213,7 +216,7 @@ class Fuzz:
                 results[i] = Result()
 
     def give(self) -> None:
-        """Some of the late tokens are there."""
+        """Give some of the late tokens to the scheduler."""
         for number, (step, result) in list(self.late.items()):
             if self.requests[number].over or not self.scheduler.is_held(number):
                 del self.late[number]
@@ -265,7 +268,9 @@ class Fuzz:
                     self.propose(number, len(request.tokens))
 
     def branch(self, number: int, *, both: bool) -> None:
-        """As beams do: another token at the end of the parent, or two instead of it."""
+        """Fork a sequence as beams do: add another token at the end of the parent, or replace
+        the parent by two forks.
+        """
         parent = self.requests[number]
         known = parent.tokens if both else parent.tokens[: max(parent.num_prompt, len(parent.tokens) - 1)]
         for token in self.rng.sample(range(2, VOCAB), 1 + both):
@@ -283,10 +288,12 @@ class Fuzz:
         drafts = [script.token(known + i) if rng.random() < 0.8 else rng.randrange(VOCAB) for i in range(6)]
         self.scheduler.propose(number, drafts[: rng.randint(0, 6)])
 
-    # ---- what must have happened ------------------------------------------------------------------------
+    # ---- checks at the end ------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Every request holds what the model says, computed again from its first tokens, up to where it must end."""
+        """Check that every request has the tokens of the model, recomputed from the start, and that it ended where it
+        must.
+        """
         for number, request in self.requests.items():
             assert request.over
             script = self.device.scripts[number]
@@ -298,7 +305,8 @@ class Fuzz:
             if request.aborted:
                 assert len(request.tokens) <= request.max_length
             elif ends:
-                # A late stop may arrive with accepted drafts behind it; an end of sequence is always the last.
+                # With a late stop, accepted drafts may follow the stop token; an end of sequence is always the last
+                # token.
                 assert ends[0] == len(made) - 1 or made[ends[0]] == STOP
             else:
                 assert len(request.tokens) == request.max_length, f"{number} ended early"
@@ -326,9 +334,10 @@ def many(mix: str, seeds: list[int], *, complete: bool = True) -> None:
     total: Counter[str] = Counter()
     for seed in seeds:
         total += fuzz(MIXES[mix], seed)
-    # A fuzz that no longer meets the hard cases proves nothing.
+    # A fuzz that no longer contains the difficult cases proves nothing.
     hard = ["steps", "swaps", "accepted", "hit_tokens", "recomputes", "swapped", "forks", "beams", "late", "restarts"]
-    hard += ["copies"] if any(group.page_tokens > 1 for group in MIXES[mix]) else []  # a page is begun, or full
+    # a fork copies a page that is partly filled
+    hard += ["copies"] if any(group.page_tokens > 1 for group in MIXES[mix]) else []
     hard += ["replays"] if any(group.snapshot for group in MIXES[mix]) else []
     missed = [name for name in hard if not total[name]]
     assert not (complete and missed), f"never happened in {seeds}: {missed}; {dict(total)}"

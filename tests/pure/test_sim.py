@@ -33,7 +33,7 @@ def pool(pages: int = 10_000, seqs: int = 64, tokens: int = 4096) -> Settings:
 
 
 def each(seconds: float) -> LinearCost:
-    """Every step takes as long."""
+    """Return a cost with which every step takes the same time."""
     return LinearCost((1,), (seconds,))
 
 
@@ -42,10 +42,10 @@ def each(seconds: float) -> LinearCost:
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_a_queue_with_one_server(load: float) -> None:
-    """M/D/1: requests of one step of a constant time.
+    """Simulate M/D/1: requests of one step with a constant time.
 
-    Each waits as Lindley's recursion says (1952), to the nanosecond; the mean is near Pollaczek and Khinchine's
-    load / (2 (1 - load)) steps, as near as so many requests are.
+    Each request waits as Lindley's recursion says (1952), to the nanosecond. The mean is close to Pollaczek and
+    Khinchine's load / (2 (1 - load)) steps, within the error of this number of requests.
     """
     service, count = 0.01, 8000
     times = [*islice(poisson(load / service, 3), count)]
@@ -60,16 +60,17 @@ def test_a_queue_with_one_server(load: float) -> None:
 
 
 def test_littles_law() -> None:
-    """Requests in the system, mean over time, are arrivals per second times the mean time of one: to the nanosecond.
+    """The mean number of requests in the system is the arrivals per second times the mean time of a request, to the
+    nanosecond.
 
-    What is in the system is counted by the steps (they run all the time here), what a request takes by its own times.
+    The steps count the requests in the system (they never pause here); the requests record their own times.
     """
     requests = arrive([Request(0, 40, 30)] * 300, [n // 3 * 1000 for n in range(300)])
     found = simulate(Workload(requests), pool(seqs=7), each(0.01))
     report, answered = found.report, found.book.answered()
     inside = int((answered.last - answered.arrival).sum())
     log = found.book.logs[0]
-    # A request that arrives during a step is seen by the next one.
+    # A request that arrives during a step is first counted in the next step.
     late = sum(int(np.asarray(log.ends)[np.searchsorted(log.ends, t)] - t) for t in answered.arrival.tolist() if t)
     assert log.batch + log.waiting == inside - late
     assert report.mean_batch + report.mean_waiting == pytest.approx(
@@ -82,24 +83,25 @@ def answered_mean(answered: Answered) -> float:
 
 
 def test_saturation_is_batch_over_step_time() -> None:
-    """As many clients as places: every step gives each a token; a prompt costs its answer one step."""
+    """With a client for each slot, every step gives each a token; a prompt delays its answer by one step."""
     cost = LinearCost((1, 1000), (0.004, 0.014), 1e-7)
     requests = [Request(0, 2, 499)] * 400
     found = simulate(Workload(requests, clients=32), pool(seqs=32), cost).report
-    context = 2 + 500 / 2  # mean of 2 .. 500
+    context = 2 + 500 / 2  # mean of 2 to 500
     step = cost.seconds(32, 32, [int(32 * context)])
-    assert found.output_tokens_per_s == pytest.approx(32 / step, rel=0.05)  # the last answers leave places empty
+    # some slots are free during the last answers
+    assert found.output_tokens_per_s == pytest.approx(32 / step, rel=0.05)
 
 
 def test_one_request_alone_by_hand() -> None:
-    """Chunks of 100 tokens, then a step for each token: TTFT 3 steps, TPOT one."""
+    """Compute by hand: chunks of 100 tokens, then a step for each token give a TTFT of 3 steps and a TPOT of one."""
     found = simulate(Workload([Request(5, 250, 11)]), pool(tokens=100), each(0.5))
     r = found.report
     assert (r.steps, r.output_tokens, r.prompt_tokens, r.duration_s) == (13, 11, 250, 6.5)
     assert r.ttft_s is not None and r.tpot_s is not None and r.e2e_s is not None
     assert (r.ttft_s.mean, r.tpot_s.mean, r.e2e_s.mean) == (1.5, 0.5, 6.5)
     assert found.book.token_times() == [[5 + (3 + i) * SECOND // 2 for i in range(11)]]
-    assert r.peak_bytes == 17 * 1000  # 260 tokens
+    assert r.peak_bytes == 17 * 1000  # pages for 260 tokens
 
 
 # ---- determinism, conservation, refusal --------------------------------------------------------------------
@@ -150,13 +152,13 @@ def test_nothing_to_do() -> None:
 
 
 def test_page_keys_come_from_the_workload() -> None:
-    """Blocks of 512 tokens over pages of 16: two prompts share 2 blocks, so the second one begins at 1,024."""
+    """With blocks of 512 tokens and pages of 16, two prompts share 2 blocks, so the second one begins at 1,024."""
     first, second = Request(0, 1500, 4, (7, 8, 9), 512), Request(10 * SECOND, 1400, 4, (7, 8, 3), 512)
     found = simulate(Workload([first, second]), pool(), each(0.01))
     assert found.book.column("cached").tolist() == [0, 1024]
     assert found.report.hit_rate == 1024 / 2900
     same = simulate(Workload([first, first._replace(arrival_ns=SECOND)]), pool(), each(0.01))
-    assert same.book.column("cached").tolist() == [0, 1488]  # a page, and the last token, are computed
+    assert same.book.column("cached").tolist() == [0, 1488]  # only the page with the last token is computed
     apart = [counted_sequence(n, Request(0, 100, 4)).prefix_hash(64, 16) for n in (1, 2)]
     assert apart[0] != apart[1]
 
@@ -188,12 +190,14 @@ def test_routes() -> None:
     assert ROUTES["least-loaded"](request, fleet, 0, chance) == 2
     assert ROUTES["prefix"](request, fleet, 0, chance) == 3
     picks = [ROUTES["power-of-two"](request, fleet, 0, chance) for _ in range(400)]
-    assert 3 not in picks  # the worst one loses every pair
+    assert 3 not in picks  # the worst replica loses every comparison
     assert picks.count(2) > picks.count(1) > picks.count(0) > 0
 
 
 def test_better_routing_waits_less_and_hits_more() -> None:
-    """Nine of ten answers are short, the fleet is nearly full: turns and chance send requests to where others wait."""
+    """Nine of ten answers are short and the fleet is nearly full: round-robin and random routing choose replicas on
+    which requests wait.
+    """
     rng = Random(1)
     families = [tuple(range(f * 100, f * 100 + 8)) for f in range(40)]
     drawn = [Request(0, 600, 20 if rng.random() < 0.9 else 400, rng.choice(families), 64) for _ in range(700)]
@@ -220,7 +224,9 @@ def test_percentiles_are_numpys() -> None:
 
 
 def test_gaps_between_tokens_are_those_of_the_tokens() -> None:
-    """The intervals that the report counts by steps, against all token times one by one; preempted ones among them."""
+    """Compare the intervals that the report counts by steps with all token times one by one, including preempted
+    sequences.
+    """
     requests = arrive(islice(lengths(200, 60, 1.0, 4), 100), poisson(40, 4))
     found = simulate(Workload(requests), pool(90), LinearCost((1, 500), (0.01, 0.05)))
     gaps = [b - a for t in found.book.token_times() for a, b in pairwise(t)]
@@ -245,7 +251,9 @@ def test_goodput() -> None:
 
 
 def test_nobody_else_has_the_first_requests_pages() -> None:
-    """A request without blocks finds nothing, also where the pages of one that had the number 0 are still there."""
+    """A request without blocks has no prefix hit, even if the pages of an earlier request with the number 0 still
+    exist.
+    """
     replica = SteppingReplica(0, make_scheduler(Scheduler, pool()), CostTable(each(1.0)), Book(1))
     replica.add(0, Request(0, 64, 1), 0)
     replica.begin(0)
@@ -280,11 +288,11 @@ def test_scaled_and_repeated() -> None:
     assert [r.arrival_ns for r in scale_rate(trace, 4)] == [0, 250]
     three = repeated(trace, 3)
     assert three[2].arrival_ns > 1000
-    assert three[2].blocks == (5, 6)  # nothing is shared between rounds
+    assert three[2].blocks == (5, 6)  # different rounds share no blocks
 
 
 def test_closed_loop() -> None:
-    """Two clients who think for a second: one request each in every 1.5 s."""
+    """Two clients that pause for a second each send one request in every 1.5 s."""
     workload = parse_arrivals("closed:2,think=1")([Request(0, 10, 5)] * 6, 0)
     found = simulate(workload, pool(), each(0.1))
     assert found.book.column("arrival").tolist() == [0, 0, 1.5 * SECOND, 1.5 * SECOND, 3 * SECOND, 3 * SECOND]
@@ -342,7 +350,7 @@ def test_a_malformed_trace_names_line_and_column(tmp_path: Path, text: str, wher
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="needs ../shared/data/traces")
 def test_published_traces() -> None:
-    """Rows and means as shared/data says; of the blocks of Mooncake's conversations, 36.6 % were seen before."""
+    """Compare rows and means with shared/data; 36.6 % of the blocks of Mooncake's conversations occurred before."""
     conversations = read_trace(TRACES / "AzureLLMInferenceTrace_conv.csv")
     means = np.array([(r.prompt_tokens, r.output_tokens) for r in conversations]).mean(0).round().astype(int).tolist()
     assert (len(conversations), means) == (19_366, [1155, 211])
@@ -354,7 +362,7 @@ def test_published_traces() -> None:
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="needs ../shared/data/traces")
 def test_prefix_hits_are_those_of_the_trace() -> None:
-    """With room for everything, what the index finds is what the blocks say: computed here from their numbers alone."""
+    """With room for all pages, the hits of the index equal those computed from the numbers of the blocks alone."""
     trace = [
         r._replace(arrival_ns=i * 100 * SECOND)
         for i, r in enumerate(read_trace(TRACES / "mooncake_conversation_trace.jsonl", 300))

@@ -1,4 +1,4 @@
-"""On a machine that was measured a simulated step takes what the planner says of it, whatever it is made of."""
+"""On a calibrated machine, a simulated step takes the time that the planner predicts, for any sequences."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ALL = MODELS | {
 }
 PUBLISHED = ("mistralai/Mixtral-8x7B-v0.1", "deepseek-ai/DeepSeek-V2-Lite", "ai21labs/Jamba-v0.1")
 MORE_TERMS = {"state from memory": 3e-9, "latent layer": 2e-5, "latent token": 4e-7}
-# From memory 16 rows take less than from caches: each operation as a whole is never faster than in caches.
+# From memory, 16 rows take less time than from caches; an operation as a whole is never faster than in caches.
 ODD = Passes(Curve((1.0, 16.0, 512.0), (4e-11, 3e-11, 1e-11)), Curve((1.0, 16.0, 512.0), (9e-11, 1e-11, 2e-11)))
 MACHINES = {
     "measured": machine_of(KEPT),
@@ -83,7 +83,7 @@ def test_published_models_in_narrow_types(model: str) -> None:
 
 @pytest.mark.parametrize("model", ALL)
 def test_many_steps_at_once_are_the_same_numbers(model: str) -> None:
-    """Bit for bit, while the share that comes from memory grows."""
+    """The results are equal to the bit, while the share that comes from memory grows."""
     cost = COSTS[model, "odd"]
     contexts = np.array([[3], [700], [31]]) + 500 * np.arange(9)  # [sequences, steps]
     sums = np.array([[cost.of(1, int(c)) for c in row] for row in contexts]).sum(axis=0).T
@@ -103,7 +103,7 @@ def test_which_cost_is_taken() -> None:
         cost_of(replace(found, scheme=Scheme(tp=2)))
 
 
-# ---- a server's own description ----------------------------------------------------------------------------
+# ---- the settings of a running server -----------------------------------------------------------------------
 
 
 WORKLOAD = Workload([Request(i * 10**6, 40 + i, 30) for i in range(12)])
@@ -117,7 +117,7 @@ def described(found: Deployment) -> dict[str, object]:
 
 
 def test_a_server_is_predicted_with_its_own_rates() -> None:
-    """Through JSON and back: the same times as of the deployment itself, and others than of the roof."""
+    """After a round trip through JSON, the times equal those of the deployment itself, and differ from the roofline."""
     found = deployment("dense", "measured")
     report, times = predict(described(found), WORKLOAD, None, 0)
     assert (
@@ -141,7 +141,7 @@ def test_what_are_no_rates_is_said(rates: object) -> None:
         predict(value, WORKLOAD, None, 0)
 
 
-# ---- as a user calls it ------------------------------------------------------------------------------------
+# ---- the command line ---------------------------------------------------------------------------------------
 
 
 def simulated(*more: str) -> str:
@@ -164,5 +164,5 @@ def test_it_says_which_step_times_it_takes(tmp_path: Path, monkeypatch: pytest.M
     assert found["times"].startswith("calibrated on 2026-11-22")
     path = tmp_path / "steps.json"
     path.write_text('{"tokens": [1], "step_s": [0.5]}')
-    shown = "".join(simulated("--hardware", "local", "--step-times", str(path)).split())  # whatever the width
+    shown = "".join(simulated("--hardware", "local", "--step-times", str(path)).split())  # at any width of the table
     assert f"steptimescomefrom{path}" in shown

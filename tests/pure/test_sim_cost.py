@@ -1,4 +1,4 @@
-"""What a step costs in a simulation is what the planner says of it."""
+"""The cost of a step in a simulation equals the planner's prediction."""
 
 from __future__ import annotations
 
@@ -49,15 +49,17 @@ def test_a_step_takes_what_the_planner_says(model: str, tp: int) -> None:
             tokens = rng.choice([1, 1, 1, rng.randint(1, 300)])
             batch.append(Slice(1, tokens, tokens + rng.randint(0, 9000), rng.randint(0, 1)))
         wanted = time_step(device_operations(forward, batch, found.scheme), found.hardware).seconds
-        assert seconds(cost, batch) == pytest.approx(wanted, rel=1e-6 if tp > 1 else 1e-12)  # whole bytes of a share
+        # shares are rounded to whole bytes
+        assert seconds(cost, batch) == pytest.approx(wanted, rel=1e-6 if tp > 1 else 1e-12)
 
 
 def test_many_steps_at_once_are_the_same_numbers() -> None:
-    """Bit for bit: an array of sums gives what each of them gives alone."""
+    """An array of sums gives the same bits as each sum alone."""
     for cost in (RooflineCost(deployment(MODELS[2])), LinearCost((1, 64), (1e-3, 3e-3), 1.1e-7)):
         contexts = [700, 5000, 31]
         many = np.array([[[c + k for k in range(9)] for c in contexts]])
-        numbers = np.array([[cost.of(1, int(c)) for c in row] for row in many[0].T])  # [steps, sequences, numbers]
+        # numbers [steps, sequences, numbers]
+        numbers = np.array([[cost.of(1, int(c)) for c in row] for row in many[0].T])
         together = cost.seconds(3, 3, numbers.sum(axis=1).T)
         alone = [cost.seconds(3, 3, [int(x) for x in row]) for row in numbers.sum(axis=1)]
         assert together.tolist() == alone
@@ -67,7 +69,7 @@ def test_measured_step_times() -> None:
     cost = LinearCost((1, 100), (0.001, 0.002), 1e-6)
     assert cost.seconds(1, 1, [0]) == pytest.approx(0.001)
     assert cost.seconds(100, 1, [1000]) == pytest.approx(0.003)
-    assert cost.seconds(199, 1, [0]) == pytest.approx(0.003)  # the last line goes on
+    assert cost.seconds(199, 1, [0]) == pytest.approx(0.003)  # the last segment is extrapolated
     with pytest.raises(RequestError, match="ascending"):
         LinearCost((2, 1), (1.0, 1.0))
 

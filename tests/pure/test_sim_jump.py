@@ -1,6 +1,6 @@
-"""Jumping over steps against planning each of them: every figure and the time of every token, on random workloads.
+"""Compare fast_forward with planning each step: every figure and the time of every token, on random workloads.
 
-And what that is worth: bugs put into the jumps on purpose, each of which must show.
+Deliberate bugs in fast_forward test the comparison: each of them must be found.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def linear(rng: random.Random) -> StepCost:
 
 @cache
 def clock(model: str) -> CalibratedCost:
-    """Of a machine that was measured; of() is kept, since a table of contexts is made for each run."""
-    rates = replace(RATES, far=Curve((1e4, 4e6), (1e-3, 1.0)))  # a share that grows with each step
+    """Return the cost on a calibrated machine. of() is cached, because each run makes a table of contexts."""
+    rates = replace(RATES, far=Curve((1e4, 4e6), (1e-3, 1.0)))  # the share of memory grows with each step
     cost = CalibratedCost(Deployment(MODELS[model], replace(machine_of(KEPT), rates=rates), EXACT), rates)
     cost.of = cache(cost.of)  # type: ignore[method-assign]
     return cost
 
 
 def case(seed: int, cost_of: Callable[[random.Random], StepCost] = linear) -> Callable[[bool], Simulated]:
-    """A random pool, workload and fleet; what it gives, planned step by step or not."""
+    """Return a function that simulates a random pool, workload and fleet, with or without fast_forward."""
     rng = random.Random(seed)
     groups = rng.choice(MIXES)
     scale, slack = rng.choice([1.0, 1.5, 4.0, 30.0]), rng.choice([0, 0, 8])
@@ -87,7 +87,7 @@ def case(seed: int, cost_of: Callable[[random.Random], StepCost] = linear) -> Ca
 
 
 def compare(seed: int, cost_of: Callable[[random.Random], StepCost] = linear) -> Counter[str]:
-    """Raises AssertionError where the two differ; what was met on the way."""
+    """Return counts of the events. Raises AssertionError where the two simulations differ."""
     run = case(seed, cost_of)
     jumped, stepped = run(False), run(True)
     assert jumped.book.token_times() == stepped.book.token_times(), f"seed {seed}: token times"
@@ -242,13 +242,13 @@ def test_a_bug_shows(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     for seed in range(60):
         try:
             compare(seed)
-        except Exception:  # a wrong figure, a lost page, a scheduler that trips over it
+        except Exception:  # a wrong figure, a lost page, or an error of the scheduler
             return
     pytest.fail("nothing was noticed")
 
 
 def test_lost_gaps_show_in_the_number_of_tokens(monkeypatch: Patch) -> None:
-    """A bug that both ways share cannot show in a comparison: as many token times as tokens."""
+    """A comparison cannot find a bug of both ways, so the number of token times is compared with the tokens."""
     gap_of_a_preemption_lost(monkeypatch)
     for seed in range(60):
         found = case(seed)(True)

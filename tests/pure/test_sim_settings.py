@@ -33,7 +33,9 @@ def test_pages_are_as_large_as_the_engines(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "gemma-2-9b", "mamba-2.8b", "jamba"])
 def test_settings_are_the_engines(model: str) -> None:
-    """With float32 state, as the engine counts its workspace; on a machine with room for them as they are asked for."""
+    """The workspace is counted with float32 state, as in the engine; a machine with enough memory gets the requested
+    settings.
+    """
     spec = find_model(model).spec
     machine = replace(hardware("cpu-server"), memory_bytes=2 * 10**12)
     deployment = Deployment(spec, machine, Precision(state="float32"))

@@ -1,4 +1,4 @@
-"""ModelSpec: its JSON form, what it refuses, and the closed forms of its weights, state and work."""
+"""ModelSpec: its JSON form, invalid values, and the closed forms of its weights, state and work."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ LAYER = st.builds(Layer, MIXER_KINDS, MLPS, st.none() | NORM, st.none() | NORM, 
 @st.composite
 def specs(draw: st.DrawFn) -> ModelSpec:
     pool = draw(st.lists(LAYER, min_size=1, max_size=3))
-    # Runs, repeats and lone layers: equal neighbors are written once.
+    # Layers may repeat; equal neighbors are written once.
     layers = draw(st.lists(st.sampled_from(pool), min_size=1, max_size=6))
     for i in range(1, len(layers)):
         owners = [j for j in range(i) if isinstance(layers[j].mixer, Attention)]
@@ -205,7 +205,7 @@ def test_whole_numbers_count_as_floats() -> None:
 LAYER_0, LAYER_3 = "spec.layers[0]", "spec.layers[3]"
 ONE_LAYER = {"count": 1, "layer": to_json(SMALL)["layers"][0]["layer"]}
 # (path to an object, field, new value or `del`, what the message must say)
-DEL = ...  # stands for: take it away
+DEL = ...  # stands for the removal of a field
 DAMAGE: list[tuple[str, str, Any, str]] = [
     ("", "vocab", 1, "spec: ModelSpec has no field vocab"),
     ("", "vocab_size", DEL, "spec: ModelSpec needs vocab_size"),
@@ -293,7 +293,7 @@ def test_other_json_is_refused(value: Any) -> None:
         from_json(value)
 
 
-# ---- what parts refuse --------------------------------------------------------------------------------------
+# ---- invalid parts ------------------------------------------------------------------------------------------
 
 LATENT = LatentAttention(3, 12, 5, 4, 7, 0.3, RMSNorm(), 6, Rope(4))
 LONG = LongRopeScaling((1.0, 2.0), (1.0, 2.0, 3.0), 8, 1.0)
@@ -368,13 +368,13 @@ MIXTRAL_8X7B = model(Attention(32, 8, 128, 128**-0.5, Rope(128)), MoE(8, 2, 1433
 
 
 def test_state_of_published_models() -> None:
-    """Bytes at two per number."""
+    """The figures are bytes, with two bytes per number."""
     assert LLAMA_2_7B.state_elements(1) * 2 == 524_288
     assert LLAMA_2_7B.state_elements(2048) * 2 == 1 << 30
     assert MISTRAL_7B.state_elements(1) * 2 == 131_072
     full = model(replace(MISTRAL_7B.layers[0].mixer, window=None), GatedMLP(14336), 32, 4096)
     assert 4 * full.state_elements(4096) * 2 == 2 << 30
-    # The next token reads itself and the 4095 before it: no more need be kept, however long the sequence.
+    # The next token reads itself and the 4095 tokens before it, so no more are kept, however long the sequence.
     for tokens, kept in ((4094, 4094), (4095, 4095), (4096, 4095), (131_072, 4095)):
         assert MISTRAL_7B.state_elements(tokens) * 2 == 131_072 * kept
 
@@ -386,7 +386,7 @@ def test_state_of_parts() -> None:
     # Exactly the latent and the rotated part of the key, however many heads; DeepSeek-V3: 576 numbers.
     assert LATENT.state() == State(((1, 16),), ALL)
     assert replace(LATENT, num_heads=99, v_head_dim=99).state().elements_at(1000) == 16_000
-    assert Attention(6, 2, 24, 1.0, window=1).state().elements_at(100) == 0  # it sees itself alone
+    assert Attention(6, 2, 24, 1.0, window=1).state().elements_at(100) == 0  # a token attends only to itself
     summary = State(((4, 16), (32,)), 1, snapshot=True)
     assert summary.elements_at(1) == summary.elements_at(10**6) == summary.elements == 96
 
@@ -399,7 +399,7 @@ def test_mixed_layers_add_up() -> None:
 
 
 def test_work() -> None:
-    """Multiply-accumulates of q @ k and of weights @ v, each pairs x heads x head_dim: a query sees no later key."""
+    """Multiply-accumulates of q @ k and of weights @ v are pairs x heads x head_dim each; a query has no later keys."""
     mixer = LLAMA_2_7B.layers[0].mixer
     assert mixer.work(1, 1) == 2 * 4096
     assert mixer.work(7, 1000) == 2 * sum(range(994, 1001)) * 32 * 128
@@ -462,7 +462,7 @@ def test_weights_of_experts() -> None:
         "shared.gate.bias": (24,), "shared.up.weight": (24, 16), "shared.up.bias": (24,),
         "shared.down.weight": (16, 24), "shared.down.bias": (16,),
     }  # fmt: skip
-    # Of the experts, two of four; all of the rest.
+    # Two of the four experts are active, and all other weights.
     assert moe.active_params(16) == sum(w.num_params for w in moe.weights(16)) - 2 * 3 * 8 * 16
 
 
@@ -477,7 +477,7 @@ def test_weights_of_experts_without_gates() -> None:
 
 
 def test_a_layer_of_an_mlp_alone() -> None:
-    """One norm, no state, no group: a snapshot or a row of another layer lies where it did without it."""
+    """It has one norm, no state and no group, and the state of other layers keeps its offsets."""
     alone = replace(SMALL, layers=(MLP_ALONE, *SMALL.layers, MLP_ALONE))
     assert [w.name for w in MLP_ALONE.weights(16)] == ["mlp_norm.weight", "mlp.up.weight", "mlp.down.weight"]
     assert alone.num_params() == SMALL.num_params() + 2 * (16 + 2 * 16 * 24)
@@ -505,7 +505,7 @@ def test_weights_of_a_model() -> None:
 
 
 def test_weights_of_experts_with_biases() -> None:
-    """A stack of biases is no matrix: it stays in float32."""
+    """A stack of biases is no matrix, so it stays in float32."""
     moe = MoE(4, 2, 8, ClampedSwiGLU(1.7, 7.0), router_bias=True, bias=True)
     found = {w.name: w.shape for w in moe.weights(16)}
     assert found.items() - {w.name: w.shape for w in MoE(4, 2, 8).weights(16)}.items() == {
@@ -533,7 +533,7 @@ def test_ropes_are_the_distinct_ones_in_order() -> None:
 
 
 def test_a_part_in_one_line() -> None:
-    """What is at its default is left out, and long lists are cut."""
+    """Fields with default values are left out, and long lists are cut."""
     rope = Rope(8, 500_000.0, scaling=LongRopeScaling((1.0, 2.0, 3.0, 4.0), (1.0,) * 4, 64, 1.5))
     assert describe(Attention(4, 2, 8, 0.1, Rope(8), window=16)) == (
         "Attention(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.1, rope=Rope(dim=8), window=16)"
@@ -556,7 +556,9 @@ def test_scalings_that_follow_a_length() -> None:
 
 
 def test_regimes() -> None:
-    """LongRoPE restarts a sequence that passes the trained length; dynamic NTK turns a long prompt as a whole."""
+    """LongRoPE restarts a sequence that exceeds the trained length; dynamic NTK chooses the frequencies of a prompt as
+    a whole.
+    """
     long, grown = LongRopeScaling((1.0,), (2.0,), 64, 1.0), DynamicNTKScaling(4.0, 32)
     found = regimes_of([None, long, long], 65)
     assert found == Regimes((64,), (64,)) and found.contexts() == [1, 65]

@@ -1,4 +1,4 @@
-"""What a platform other than Linux lacks is hidden here: Ridgeline must find another way to the same facts."""
+"""Features of Linux that other platforms lack are hidden here: Ridgeline must get the same facts in another way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ridgeline import system
 
 SOURCE = Path(ridgeline.__file__).parent
 MIB = 1 << 20
-# Modules of POSIX alone, and names that exist there alone. Who may use them, because it asks first.
+# Modules and names that only POSIX has, and the files that may use them because they check first.
 MODULES = {"fcntl", "grp", "pwd", "resource", "termios", "tty"}
 NAMES = {
     "add_signal_handler",
@@ -37,7 +37,7 @@ GUARDED = {
     "bounded/limits.py": {"resource", "sysconf", "/proc/self/statm"},
 }
 
-# Runs a command as on a system without those modules, without /proc, and without what Linux adds to `os`.
+# Runs a command as on a system without those modules, without /proc, and without the functions that Linux adds to `os`.
 ELSEWHERE = """
 import os, pathlib, sys
 import filelock, psutil  # they know each system by themselves
@@ -91,7 +91,7 @@ def test_a_planted_use_is_found(tmp_path: Path) -> None:
 
 @pytest.fixture(params=["as it is", "elsewhere"])
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give this system, then one without Linux's files."""
+    """Run a test on this system, and then on one without Linux's files."""
     if request.param == "elsewhere":
         monkeypatch.setattr(system, "CPUINFO", Path("nowhere"))
         monkeypatch.setattr(system, "STATUS", Path("nowhere"))

@@ -129,7 +129,7 @@ def test_a_library_without_its_tests_is_refused_with_the_remedy(tmp_path: Path) 
         Corpus.stdlib(tmp_path)
 
 
-# ---- no function on both sides
+# ---- functions that occur on both sides
 
 
 def functions(text: str) -> Iterator[ast.AST]:
@@ -216,7 +216,7 @@ def test_no_function_stands_on_both_sides(texts: list[str], line_end: str, seed:
     assert all(before[d.name] == d.text for d in parts.train)
     names = {d.name for d in parts.held_out} | set(parts.dropped)
     assert names | {d.name for d in parts.train} == before.keys()
-    for name in names:  # a text without functions of the other side stays unchanged
+    for name in names:  # a text without functions of the other side does not change
         clean = {ast.dump(f) for f in functions(before[name]) if not {ast.dump(g) for g in ast.walk(f)} & known}
         assert clean <= left
         if not {ast.dump(f) for f in functions(before[name])} & known:

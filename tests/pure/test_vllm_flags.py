@@ -130,7 +130,7 @@ def test_the_page_lists_every_flag() -> None:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[ServedFlags]:
-    """The models that the command would serve; the server is not started."""
+    """Return the models that the command would serve; the server is not started."""
     found: list[ServedFlags] = []
 
     def stop(served: ServedFlags, server: ServerFlags, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""The rules of CONTRIBUTING's glossary as data, and what finds the sentences that a person reads."""
+"""The rules of CONTRIBUTING's glossary as data, and functions that find the sentences that a person reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# A sentence that begins so is a fragment, or hides what it is about.
+# A sentence that begins with one of these words is a fragment, or hides its subject.
 FIRST_WORDS = ("Of", "What", "Who", "Whose", "The same", "That", "Those")
 _FIRST = "|".join(FIRST_WORDS)
 _BEGINS = re.compile(rf"(?:^|(?<=[.!?] ))({_FIRST})\b")
