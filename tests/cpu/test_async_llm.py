@@ -63,7 +63,7 @@ def test_many_clients_get_the_tokens_of_naive_sampling(folder: str, wanted: list
     run(main())
 
 
-def test_a_client_that_leaves_harms_nobody(folder: str, wanted: list[list[list[int]]]) -> None:
+def test_a_client_that_disconnects_affects_no_other(folder: str, wanted: list[list[list[int]]]) -> None:
     """The client closes the iterator or cancels its task at every possible chunk, and the
     engine removes the request.
     """
@@ -116,7 +116,7 @@ def test_a_bad_request_fails_alone(folder: str, wanted: list[list[list[int]]]) -
     run(main())
 
 
-def test_an_error_in_a_step_ends_what_is_open_and_no_more(
+def test_an_error_in_a_step_ends_only_open_requests(
     folder: str, wanted: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
@@ -139,7 +139,7 @@ def test_an_error_in_a_step_ends_what_is_open_and_no_more(
     run(main())
 
 
-def test_closing_tells_everybody(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_ends_every_request(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         llm = AsyncLLM(folder)
         # The engine waits in its second step, after one token of the answer, until it is being closed.
@@ -170,7 +170,7 @@ def test_closing_tells_everybody(folder: str, monkeypatch: pytest.MonkeyPatch) -
     run(main())
 
 
-def test_an_event_loop_that_is_gone_harms_nobody(folder: str, wanted: list[list[list[int]]]) -> None:
+def test_a_closed_event_loop_affects_no_other(folder: str, wanted: list[list[list[int]]]) -> None:
     llm = AsyncLLM(folder)
 
     async def abandon() -> None:

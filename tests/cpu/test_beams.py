@@ -322,7 +322,7 @@ def chain(*rows: Sequence[float]) -> NextLogits:
     return lambda live: np.stack([logits[len(h) - 1] for h in live])
 
 
-def test_branches_say_who_continues_whom() -> None:
+def test_branches_name_their_parents() -> None:
     beams = BeamSearch(BeamSearchParams(beam_width=2), (), 3)
     logits = np.log(np.array([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.98, 0.01, 0.01]], np.float32))
     assert (beams.count, beams.done) == (2, False)

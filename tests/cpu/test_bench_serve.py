@@ -127,7 +127,7 @@ def test_texts_instead_of_ids(backend: str, usage: bool) -> None:
 
 
 @pytest.mark.parametrize(("reason", "tokens"), [("length", 6), ("stop", 3)])
-def test_tokens_that_nobody_counts(reason: str, tokens: int) -> None:
+def test_tokens_that_the_server_does_not_count(reason: str, tokens: int) -> None:
     """A stream like llama-cpp-python's has no usage, and no event for a text that is half a character."""
     with fake_server(lambda i, body: [0.02] * 6, usage=False, mute=True, reason=reason) as fake:
         found = bench(fake.url, "--backend", "openai-chat", "--concurrency", "2", "--num-requests", "2",
@@ -158,7 +158,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
 
 
 @pytest.mark.slow
-def test_a_stall_is_charged_to_all_who_were_due() -> None:
+def test_a_stall_counts_for_all_requests_that_were_due() -> None:
     """With one request at a time of 100 ms, and 50 due each second, the last request waits for all before it."""
     lock, done = threading.Lock(), [0.0]
 
@@ -177,7 +177,7 @@ def test_a_stall_is_charged_to_all_who_were_due() -> None:
 
 
 @pytest.mark.slow
-def test_what_fails_is_counted_and_named(tmp_path: Path) -> None:
+def test_failures_are_counted_and_named(tmp_path: Path) -> None:
     def plan(i: int, body: dict[str, Any]) -> list[float] | int:
         return 429 if i % 4 == 3 else [0.01, 0.01]
 

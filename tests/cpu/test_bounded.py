@@ -42,7 +42,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_values_come_back_as_they_were(pool: BoundedPool) -> None:
+def test_values_survive_a_round_trip(pool: BoundedPool) -> None:
     values: list[Any] = [b"\0\xff" * 1000, "\ud800 é \U0001f600", {"a": [1, 2.5, None, True]}, -(1 << 70)]
     assert pool.run_sync(jobs.echo, *values) == (None, *values)
     assert pool.run_sync(jobs.write) == 7

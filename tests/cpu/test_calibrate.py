@@ -78,7 +78,7 @@ def test_terms_are_found_again_though_some_steps_were_disturbed() -> None:
     assert found["a token"] < 1e-7
 
 
-def test_steps_say_what_they_ran(loaded: LoadedModel) -> None:
+def test_steps_report_their_work(loaded: LoadedModel) -> None:
     steps = Steps(loaded, 3, 100)
     timed = steps.run([40, 40, 40], 4)
     assert timed[0].batch == (Slice(3, 40, 40, 1),) and not timed[0].is_decode
@@ -169,7 +169,7 @@ def test_nothing_comes_from_memory_faster_than_it_is_read() -> None:
     assert far.values == (1e-10, 5e-11, 1e-11)
 
 
-def test_others_are_seen() -> None:
+def test_the_load_of_other_programs_is_measured() -> None:
     load = OthersLoad()
     assert 0 <= load.share() < 100
 

@@ -76,7 +76,7 @@ def test_captured_outputs_are_those_of_transformers(family: str, device: str, tm
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("kind", [Model, PassingModel])
-def test_only_what_is_named_is_captured(name: str, kind: type[Model]) -> None:
+def test_only_named_outputs_are_captured(name: str, kind: type[Model]) -> None:
     spec, table = SPECS[name], open_table("cpu")
     model = kind(spec, random_weights(spec), table, 64)
     step = DenseStep.build(PROMPTS, table.memory)
@@ -89,7 +89,7 @@ def test_only_what_is_named_is_captured(name: str, kind: type[Model]) -> None:
     assert all(np.array_equal(x, whole.outputs[n]) for n, x in some.outputs.items())  # type: ignore[arg-type]
 
 
-def test_nothing_is_computed_for_outputs_that_nobody_names() -> None:
+def test_outputs_that_are_not_named_are_not_computed() -> None:
     spec = SPECS["cla2"]
 
     def fail() -> Any:

@@ -27,7 +27,7 @@ WAYS = [pytest.param(True, marks=pytest.mark.skipif(not CAN_INHERIT, reason="fil
 
 
 @pytest.mark.parametrize("inherit", WAYS)
-def test_both_ends_speak_until_one_is_closed(inherit: bool) -> None:
+def test_both_ends_send_until_one_is_closed(inherit: bool) -> None:
     process, pipe = start_process([sys.executable, "-c", ECHO, "0"], inherit=inherit)
     with pipe:
         pipe.settimeout(30)

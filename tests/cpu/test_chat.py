@@ -157,7 +157,7 @@ def test_other_families_match_transformers() -> None:
         ("{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | first }}", True),
     ],
 )
-def test_whether_a_template_knows_roles(source: str, roles: bool) -> None:
+def test_whether_a_template_reads_roles(source: str, roles: bool) -> None:
     assert reads_roles(source) is roles
 
 

@@ -119,7 +119,7 @@ def test_the_rest_of_the_language() -> None:
     assert whole.render([USER]) == ChatTemplate(MORE, guarded=False).render_here(chat_data([USER]))
 
 
-def test_what_is_stopped_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_template_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chats, "RENDERING", Limits(0.5, 256 << 20))
     with pytest.raises(RequestError, match=r"'default' was stopped: it takes longer than the limit of 0.5 s"):
         ChatTemplate(BOMBS["loops"]).render([USER])

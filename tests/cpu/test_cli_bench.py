@@ -93,7 +93,7 @@ def test_latency_as_json(run: Run) -> None:
     assert least["latency_s"] == pytest.approx(seconds)
 
 
-def test_what_a_calibrated_machine_predicts(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prediction_of_a_calibrated_machine(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     command = ("latency", "--batch-size", 2, *SMALL, "--num-iters", 1, "--threads", 1)
     assert "no prediction: this machine is not calibrated; ridgeline calibrate" in run(*command).stdout
@@ -157,7 +157,7 @@ def test_throughput_of_a_data_set(run: Run, tmp_path: Path) -> None:
     assert (many.returncode, "--num-prompts is 6" in many.stderr, "only 5 prompts" in many.stderr) == (2, True, True)
 
 
-def test_what_does_not_fit_is_refused(run: Run, tmp_path: Path) -> None:
+def test_invalid_fits_are_refused(run: Run, tmp_path: Path) -> None:
     found = run("latency", "--input-len", 90, "--output-len", 7)
     assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1)
     (tmp_path / "d.jsonl").write_text('{"prompt_token_ids": [1]}\n{"prompt_token_ids": [300]}\n')
@@ -174,7 +174,7 @@ def test_a_spread_is_numpys() -> None:
     assert Spread.of([]) is None
 
 
-def test_the_roof_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_roofline_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rates are between a slow and a fast machine, which is enough to notice a wrong unit."""
     monkeypatch.setattr("ridgeline.measure.machine.READ_BYTES", 1 << 26)
     monkeypatch.setattr("ridgeline.measure.machine.BUDGET_S", 0.1)

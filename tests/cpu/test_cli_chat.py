@@ -42,7 +42,9 @@ def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], li
     return [out, err]
 
 
-def test_turns_from_a_pipe(folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_conversation_from_a_pipe(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = "Once upon a time\nThere was\n/stats\n/reset\n/stats\nOnce upon a time\n/foo\n/quit\nnever\n"
     out, err = talk(monkeypatch, capsys, lines, folder, "--max-tokens", "20", "--system", "Lily.")
     llm, params = LLM(folder), SamplingParams(max_tokens=20, temperature=0)
@@ -163,7 +165,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(terminal: Terminal) -> None:
     assert "Traceback" not in terminal.seen
 
 
-def test_a_missing_template_is_said_before_the_first_turn() -> None:
+def test_a_missing_template_is_reported_before_the_first_message() -> None:
     model = Path(shared_data() / "models/stories260K")
     run = subprocess.run(
         [sys.executable, "-m", "ridgeline", *CHAT, str(model)],

@@ -116,7 +116,7 @@ def test_a_line_for_each_prompt(whole: Path, model: Path, prompts: Path) -> None
     assert len({line["fingerprint"] for line in lines(whole)}) == 9
 
 
-def test_what_is_said_on_stderr(run: Run, model: Path, prompts: Path, tmp_path: Path) -> None:
+def test_the_lines_on_stderr(run: Run, model: Path, prompts: Path, tmp_path: Path) -> None:
     found = run("generate", "-m", model, prompts, "-o", tmp_path / "o", "--max-tokens", "4", "--max-num-seqs", "1")
     memory, engine, total, pages = found.stderr.splitlines()
     assert re.fullmatch(r"memory: .* in 32 pages of 16 tokens, .* of weights, .* of workspace", memory)
@@ -129,7 +129,9 @@ def test_what_is_said_on_stderr(run: Run, model: Path, prompts: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("keep", [0, 1, 200, 3000, -1, -2, -40])
-def test_the_same_command_goes_on(keep: int, run: Run, whole: Path, model: Path, prompts: Path, tmp_path: Path) -> None:
+def test_the_same_command_continues_an_incomplete_file(
+    keep: int, run: Run, whole: Path, model: Path, prompts: Path, tmp_path: Path
+) -> None:
     """Whatever remains of the file, even an incomplete line, the sampled tokens equal those of an undisturbed run."""
     path = tmp_path / "o.jsonl"
     data = whole.read_bytes()
@@ -188,7 +190,7 @@ def test_files_of_other_runs_are_left_alone(
     assert path.read_bytes() == before
 
 
-def test_another_model_is_told_by_its_weights(
+def test_another_model_is_recognized_by_its_weights(
     run: Run, whole: Path, model: Path, prompts: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
@@ -217,7 +219,7 @@ def test_files_that_cannot_be_written(run: Run, model: Path, prompts: Path, tmp_
         assert "another run" in refused(path)
 
 
-def test_failed_prompts_are_told_and_tried_again(run: Run, model: Path, tmp_path: Path) -> None:
+def test_failed_prompts_are_reported_and_retried(run: Run, model: Path, tmp_path: Path) -> None:
     prompts, path = tmp_path / "p.jsonl", tmp_path / "o.jsonl"
     # only the end of the sequence is allowed, and it may not occur yet
     bad = {"allowed_token_ids": [2], "min_tokens": 1}
@@ -232,7 +234,7 @@ def test_failed_prompts_are_told_and_tried_again(run: Run, model: Path, tmp_path
     assert sorted(tmp_path.iterdir()) == [path, prompts]
 
 
-def test_what_failed_is_replaced(run: Run, whole: Path, model: Path, prompts: Path) -> None:
+def test_failed_answers_are_replaced(run: Run, whole: Path, model: Path, prompts: Path) -> None:
     expected = answers(whole)
     data = lines(whole)
     data[3]["choices"][1] |= {"finish_reason": "error", "token_ids": []}
@@ -244,7 +246,7 @@ def test_what_failed_is_replaced(run: Run, whole: Path, model: Path, prompts: Pa
     assert whole.stat().st_mode & 0o777 == 0o640
 
 
-def test_rows_say_how_to_answer_them(run: Run, model: Path, tmp_path: Path) -> None:
+def test_rows_may_have_their_own_parameters(run: Run, model: Path, tmp_path: Path) -> None:
     rows = [
         {"prompt": "Tom", "sampling_params": {"max_tokens": 2}},
         {"prompt": "Tom" * 20, "cache_salt": "a"},
@@ -294,7 +296,7 @@ def test_a_prompt_that_is_too_long_is_named(run: Run, model: Path, tmp_path: Pat
     assert all(part in found.stderr for part in ("p.jsonl:3: ", "601 tokens", "512"))
 
 
-def test_indices_stand_for_prompts_in_the_noise(model: Path) -> None:
+def test_the_noise_depends_on_the_index_of_a_prompt(model: Path) -> None:
     """The tests above rely on this: a request's index determines its random numbers."""
     llm = LLM(str(model))
     params = SamplingParams(temperature=1.5, max_tokens=8, n=2)
@@ -352,7 +354,7 @@ def test_signals_at_chosen_moments(
     assert answers(path) == answers(whole)
 
 
-def test_an_interrupt_without_a_file_keeps_what_was_printed(
+def test_an_interrupt_without_a_file_keeps_the_printed_answers(
     run: Run, model: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Session.step
@@ -406,7 +408,7 @@ def test_a_process_that_is_killed(run: Run, model: Path, prompts: Path, tmp_path
     assert answers(path) == answers(whole)
 
 
-def test_a_reader_that_has_seen_enough(model: Path, prompts: Path) -> None:
+def test_a_reader_that_closes_the_pipe_early(model: Path, prompts: Path) -> None:
     """`| head -1` over a file of prompts gives no error."""
     args = ("generate", "-m", model, prompts, "--json", "--max-tokens", "40", "--ignore-eos", "--max-num-seqs", "1")
     process = start(*args, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -83,7 +83,7 @@ def test_a_full_disk_is_one_line(run: Run, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pipe_that_nobody_reads_ends_a_command_in_silence(run: Run, name: str) -> None:
+def test_a_pipe_without_a_reader_ends_a_command_in_silence(run: Run, name: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as pipe:
@@ -103,7 +103,7 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_incomplete_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (output,) = LLM("pocket").generate("hi", SamplingParams(max_tokens=2))
     path = tmp_path / "o.jsonl"
     with Results(str(path), ["a-b-c"] * 3, ["one", "two", "three"]) as found:
@@ -156,7 +156,7 @@ def test_a_batch_on_a_full_disk_is_one_error(tmp_path: Path, monkeypatch: pytest
     assert [json.loads(line) for line in path.read_bytes().splitlines()] == done and 0 < len(done) < 8
 
 
-def test_a_picture_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_picture_is_complete_or_missing(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
@@ -194,7 +194,7 @@ def test_a_long_prompt_shows_its_progress(run: Run, tmp_path: Path, monkeypatch:
     assert "━" in talk
 
 
-def test_missing_kernels_are_told_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kernels_are_reported_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [n for n in sys.modules if n.startswith("ridgeline.ops.cpu")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ridgeline._kernels", None)

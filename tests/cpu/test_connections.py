@@ -112,7 +112,7 @@ def test_an_idle_connection_is_closed(more: bytes) -> None:
     scenario(test, keep_alive=SHORT, headers=SHORT)
 
 
-def test_a_body_that_nobody_wants_has_an_end_too() -> None:
+def test_a_body_that_is_not_needed_is_bounded() -> None:
     """The answer is sent while the body still arrives: the client reads the answer, and the connection ends."""
 
     async def test(server: Running) -> None:
@@ -129,7 +129,7 @@ def test_a_body_that_nobody_wants_has_an_end_too() -> None:
 
 @pytest.mark.parametrize("path", ["/stream", "/large"])
 def test_a_reader_that_stops(path: str) -> None:
-    """Whether streamed or whole, an answer that is not read is dropped after a while."""
+    """An answer that is not read, streamed or not, is dropped after a while."""
 
     async def test(server: Running) -> None:
         sock = socket.create_connection(("127.0.0.1", server.port))
@@ -171,7 +171,7 @@ def test_one_connection_more_than_there_may_be() -> None:
     scenario(test, limit=2, reserve=2)
 
 
-def test_idle_connections_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(server: Running) -> None:
         idle = [await server.open(request("/echo", b"x")) for _ in range(2)]
         for reader, _ in idle:
@@ -263,7 +263,7 @@ def test_a_client_that_closes_its_side_gets_its_answer(version: str, path: str, 
     scenario(test)
 
 
-def test_a_client_that_is_gone_is_told_from_one_that_closed_its_side() -> None:
+def test_a_lost_client_differs_from_a_half_closed_one() -> None:
     """A lost connection and a half-closed one look alike until something is sent."""
 
     async def test(server: Running) -> None:
@@ -288,7 +288,7 @@ def test_pipelined_requests_are_answered_after_the_side_is_closed() -> None:
     scenario(test)
 
 
-def test_what_is_relied_on_of_uvicorn() -> None:
+def test_the_names_that_we_use_of_uvicorn() -> None:
     """The test fails with the name if an update of uvicorn renames one that protocol.py and plain.py use."""
 
     async def test(server: Running) -> None:
@@ -314,7 +314,7 @@ def test_what_is_relied_on_of_uvicorn() -> None:
         assert not [name for name in names if not hasattr(kind, name)]
 
 
-def test_a_server_that_ends_waits_for_what_is_open() -> None:
+def test_a_server_that_stops_waits_for_open_requests() -> None:
     async def run() -> None:
         async with running() as server:
             server.server.config.timeout_graceful_shutdown = 20

@@ -23,7 +23,7 @@ def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
     return [i for character in text for i in tokenizer.encode(character, add_special_tokens=False)]
 
 
-def test_a_turn_goes_on_from_the_very_ids(qwen: Tokenizer) -> None:
+def test_a_conversation_continues_from_the_same_ids(qwen: Tokenizer) -> None:
     talk = Conversation(qwen, "Be brief.")
     seen: list[int] = []
     for i, answer in enumerate(ANSWERS):
@@ -74,7 +74,7 @@ def test_reset_and_withdraw(qwen: Tokenizer) -> None:
     assert talk.ask("hi") == first
 
 
-def test_what_a_template_refuses_changes_nothing(qwen: Tokenizer) -> None:
+def test_a_message_that_the_template_refuses_changes_nothing(qwen: Tokenizer) -> None:
     source = "{% if messages | length > 2 %}{{ raise_exception('no more') }}{% endif %}{{ messages[-1].content }}"
     talk = Conversation(Tokenizer(qwen._backend, templates={"default": source}))
     talk.ask("hi")

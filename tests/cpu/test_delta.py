@@ -100,7 +100,7 @@ def test_padding_changes_nothing(case: DeltaMixer) -> None:
 
 @pytest.mark.parametrize("parts", [(1, 99), (37, 63), (16, 48, 36), (64, 36), (99, 1), (1,) * 5 + (95,)])
 @CASES
-def test_a_state_goes_on_anywhere(case: DeltaMixer, parts: tuple[int, ...]) -> None:
+def test_a_state_can_be_continued_anywhere(case: DeltaMixer, parts: tuple[int, ...]) -> None:
     v = draw(case, 2, 100)
     h, at, ys = v["h"], 0, []
     for n in parts:
@@ -151,7 +151,7 @@ def test_gradients_are_those_of_the_recurrence(case: DeltaMixer) -> None:
 
 
 @CASES
-def test_what_comes_out_is_normed_and_gated_head_by_head(case: DeltaMixer) -> None:
+def test_the_output_is_normalized_and_gated_head_by_head(case: DeltaMixer) -> None:
     generator = torch.Generator().manual_seed(0)
     y, z = (torch.randn((3, case.num_heads * case.head_dim), generator=generator) for _ in range(2))
     weight = torch.randn(case.head_dim, generator=generator)

@@ -161,7 +161,7 @@ def test_drawn_answers_stay_as_they_are_too(name: str) -> None:
 @pytest.mark.parametrize("how", ["recompute", "swap"])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("name", ["mamba", "hybrid"])
-def test_drafts_of_sequences_that_make_room(name: str, depth: int, how: Literal["recompute", "swap"]) -> None:
+def test_drafts_of_preempted_sequences(name: str, depth: int, how: Literal["recompute", "swap"]) -> None:
     wanted = plain(name)
     config = settings(name, steps_in_flight=depth, max_num_batched_tokens=24, state_snapshot_tokens=4)
     few = tuple(g.most_pages(61 + NEW_TOKENS) + 3 for g in config.groups)
@@ -244,7 +244,7 @@ def test_caught(name: str, bug: Callable[[pytest.MonkeyPatch], None], monkeypatc
 # ---- valid and invalid drafts ---------------------------------------------------------------------------------------
 
 
-def test_what_is_no_token_is_refused() -> None:
+def test_invalid_tokens_are_refused() -> None:
     engine = Engine(loaded("mamba"), settings("mamba"))
     engine.add(0, requests()[0])
     with pytest.raises(RequestError, match="draft token 97 is not among the model's 97"):
@@ -254,7 +254,7 @@ def test_what_is_no_token_is_refused() -> None:
     engine.propose(0, 0, [5])
 
 
-def test_drafts_without_room_for_them_are_not_run() -> None:
+def test_drafts_without_free_pages_are_not_run() -> None:
     config = settings("mamba", drafts=0)
     out, steps = serve(Engine(loaded("mamba"), config), right(plain("mamba")))
     assert out == plain("mamba")

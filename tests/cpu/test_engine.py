@@ -148,7 +148,7 @@ def serve(
 
 
 @pytest.mark.parametrize("name", daily(CONTEXT, {*ONE_OF_EACH, *[*CONTEXT][::4]}, slow=False))
-def test_every_family_is_exact_in_company(name: str) -> None:
+def test_every_family_is_exact_in_a_batch(name: str) -> None:
     """With small chunks, small and too few pages, and two steps in flight, the tokens equal those of naive sampling.
 
     For this to mean something on any CPU, the other sequences must not be able to change a token: a tenth of the
@@ -222,7 +222,7 @@ def test_a_shared_prefix_is_computed_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
-def test_an_abort_at_any_step_harms_nobody(steps_in_flight: int) -> None:
+def test_an_abort_at_any_step_affects_no_other(steps_in_flight: int) -> None:
     for when in range(0, 40, 3):
         step = iter(range(1000))
 
@@ -271,7 +271,7 @@ def test_a_request_that_can_never_fit_fails_alone() -> None:
     assert tokens == baseline(name)[0, 0]
 
 
-def test_what_is_longer_than_the_context_is_refused() -> None:
+def test_requests_beyond_the_context_are_refused() -> None:
     engine = Engine(loaded("llama_gqa").loaded, config("llama_gqa"))
     longest = engine.config.max_model_len
     for prompt, params in (([5] * longest, SamplingParams(max_tokens=None)), ([5] * (longest - 9), REQUESTS[0])):

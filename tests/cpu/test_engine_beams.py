@@ -96,7 +96,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", ["gemma3", "llama_gqa"])
-def test_company_pages_and_rows_change_nothing(name: str, setting: str) -> None:
+def test_batch_pages_and_rows_change_nothing(name: str, setting: str) -> None:
     """Each search among sampled requests gives the answer that it gives alone."""
     _, llm = peers(name)
     changes = dict(SETTINGS[setting])
@@ -167,7 +167,7 @@ def test_an_abort_at_any_step_leaves_nothing() -> None:
         assert engine.stats().groups[0].used_pages == 0
 
 
-def test_what_cannot_be_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beam_searches_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _, llm = peers("llama_gqa")
     with pytest.raises(RequestError, match="exceed the context"):
         llm.generate([PROMPTS[0]], BeamSearchParams(beam_width=2, max_tokens=10**6))

@@ -254,7 +254,7 @@ def test_divergence_from_a_model_that_knows_nothing(tiny: dict[str, Pair]) -> No
 # ---- batches, blocks ------------------------------------------------------------------------------------------------
 
 
-def test_company_changes_nothing(tiny: dict[str, Pair]) -> None:
+def test_the_batch_changes_nothing(tiny: dict[str, Pair]) -> None:
     """A token's loss does not depend on the other windows of its batch."""
     documents, loaded = random_documents(), tiny["gemma2"].loaded
     alone, some, all_ = (
@@ -293,7 +293,9 @@ def test_blocks_change_nothing(tiny: dict[str, Pair]) -> None:
         (None, "a", 1, 0, 0),
     ],
 )
-def test_what_is_scored_of_a_text(template: str | None, text: str, unscored: int, scored: int, num_bytes: int) -> None:
+def test_the_tokens_of_a_text_that_are_scored(
+    template: str | None, text: str, unscored: int, scored: int, num_bytes: int
+) -> None:
     found = encode_text(text, bytes_tokenizer(template))
     assert (found.num_unscored, found.num_scored, found.num_bytes) == (unscored, scored, num_bytes)
 
@@ -337,7 +339,7 @@ def test_files_folders_and_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_what_cannot_be_measured(tiny: dict[str, Pair], tmp_path: Path) -> None:
+def test_measurements_that_are_refused(tiny: dict[str, Pair], tmp_path: Path) -> None:
     loaded = tiny["gpt2"].loaded
     for documents, match in (
         ([Document([5])], "nothing to score"),

@@ -123,7 +123,7 @@ def test_a_model_drafts_for_itself(k: int, stories: LLM) -> None:
     assert found.to_json()["tokens_per_verification"] == k + 1
 
 
-def test_what_another_training_accepts(stories: LLM, other: LLM) -> None:
+def test_the_acceptance_of_another_training(stories: LLM, other: LLM) -> None:
     """The data's README says: about 1.5 of 4 drafts of llama2xs for stories260K."""
     prompts = [stories.encode(text) for text in ("Once upon a time", "Tom and Sue", "The dog", "One day", "Lily had")]
     found = measure_acceptance(other.loaded, answers(stories, prompts, 200))
@@ -134,7 +134,7 @@ def test_what_another_training_accepts(stories: LLM, other: LLM) -> None:
     assert list(found.accepted_shares) == sorted(found.accepted_shares, reverse=True)
 
 
-def test_company_changes_nothing(stories: LLM, other: LLM) -> None:
+def test_the_batch_changes_nothing(stories: LLM, other: LLM) -> None:
     sequences = answers(stories, [stories.encode(text) for text in ("Once", "Tom and Sue", "The dog")], 50)
     read: list[int] = []
     found = measure_acceptance(other.loaded, [*sequences, ([5], [6])], on_tokens=read.append)
@@ -190,7 +190,7 @@ def test_counts_by_hand() -> None:
         ([([-1], [1, 2, 3, 4, 5])], 4, r"token id -1 is not in 0..39"),
     ],
 )
-def test_what_cannot_be_measured(sequences: list[Continuation], k: int, words: str, tiny: LLM) -> None:
+def test_measurements_that_are_refused(sequences: list[Continuation], k: int, words: str, tiny: LLM) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         measure_acceptance(tiny.loaded, sequences, k)
     assert "\n" not in str(caught.value)

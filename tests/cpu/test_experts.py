@@ -120,7 +120,7 @@ def test_an_idle_expert_has_no_part_in_the_gradients(name: str) -> None:
             assert all(g.any() for g in w.grad[:-1])
 
 
-def test_company_changes_no_choice() -> None:
+def test_the_batch_changes_no_choice() -> None:
     """A token chooses the same experts whether it is alone, first, last or among others, also in ties."""
     case = CASES["over the chosen"]
     x, weights = drawn(case, 257)

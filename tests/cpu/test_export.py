@@ -24,7 +24,7 @@ FAMILIES += ["granitemoehybrid", "nemotron_h_latent", "lfm2_moe"]
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_checkpoint_comes_back(name: str, dtype: str, tmp_path: Path) -> None:
+def test_a_checkpoint_is_restored(name: str, dtype: str, tmp_path: Path) -> None:
     model = build(CASES[name], tmp_path)
     model.to(getattr(torch, dtype)).save_pretrained(tmp_path)
     checkpoint, files = open_checkpoint(tmp_path), TensorFiles(tmp_path)

@@ -167,7 +167,7 @@ KEY = "model.layers.1.self_attn.kv_b_proj.weight"
     ],
     ids=["no scales", "shape", "type", "scales of nothing", "no matrix"],
 )
-def test_what_is_wrong_is_named(change: Callable[[Tensors], object], parts: tuple[str, ...], tmp_path: Path) -> None:
+def test_errors_name_the_tensor(change: Callable[[Tensors], object], parts: tuple[str, ...], tmp_path: Path) -> None:
     build(CASES["deepseek_v3"], tmp_path / "plain")
     message = refusal(quantize(tmp_path / "plain", tmp_path / "fp8", change))
     assert all(part in message for part in parts), message

@@ -40,7 +40,7 @@ def tokens(llm: LLM, prompts: Any = None, params: Any = None) -> list[list[list[
     return [[choice.token_ids for choice in output.outputs] for output in outputs]
 
 
-def test_engine_and_naive_sampling_answer_alike(llm: LLM, folder: Path) -> None:
+def test_engine_and_naive_sampling_give_equal_answers(llm: LLM, folder: Path) -> None:
     naive = LLM(str(folder), cache="off")
     assert naive.config is None
     assert llm.config is not None
@@ -90,7 +90,7 @@ def test_an_interrupt_leaves_a_model_that_answers(
     assert tokens(llm) == wanted
 
 
-def test_results_come_as_they_are_complete(llm: LLM) -> None:
+def test_results_are_reported_as_they_are_complete(llm: LLM) -> None:
     order: list[int] = []
     outputs = llm.generate(PROMPTS, MIXED, on_done=lambda index, output: order.append(index))
     lengths = [p.max_tokens or 0 for p in MIXED]
@@ -98,7 +98,7 @@ def test_results_come_as_they_are_complete(llm: LLM) -> None:
     assert [o.prompt_token_ids for o in outputs] == PROMPTS
 
 
-def test_what_can_never_fit_fails_alone(folder: Path) -> None:
+def test_a_request_that_can_never_fit_fails_alone(folder: Path) -> None:
     """With few pages, the default length is reduced at the start, and a requested length that
     does not fit is refused.
     """

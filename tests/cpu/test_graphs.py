@@ -145,7 +145,7 @@ def test_models_of_attention_are_recorded(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_kernels_alone_is_not_recorded(name: str) -> None:
+def test_steps_with_other_code_than_kernels_are_not_recorded(name: str) -> None:
     run = Run(name, config(name, max_num_seqs=4, block_size=4), recorded=True)
     drive(run, [(1, 5, 6, 3)])
     assert REFUSED[name] in (run.engine.stats().unrecorded or "")
@@ -228,7 +228,7 @@ def test_a_recording_runs_again_over_new_inputs() -> None:
     assert np.allclose(found.results[0], x / np.sqrt((x**2).mean(1, keepdims=True)) * np.arange(8), rtol=1e-5)
 
 
-def test_arrays_that_are_gone_leave_their_room_to_later_ones() -> None:
+def test_later_arrays_reuse_the_memory_of_freed_ones() -> None:
     seen = []
 
     def work(x: Any, add: Any, norm: Any) -> Any:
@@ -255,7 +255,7 @@ def _in_place(x: np.ndarray) -> np.ndarray:
         (lambda x, add, norm: _in_place(add(x, x, 1.0)), "something besides calling kernels"),
     ],
 )
-def test_work_beside_the_kernels_is_seen(work: Callable[..., Any], reason: str) -> None:
+def test_work_besides_the_kernels_is_measured(work: Callable[..., Any], reason: str) -> None:
     _, found = recorded(work)
     assert isinstance(found, str)
     assert reason in found

@@ -278,7 +278,7 @@ def test_no_tokens() -> None:
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16])
-def test_pages_are_written_where_tokens_stand(page_tokens: int) -> None:
+def test_pages_are_written_at_the_slots_of_tokens(page_tokens: int) -> None:
     whole = np.full((5, 4, page_tokens * 8), np.nan, np.float32)
     keys, values = (whole[:, i].reshape(5, page_tokens, 2, 4) for i in (1, 2))
     k, v, slots, where = normal(3, 2, 4), normal(3, 2, 4), np.array([0, page_tokens - 1, 0]), np.array([4, 2, 1])

@@ -74,7 +74,7 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("no_hub")
-def test_a_config_stands_for_its_folder(tmp_path: Path) -> None:
+def test_a_config_means_its_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert find_model(str(tmp_path / "config.json")) == tmp_path
 
@@ -104,7 +104,7 @@ def test_another_file_is_no_model(tmp_path: Path) -> None:
         "a\0b",
     ],
 )
-def test_what_can_only_be_a_path_is_not_looked_up(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_not_looked_up_on_the_hub(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if model == "/":
         model = str(tmp_path / "absent")
@@ -124,7 +124,7 @@ def test_names_that_the_file_system_refuses(model: str, tmp_path: Path, monkeypa
 # Calls to the hub --------------------------------------------------------------------------------------
 
 
-def test_what_the_hub_is_asked_for(calls: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_the_files_that_the_hub_is_asked_for(calls: list[dict[str, Any]], tmp_path: Path) -> None:
     assert find_model("org/name", revision="v1.0") == tmp_path
     assert find_model("gpt2") == tmp_path
     assert find_model("org/name", files=CONFIG_FILES) == tmp_path
@@ -196,7 +196,7 @@ def test_dummy_weights_and_other_tokenizers_fetch_no_weights(calls: list[dict[st
         (ConnectionError("refused"), "refused"),
     ],
 )
-def test_what_the_hub_says_is_one_line(error: Exception, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_hub_is_one_line(error: Exception, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> str:
         raise error
 

@@ -150,7 +150,7 @@ def test_chunks_end_on_state_snapshots(tmp_path: Path, monkeypatch: pytest.Monke
         assert ends == wanted
 
 
-def test_state_is_constant_in_length_and_what_the_formulas_say() -> None:
+def test_state_is_constant_in_length_and_equals_the_formulas() -> None:
     assert MAMBA.state().elements == 48 * (8 + 4 - 1)
     assert MAMBA2.state().elements == 4 * 8 * 8 + (4 * 8 + 2 * 2 * 8) * 3
     assert CONVOLUTION.state().elements == 2 * WIDTH

@@ -190,7 +190,7 @@ def test_one_token_after_eight_thousand(case: Attention) -> None:
 
 
 @pytest.mark.parametrize("at", range(94, 107))  # at each position in a block of rows
-def test_what_one_token_holds_harms_no_other(at: int) -> None:
+def test_one_bad_token_affects_no_other(at: int) -> None:
     case, lengths = Attention(4, 2, 16, 0.3), [70, 150, 5]
     q, k, v, _ = draw(case, 225, 3)
     clean = dense(case, q, k, v, None, lengths)

@@ -102,7 +102,7 @@ def test_a_block_is_its_definition(name: str, lengths: tuple[int, ...]) -> None:
 
 
 @by_mixer
-def test_company_chunks_and_threads_change_no_bit(name: str) -> None:
+def test_batch_chunks_and_threads_change_no_bit(name: str) -> None:
     mixer = MIXERS[name]
     residual, delta = draw(sum(LENGTHS), WIDTH), draw(sum(LENGTHS), WIDTH, key=1)
     _, whole, left, _ = block(mixer)(residual, delta, states_of(mixer, len(LENGTHS)), (), segments_of(*LENGTHS))
@@ -139,7 +139,7 @@ def test_the_input_of_latent_attention(m: LatentAttention, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("m", LATENTS, ids=range(len(LATENTS)))
-def test_the_input_of_latent_attention_in_any_company(m: LatentAttention) -> None:
+def test_the_input_of_latent_attention_in_any_batch(m: LatentAttention) -> None:
     arrays = {n: a for n, a in arrays_of(m).items() if not n.startswith(("kv_b", "o."))}
     residual, turned = draw(530, WIDTH), rotary(530, m.rope)
     whole = Cpu().stage(api.LATENT_INPUT, LatentInput(m, RMS, 1.0), arrays)(residual, None, turned)

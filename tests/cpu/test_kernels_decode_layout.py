@@ -42,7 +42,7 @@ def run(p: Problem, pages: Array, tokens: int, pool: int, *, copied: bool) -> tu
 @pytest.mark.parametrize("tokens", [1, 3, 150])
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_in_place_is_as_in_copies(name: str, pool: int, tokens: int) -> None:
+def test_in_place_equals_copies(name: str, pool: int, tokens: int) -> None:
     p = PROBLEMS[name]
     (one, pages), (other, copies) = arena(p), arena(p)
     y, _ = run(p, pages, tokens, pool, copied=False)

@@ -94,7 +94,7 @@ def test_gated_norm(groups: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_what_one_element_holds_harms_no_other(bad: float) -> None:
+def test_one_bad_element_affects_no_other(bad: float) -> None:
     a, b = draw(4, 33), draw(4, 33, seed=1)
     kernel = KERNELS[api.ACTIVATION].make(GatedMLP(4, "silu"), POOLS[2])
     clean = kernel(a, b)
@@ -105,6 +105,6 @@ def test_what_one_element_holds_harms_no_other(bad: float) -> None:
     assert np.array_equal(dirty[same], clean[same])
 
 
-def test_nothing_at_all() -> None:
+def test_an_empty_array() -> None:
     none = np.empty((0, 5), np.float32)
     assert KERNELS[api.ADD].make(None, POOLS[2])(none, none, 1.0).shape == (0, 5)

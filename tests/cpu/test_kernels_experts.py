@@ -52,7 +52,7 @@ def test_a_block_is_its_definition(name: str, tokens: int) -> None:
 
 
 @by_case
-def test_a_block_in_any_company(name: str) -> None:
+def test_a_block_in_any_batch(name: str) -> None:
     case = MLPBlock(CASES[name], RMS, 1.0)
     arrays, residual, delta = arrays_of(CASES[name]), draw(530, WIDTH), draw(530, WIDTH, key=1)
     whole = Cpu().stage(api.MLP_BLOCK, case, arrays)(residual, delta)
@@ -97,7 +97,7 @@ def test_choices_ties_included(experts: int) -> None:
                 np.testing.assert_allclose(weights, wanted[1].numpy(), rtol=2e-6, atol=1e-7)
 
 
-def test_choices_of_what_is_not_finite() -> None:
+def test_choices_of_values_that_are_not_finite() -> None:
     """NaN is the largest; infinities are ordered; an expert is chosen only once, whatever the others are."""
     inf, nan = np.inf, np.nan
     rows = [[0, nan, 1, inf], [-inf, -inf, -inf, 0], [-inf] * 4, [nan] * 4, [1, inf, inf, nan]]

@@ -129,7 +129,7 @@ def test_products(pool: Any, form: Format, n_in: int, n_out: int) -> None:
 
 @by_format
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
-def test_what_is_kept_of_a_matrix(pool: Any, form: Format, kind: Any) -> None:
+def test_the_stored_numbers_of_a_matrix(pool: Any, form: Format, kind: Any) -> None:
     """The kernel keeps the stored numbers if the format can hold them, or else numbers within half a step of the
     scheme.
     """
@@ -188,7 +188,7 @@ def test_parts_and_biases(pool: Any, form: Format) -> None:
 
 
 @by_format
-def test_a_token_is_the_same_in_every_company(pool: Any, form: Format) -> None:
+def test_a_token_is_the_same_in_every_batch(pool: Any, form: Format) -> None:
     """A token has the same bits alone, among 2 to 1,100 others, first or last, in every order, and with each number of
     threads.
     """
@@ -354,7 +354,7 @@ def test_arrays_that_do_not_fit(pool: Any) -> None:
         run(x, None, None, None, read_only)
 
 
-def test_a_matrix_of_rows_apart_is_packed_alike(pool: Any) -> None:
+def test_a_matrix_with_strided_rows_gives_equal_bits(pool: Any) -> None:
     """Weights may be a slice of a larger array, such as a part of a fused matrix in a file."""
     room = np.full((80, 200), np.nan, np.float32)
     room[3:70:2, 10:140] = draw(34, 130)

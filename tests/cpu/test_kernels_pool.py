@@ -49,7 +49,7 @@ def test_numbers_of_threads_that_cannot_be(threads: int) -> None:
         kernels.Pool(threads)
 
 
-def test_pools_come_and_go() -> None:
+def test_pools_are_made_and_freed() -> None:
     for _ in range(30):
         kernels.Pool(3)
 

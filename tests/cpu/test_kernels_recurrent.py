@@ -215,7 +215,7 @@ def test_fast_decays_neither_overflow_nor_divide(name: str) -> None:
 
 
 @by_problem
-def test_what_one_sequence_holds_harms_no_other(name: str) -> None:
+def test_one_bad_sequence_affects_no_other(name: str) -> None:
     p = PROBLEMS[name]
     inputs, h = draw(p, 3, 20)
     lengths = np.full(3, 20)

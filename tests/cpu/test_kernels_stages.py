@@ -163,7 +163,7 @@ def test_attention_input(name: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_heads_in_any_company(name: str) -> None:
+def test_heads_in_any_batch(name: str) -> None:
     m = MIXERS[name]
     case, arrays = AttentionInput(m, RMS, 1.0), attention_arrays(m, RMS)
     residual, delta, turned = draw(530, WIDTH), draw(530, WIDTH, key=1), rotary(530, m.rope)
@@ -221,7 +221,7 @@ def test_mlp_block(mlp: Any, tokens: int) -> None:
         compare(api.MLP_BLOCK, MLPBlock(mlp, norm, scale), mlp_arrays(mlp, norm), (residual, given), size=300)
 
 
-def test_mlps_in_any_company() -> None:
+def test_mlps_in_any_batch() -> None:
     case = MLPBlock(GatedMLP(257), RMS, 1.0)
     residual, delta = draw(1100, WIDTH), draw(1100, WIDTH, key=1)
     whole = Cpu().stage(api.MLP_BLOCK, case, mlp_arrays(case.mlp, RMS))(residual, delta)
@@ -293,7 +293,7 @@ def test_experts(activation: Any, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
-def test_experts_in_any_company(format: Format) -> None:
+def test_experts_in_any_batch(format: Format) -> None:
     case = MoE(5, 2, 70)
     x, arrays = draw(130, WIDTH), expert_arrays(case)
     ids, scores = choices(130, case)
@@ -342,7 +342,7 @@ def test_a_product_of_any_axes() -> None:
             assert np.array_equal(run.dequantize(), given.astype(np.float32))
 
 
-def test_what_has_no_kernel_is_refused_with_a_reason() -> None:
+def test_cases_without_a_kernel_are_refused_with_a_reason() -> None:
     backend = Cpu().backend
     assert backend.refuses(api.MLP_BLOCK, MLPBlock(GatedMLP(8), RMS, 1.0)) is None
     assert backend.refuses(api.TAKE, None) == "moves numbers only, as numpy does"

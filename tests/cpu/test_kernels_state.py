@@ -75,7 +75,7 @@ def host_write(case: Attention) -> Any:
 
 
 @TYPES
-def test_what_is_stored_is_near(storage: Storage) -> None:
+def test_stored_numbers_are_close(storage: Storage) -> None:
     x = rows_of(300, (2, 64)) * np.exp(rows_of(300, (2, 1), 1) * 3)
     error = np.abs(stored.as_floats(stored.store_rows(storage)(x)) - x.astype(np.float64))
     limit = bounds.rounding(x, storage.dtype)

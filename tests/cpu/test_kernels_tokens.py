@@ -59,7 +59,7 @@ def test_rotary_is_float64_rounded_once(backend: CpuBackend, size: int) -> None:
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 64])
-def test_places(page_tokens: int) -> None:
+def test_the_layout_of_a_decode_step(page_tokens: int) -> None:
     rng = np.random.default_rng(page_tokens)
     page_table, rows = rng.integers(1, 999, (9, 12)), np.array([8, 0, 3, 3])
     positions = rng.integers(0, 12 * page_tokens, 4)
@@ -76,7 +76,7 @@ def test_places(page_tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("row", "position"), [(9, 0), (-1, 0), (0, 12)])
-def test_places_that_are_not_there(row: int, position: int) -> None:
+def test_slots_that_do_not_exist(row: int, position: int) -> None:
     with pytest.raises(IndexError):
         BACKENDS[0].primitive(api.DECODE_LAYOUT, None)(
             np.zeros((9, 12), np.int64), np.array([row]), np.array([position]), 1

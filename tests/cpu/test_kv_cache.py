@@ -90,7 +90,7 @@ def test_with_and_without_a_cache_the_logits_are_the_same_to_the_bit(dtype: str)
     assert found[0] == found[1] != found[2]
 
 
-def test_a_wrong_page_table_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_page_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels read page tables, so verification must find a table with a wrong page."""
     attention = pytest.importorskip("ridgeline.ops.cpu.attention")
     page_tables = attention.page_tables
@@ -136,7 +136,7 @@ def config(model: LoadedModel, dtype: str, **options: int) -> Any:
     )  # fmt: skip
 
 
-def test_what_is_chosen_and_why() -> None:
+def test_the_chosen_type_and_its_reason() -> None:
     model = loaded("llama")
     assert (config(model, "auto").kv_cache_dtype, config(model, "int8").kv_cache_dtype) == ("float32", "int8")
     assert "as computed" in config(model, "auto").reasons["kv_cache_dtype"]

@@ -95,7 +95,7 @@ def test_dense(form: str, case: LatentAttention, lengths: tuple[int, ...], monke
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_sequences_stay_apart(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_are_separate(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     force(form, monkeypatch)
     lengths = (33, 20, 40)
     q, rows, kv_b = problem(SMALL, lengths)
@@ -209,7 +209,7 @@ def counted(form: str, case: LatentAttention, tokens: int, context: int, monkeyp
 
 @pytest.mark.parametrize(("tokens", "context"), [(1, 2), (1, 100), (17, 100), (100, 100)])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_count_is_what_is_run(
+def test_the_count_equals_the_operations_that_run(
     case: LatentAttention, tokens: int, context: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absorbed, rebuilt = (counted(form, case, tokens, context, monkeypatch) for form in ("absorbed", "rebuilt"))

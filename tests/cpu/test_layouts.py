@@ -124,7 +124,7 @@ def test_kimis_published_config_says_the_same(tmp_path: Path) -> None:
     assert open_checkpoint(tmp_path).spec == spec
 
 
-def test_what_predicts_a_second_token_is_left_alone(tmp_path: Path) -> None:
+def test_layers_for_a_second_token_are_ignored(tmp_path: Path) -> None:
     build(CASES["qwen3_next"], tmp_path / "plain")
     config, tensors = read(tmp_path / "plain")
     more = {

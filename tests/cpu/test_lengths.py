@@ -104,7 +104,7 @@ def test_a_text_has_no_fewer_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DELETING)
-def test_nothing_is_said_where_characters_may_go(name: str) -> None:
+def test_no_bound_where_characters_may_be_deleted(name: str) -> None:
     assert known(DELETING[name]) is None
 
 
@@ -121,7 +121,7 @@ def test_published_ones(name: str, characters: int) -> None:
     assert known(backend) == characters
 
 
-def test_what_cannot_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_cannot_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer(byte_level(), templates={"default": "{{ messages[0].content }}"})
     frontend = Frontend(small_spec(), tokenizer, "", 100, 0)
     monkeypatch.setattr(Tokenizer, "_encode", lambda *_: pytest.fail("tokenized"))

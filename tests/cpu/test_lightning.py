@@ -65,7 +65,7 @@ def test_padding_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("parts", [(1, 99), (37, 63), (16, 48, 36), (64, 36), (99, 1)])
-def test_a_state_goes_on_anywhere(parts: tuple[int, ...]) -> None:
+def test_a_state_can_be_continued_anywhere(parts: tuple[int, ...]) -> None:
     inputs, h = draw(2, 100)
     whole, state = attend(inputs, h)
     ys = []

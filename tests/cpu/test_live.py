@@ -44,7 +44,7 @@ def test_percentiles_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(pickle.dumps(found)) < 40_000  # the data goes through the pipe every second
 
 
-def test_a_step_beneath_the_roof() -> None:
+def test_a_step_beneath_the_roofline() -> None:
     """Bytes and operations equal those of the planner for the same step; equal sequences are counted together."""
     spec = spec_from_config(json.loads(POCKET.read_text()))
     hardware = HardwareSpec("m", 10**9, 1e9, {"float32": 1e9}, kind="cpu")
@@ -71,7 +71,7 @@ def test_a_calibrated_machine_predicts_its_steps() -> None:
     assert found["predicted_s"] == pytest.approx(cost.seconds, rel=0.05)
 
 
-def test_what_steps_cost_all_in_all() -> None:
+def test_the_total_cost_of_steps() -> None:
     """Sequences of one token may be counted at their mean context, which is exact for attention without a window."""
     spec = spec_from_config(json.loads(POCKET.read_text()))
     hardware = HardwareSpec("m", 10**9, 1e9, {"float32": 1e9}, kind="cpu")
@@ -104,7 +104,7 @@ def test_a_calibration_holds_for_its_threads_and_kernels(
     assert (machine.deployment_of(llm) is found) == calibrated
 
 
-def test_what_was_computed_is_told_once() -> None:
+def test_computed_tokens_are_reported_once() -> None:
     """With two steps in flight, the last step only returns tokens that the step before it computed, and adds nothing to
     the sum.
     """

@@ -307,7 +307,7 @@ def test_streamed_pieces_are_the_text(tiny: LLM) -> None:
             assert len(pieces[i, choice.index]) > 3  # the text arrives in pieces, not only at the end
 
 
-def test_done_comes_when_a_prompt_is_done(tiny: LLM) -> None:
+def test_on_done_is_called_when_a_prompt_is_complete(tiny: LLM) -> None:
     done: list[int] = []
     each = [SamplingParams(max_tokens=n, ignore_eos=True, n=2) for n in (9, 3, 6)]
     tiny.generate(["a", "b", "c"], each, on_done=lambda index, output: done.append(index))
@@ -368,7 +368,7 @@ def test_another_folders_tokenizer(tiny: LLM, tiny_folder: Path, tmp_path: Path)
 # Errors ------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_that_leaves_no_room(tiny: LLM, tiny_folder: Path) -> None:
+def test_a_prompt_as_long_as_the_context(tiny: LLM, tiny_folder: Path) -> None:
     message = refusal(RequestError, lambda: tiny.generate([[5], [7] * CONTEXT], GREEDY))
     assert f"has {CONTEXT} tokens" in message
     assert "shorten" in message

@@ -73,7 +73,7 @@ def test_the_host_works_while_the_device_does(threaded: None, monkeypatch: pytes
         engine.step()
 
 
-def test_an_exception_in_the_thread_comes_out_and_the_engine_can_be_reset(
+def test_an_exception_in_the_thread_is_raised_and_the_engine_can_be_reset(
     threaded: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(loaded("attention"), settings("attention", 0, steps_in_flight=2))

@@ -228,8 +228,8 @@ def measure(name: str, device: str, **environ: str) -> dict[str, Any]:
 def check_exact(name: str, device: str) -> None:
     """Check that the count is enough. It is exact for the reference ops; others may take less.
 
-    The count includes LIBRARY_BYTES as the work space of a matrix product. The same process measures the real work
-    space of one product on this CPU: the excess over LIBRARY_BYTES is not an error of the count.
+    The count includes LIBRARY_BYTES as the work space of a matrix product. `measure` also measures the real work space
+    of one product on this CPU: the excess over LIBRARY_BYTES is not an error of the count.
     """
     found = measure(name, device, MALLOC_MMAP_THRESHOLD_="65536")
     peak = max(found["peaks"].values())
@@ -240,13 +240,13 @@ def check_exact(name: str, device: str) -> None:
 
 @needs_proc
 @DEVICES
-def test_a_small_model_takes_what_was_counted(device: str) -> None:
+def test_a_small_model_takes_the_counted_memory(device: str) -> None:
     check_exact("small", device)
 
 
 @needs_proc
 @pytest.mark.parametrize(("name", "device"), daily(LONGER, EACH_DAY))
-def test_a_process_takes_what_was_counted(name: str, device: str) -> None:
+def test_a_process_takes_the_counted_memory(name: str, device: str) -> None:
     check_exact(name, device)
 
 
@@ -259,7 +259,7 @@ def test_a_process_as_deployed_takes_little_more(name: str, device: str) -> None
     assert max(found["peaks"].values()) <= found["counted"] + KEPT_BY_GLIBC
 
 
-def test_the_plan_knows_the_bounds_that_others_keep() -> None:
+def test_the_plan_equals_the_bounds_in_other_packages() -> None:
     assert (memory.CPU_BLOCK, memory.GPU_BLOCK) == (paged.CPU_BLOCK, paged.GPU_BLOCK)
     assert memory.CPU_BLOCK == attention.BLOCK
     assert memory.WIDEN_BLOCK == primitives.WIDEN_BLOCK == host.WIDEN_BLOCK

@@ -128,7 +128,7 @@ NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", NEEDS)
-def test_what_needs_torch_says_so(name: str, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_that_need_torch_say_so(name: str, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(texts)
     args, what = NEEDS[name]
     found = process(COMMAND, *args)

@@ -145,7 +145,7 @@ def test_state_of_patterns() -> None:
 
 @pytest.mark.parametrize("pattern", [FirstTokens(5), FirstTokens(50), Dilated(1), Dilated(4), Strided(1), Strided(6)])
 @pytest.mark.parametrize("window", [1, 7, 30])
-def test_work_counts_the_keys_that_are_seen(window: int, pattern: Pattern) -> None:
+def test_work_counts_the_keys_of_the_pattern(window: int, pattern: Pattern) -> None:
     from oracle.definition import seen_by
 
     a = Attention(4, 2, 8, 0.3, window=window, pattern=pattern)

@@ -273,7 +273,7 @@ def test_it_fits_a_phone(page: playwright.Page) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 375
 
 
-def test_a_key_is_asked_for(browser: playwright.Browser) -> None:
+def test_the_page_asks_for_a_key(browser: playwright.Browser) -> None:
     with serving("pocket", "--api-key", "secret") as server, browser.new_context() as context:
         page = context.new_page()
         page.goto(address(server))

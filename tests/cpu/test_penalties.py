@@ -129,7 +129,7 @@ def test_the_order_of_edits() -> None:
     assert found.tolist() == [(1 + 4) / 2 - 0.5 - 2 * 0.25, -math.inf, (1 - 3) * 2, 1.0]
 
 
-def test_no_edits_where_none_are_asked_for() -> None:
+def test_no_edits_without_parameters() -> None:
     assert Edits.of(SamplingParams(top_p=0.5, stop="a"), [1], [2]) is None  # type: ignore[arg-type]
     assert Edits.of(SamplingParams(min_tokens=3), [1], []) is None  # there is no end token to forbid
     assert Edits.of(SamplingParams(min_tokens=3), [1], [2]) is not None
@@ -176,7 +176,7 @@ def test_greedy_heeds_edits_and_leaves_the_logits_alone() -> None:
     assert logits.tolist() == [1.0, 3.0, 2.0]
 
 
-def test_nothing_left_fails_that_row_alone() -> None:
+def test_a_row_without_possible_tokens_fails_alone() -> None:
     logits = np.zeros((3, 5), np.float32)
     only_the_end = SamplingParams(allowed_token_ids=(2,), min_tokens=1, max_tokens=4)
     row = SampleRow.start(only_the_end, [0], KEY, (2,))
@@ -190,7 +190,7 @@ def test_nothing_left_fails_that_row_alone() -> None:
     assert sample(logits[:1], [row]) == [SampledToken(2)]  # the answer ends as soon as it may
 
 
-def test_a_row_that_starts_again_goes_on_as_before() -> None:
+def test_a_row_that_restarts_continues_unchanged() -> None:
     """A row that restarts after a preemption gets the output so far; its masks, penalties and noise continue."""
     params = SamplingParams(repetition_penalty=1.3, frequency_penalty=0.7, min_tokens=6)
     logits = np.random.default_rng(0).normal(size=(1, 30)).astype(np.float32)

@@ -32,7 +32,7 @@ def target() -> LLM:
     return LLM("pocket")
 
 
-def test_it_is_what_was_promised() -> None:
+def test_its_sizes_are_within_their_limits() -> None:
     specs = {name: open_checkpoint(folder).spec for name, folder in BUILT_IN.items()}
     pocket, draft = specs["pocket"], specs["pocket-draft"]
     assert pocket.num_params() <= 8_000_000
@@ -69,7 +69,7 @@ def test_a_chat_is_the_text_of_its_messages(target: LLM) -> None:
     assert target.tokenizer.chat_template.source == PLAIN_CHAT
 
 
-def test_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_hub_is_not_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def ask(*args: object) -> Path:
         raise AssertionError("the hub was asked")
 
@@ -83,7 +83,7 @@ def test_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("name", "count"), [("docs/pocket.md", 3), ("README.md", 1)])
-def test_a_page_shows_what_it_says(name: str, count: int) -> None:
+def test_a_page_of_the_docs_shows_real_output(name: str, count: int) -> None:
     """Run the commands of the page and compare their whole output. Greedy choices there differ by 0.02 or more."""
     page = (Path(__file__).parents[2] / name).read_text(encoding="utf-8")
     shown = re.findall(r"```\n\$ ridgeline (generate .*)\n((?s:.*?))\n```", page)

@@ -109,7 +109,7 @@ def test_layer_norm(eps: float, size: int) -> None:
     check(call(api.NORM, LayerNorm(eps), tensor(x), tensor(weight), tensor(bias)), wanted, atol=1e-5)
 
 
-def test_norms_keep_rows_apart() -> None:
+def test_norms_separate_rows() -> None:
     x = torch.randn(4, 63, generator=torch.Generator().manual_seed(0))
     clean = [call(api.NORM, case, x, torch.ones(63), torch.ones(63)) for case in (RMSNorm(), LayerNorm())]
     x[2] = torch.nan
@@ -331,7 +331,7 @@ def test_attention_over_more_than_a_block_of_queries(window: int | None) -> None
 
 @pytest.mark.parametrize("backend", [REFERENCE, SDPA], ids=lambda b: b.name)
 @pytest.mark.parametrize("window", [None, 24])
-def test_attention_keeps_sequences_apart(window: int | None, backend: Any) -> None:
+def test_attention_separates_sequences(window: int | None, backend: Any) -> None:
     case, lengths = Attention(4, 2, 16, 0.25, window=window), (63, 30, 100)
     q, k, v = (torch.from_numpy(x) for x in qkv(case, lengths))
     clean = call(api.ATTENTION, case, q, DenseKeyValues(k, v, lengths), backend=backend)
@@ -361,7 +361,7 @@ def test_sdpa_is_the_reference(problem: tuple[Attention, tuple[int, ...]]) -> No
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5)
 
 
-def test_sdpa_refuses_what_it_cannot_do() -> None:
+def test_sdpa_refuses_cases_that_it_cannot_serve() -> None:
     reason = SDPA.refuses(api.ATTENTION, Attention(2, 2, 8, 0.3, softcap=3.0))
     assert reason is not None and "cap" in reason
     reason = SDPA.refuses(api.ATTENTION, Attention(2, 2, 8, 0.3, sinks=True))
@@ -392,7 +392,7 @@ def test_route(size: int, experts: int, k: int, normalize: bool) -> None:
     check(weights, chosen / chosen.sum(-1, keepdims=True) if normalize else chosen)
 
 
-def test_route_tells_logits_apart_that_a_softmax_does_not() -> None:
+def test_route_distinguishes_logits_that_a_softmax_does_not() -> None:
     """The exponentials of neighboring logits round to one number, but the greater logit is still chosen first."""
     high = np.float32(0.1)
     low = np.nextafter(high, np.float32(0))
@@ -458,7 +458,7 @@ def test_experts(size: int, k: int, dtype: str) -> None:
     check(experts(case, *args), run_experts(*map(exact, args)), atol=1e-5)
 
 
-def test_experts_keep_tokens_apart() -> None:
+def test_experts_separate_tokens() -> None:
     case, (x, *rest) = expert_problem(63, 3, "float32")
     clean = experts(case, x, *rest)
     dirty = x.clone()

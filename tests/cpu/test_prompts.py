@@ -50,7 +50,7 @@ def test_ids_are_cut_as_they_are(frontend: Frontend) -> None:
         assert frontend.encode(prompt) == wanted
 
 
-def test_minus_one_leaves_room_for_the_answer(frontend: Frontend) -> None:
+def test_minus_one_truncates_to_the_context_without_the_answer(frontend: Frontend) -> None:
     prompt = {"prompt_token_ids": list(range(3, 103)), "truncate_prompt_tokens": -1}
     for longest, room in ((10, 54), (None, 63)):
         ids = frontend.request(prompt, SamplingParams(max_tokens=longest)).prompt_token_ids
@@ -69,6 +69,6 @@ def test_minus_one_leaves_room_for_the_answer(frontend: Frontend) -> None:
         {"truncate_prompt_tokens": "5"}, {"truncation_side": "middle"}, {"add_special_tokens": 1},
     ],
 )  # fmt: skip
-def test_what_is_no_option_is_refused(frontend: Frontend, more: dict[str, Any]) -> None:
+def test_unknown_options_are_refused(frontend: Frontend, more: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=f"{next(iter(more))} is "):
         frontend.encode({"prompt": TEXT, **more})

@@ -192,7 +192,7 @@ class Failing(Recorder):
         ("sequence", "ValueError: it proposed drafts for sequence -1, which can take none"),
     ],
 )
-def test_a_proposer_that_fails_harms_nobody(where: str, why: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_proposer_changes_no_answer(where: str, why: str, caplog: pytest.LogCaptureFixture) -> None:
     failing = Failing(lambda wanted: [])
     failing.where = where
     engine = engine_of("attention", failing, settings("attention", steps_in_flight=2))
@@ -202,7 +202,7 @@ def test_a_proposer_that_fails_harms_nobody(where: str, why: str, caplog: pytest
     assert failing.calls == 5
 
 
-def test_drafts_are_cut_to_what_a_step_takes() -> None:
+def test_drafts_are_cut_to_the_tokens_of_a_step() -> None:
     recorder = Recorder(lambda wanted: [5] * 1000)
     engine = engine_of("attention", recorder)
     assert serve(engine)[0] == plain("attention")

@@ -179,7 +179,7 @@ def test_codes_of_another_format_are_refused() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "reference"])
 @pytest.mark.parametrize("scheme", ["int8", "int4"])
-def test_a_model_of_codes_computes_what_a_rounded_one_does(device: str, scheme: str) -> None:
+def test_a_model_of_codes_equals_a_rounded_one(device: str, scheme: str) -> None:
     """The cpu fuses its attention and MLP, both for codes alone and for codes mixed with floats."""
     spec, table, format = SPECS["cla2"], open_table(device), ROUNDED[scheme]
     plain = random_weights(spec)

@@ -110,7 +110,7 @@ def test_padding_changes_nothing(scan: Scan, definition: Any, state: str) -> Non
 
 @pytest.mark.parametrize("parts", [(1, 99), (37, 63), (16, 48, 36), (64, 36), (99, 1)])
 @pytest.mark.parametrize(("scan", "definition", "state"), BOTH)
-def test_a_state_goes_on_anywhere(scan: Scan, definition: Any, state: str, parts: tuple[int, ...]) -> None:
+def test_a_state_can_be_continued_anywhere(scan: Scan, definition: Any, state: str, parts: tuple[int, ...]) -> None:
     v = draw(2, 100)
     h, at, ys = v[state], 0, []
     for n in parts:
@@ -211,7 +211,7 @@ def test_a_short_convolution_is_torchs(m: int) -> None:
         torch.testing.assert_close(left[i], seen[i, n : n + 3])
 
 
-def test_a_state_that_nobody_wrote_is_zero() -> None:
+def test_a_state_that_was_never_written_is_zero() -> None:
     pages = torch.full((4, 2, 3), torch.nan)
     pages[2] = 5.0
     states = r.read_state(torch.float32)(

@@ -94,7 +94,7 @@ def test_pages_give_the_tokens_of_generate(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 @pytest.mark.parametrize("options", [{"cache": "off"}, {"batching": "static"}], ids=str)
-def test_other_ways_to_serve_give_them_too(name: str, options: dict[str, str]) -> None:
+def test_other_ways_to_serve_give_the_same_tokens(name: str, options: dict[str, str]) -> None:
     assert tokens_of(served(name, **options), name) == wanted(name)
 
 
@@ -134,7 +134,7 @@ def test_beams_that_pass_the_length_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_several_answers_part_and_pass_the_length(name: str) -> None:
+def test_several_answers_fork_and_exceed_the_length(name: str) -> None:
     prompt = prompts(name)[1][: TRAINED[name] - 5]
     params = SamplingParams(n=3, max_tokens=NEW_TOKENS, temperature=1.0, seed=4, ignore_eos=True)
     one, other = (llm.generate([prompt], params)[0] for llm in (served(name), served(name, cache="off")))

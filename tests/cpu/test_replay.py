@@ -36,7 +36,7 @@ def test_the_same_columns(llm: LLM) -> None:
     assert measured.ttft_s and measured.tpot_s and 0 < measured.ttft_s.p50 < measured.duration_s
 
 
-def test_requests_come_at_their_times_and_clients_wait(llm: LLM) -> None:
+def test_requests_arrive_at_their_times_and_clients_wait(llm: LLM) -> None:
     found = replay(llm, Workload([Request(0, 4, 2), Request(200_000_000, 4, 2)])).report
     assert found.duration_s > 0.2 and found.utilization < 1
     closed = replay(llm, Workload([Request(0, 4, 3)] * 4, clients=2, think_ns=10_000_000)).report

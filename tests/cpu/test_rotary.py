@@ -117,7 +117,7 @@ def test_tables_hold_the_frequencies_of_each_length(scaling: str) -> None:
         assert tables.rows(np.array([context]), np.array([0])).tolist() == [row]
 
 
-def test_scalings_are_told_apart() -> None:
+def test_scalings_differ() -> None:
     """The cases differ from one another, so a scaling that is not applied cannot pass."""
     plain = frequencies(Rope(128), CONTEXT)[0]
     for name in ("linear", "dynamic_long", "llama3", "yarn", "yarn_no_truncate"):

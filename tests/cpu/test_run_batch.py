@@ -66,7 +66,7 @@ def test_a_batch_and_its_second_half(tmp_path: Path) -> None:
             assert r["response"]["body"]["choices"] == same
 
 
-def test_what_failed_in_passing_is_asked_again(tmp_path: Path) -> None:
+def test_a_request_that_failed_temporarily_is_repeated(tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     statuses = {"a": 200, "b": 400, "c": 429, "d": 503, "e": 500, "f": 404}
     made = [json.dumps({"custom_id": name, "response": {"status_code": s}}) for name, s in statuses.items()]

@@ -359,7 +359,7 @@ def test_pickles_are_refused_as_such(name: str, tmp_path: Path) -> None:
     assert "safetensors" in message  # the remedy
 
 
-def test_pickles_beside_safetensors_are_nobodys_business(tmp_path: Path) -> None:
+def test_pickles_beside_safetensors_are_ignored(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / SINGLE)
     (tmp_path / "pytorch_model.bin").write_bytes(b"never read")
     assert list(TensorFiles(tmp_path)) == ["a"]
@@ -374,12 +374,12 @@ def test_a_folder_without_weights(make: Callable[[Path], object], tmp_path: Path
     assert "dummy" in message  # the remedy
 
 
-def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
+def test_a_folder_instead_of_a_file(tmp_path: Path) -> None:
     (tmp_path / SINGLE).mkdir()
     assert SINGLE in refusal(tmp_path)
 
 
-def test_the_header_is_what_the_library_says(tmp_path: Path) -> None:
+def test_the_header_equals_that_of_the_library(tmp_path: Path) -> None:
     """Compare `info` with the header as it is in the file."""
     save_file(_SMALL, tmp_path / SINGLE)
     data = (tmp_path / SINGLE).read_bytes()

@@ -185,7 +185,7 @@ def test_the_largest_temperature_is_uniform() -> None:
     assert min(np.bincount(drawn, minlength=3)) > 900
 
 
-def test_logits_beyond_what_an_exponential_holds() -> None:
+def test_logits_whose_exponentials_overflow() -> None:
     logits = np.array([1e5, 1e5 - 1, -1e30, 3e38], np.float32)
     assert pick(logits, SamplingParams()) == 3
     assert math.isfinite(prompt_logprobs(logits[None, :2], [1], 2)[0].logprob)
@@ -275,7 +275,7 @@ def test_sampling_draws_with_the_noise_of_its_key_and_position() -> None:
 @given(weights=st.lists(st.integers(0, 3), min_size=1, max_size=9), uniform=st.floats(0, 1, exclude_max=True))
 @example(weights=[0, 0, 1, 0], uniform=0.0)
 @example(weights=[1, 0, 0], uniform=math.nextafter(1, 0))
-def test_a_draw_never_takes_what_is_impossible(weights: list[int], uniform: float) -> None:
+def test_a_draw_never_takes_an_impossible_token(weights: list[int], uniform: float) -> None:
     assume(sum(weights))
     probabilities = np.array(weights, np.float64) / sum(weights)
     with np.errstate(divide="ignore"):
@@ -375,7 +375,7 @@ def test_raw_and_processed_logprobs(temperature: float) -> None:
             assert len(entry.top) == 4
 
 
-def test_no_logprobs_unless_asked_for() -> None:
+def test_no_logprobs_unless_requested() -> None:
     logits = np.zeros((2, 5), np.float32)
     without, with_none = sample(logits, [row(SamplingParams()), row(SamplingParams(logprobs=0))])
     assert isinstance(without, SampledToken)
@@ -403,7 +403,7 @@ _ROWS = st.fixed_dictionaries(
     params=st.lists(_ROWS, min_size=1, max_size=12), vocabulary=st.sampled_from([7, 64, 257, 1003, 4099]),
     seed=st.integers(0, 10**6), block=st.sampled_from([1, 3000, 2**18]), broken=st.booleans(),
 )  # fmt: skip
-def test_a_row_alone_is_the_row_in_any_company(
+def test_a_row_has_equal_results_in_any_batch(
     params: list[SamplingParams], vocabulary: int, seed: int, block: int, broken: bool
 ) -> None:
     """The token, its log probabilities, and those of the others are equal to the bit."""

@@ -47,7 +47,7 @@ def client_without_engine(sent: list[Any]) -> EngineClient:
     return client
 
 
-def test_an_embedding_whose_client_leaves_is_aborted() -> None:
+def test_an_embedding_whose_client_disconnects_is_aborted() -> None:
     sent: list[Any] = []
 
     async def run() -> None:

@@ -52,7 +52,7 @@ def test_a_truncated_text_keeps_its_special_tokens_and_no_more() -> None:
 
 
 @pytest.mark.parametrize(("special", "kept"), [(None, [BOS, 4, 5]), (True, [BOS, 5, EOS]), (False, [3, 4, 5])])
-def test_a_truncated_chat_keeps_what_a_text_keeps(special: bool | None, kept: list[int]) -> None:
+def test_a_truncated_chat_keeps_the_same_tokens_as_a_text(special: bool | None, kept: list[int]) -> None:
     chat = Rendered("abcdef", special, PromptOptions(truncate_prompt_tokens=3))
     assert frontend().encode(chat) == kept
 

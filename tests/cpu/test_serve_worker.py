@@ -104,7 +104,7 @@ def bench() -> Iterator[Bench]:
     found.close()
 
 
-def test_embeddings_take_turns_and_fail_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embeddings_alternate_and_fail_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
 
     def embed(loaded: Any, prompt: list[int], pooling: str) -> list[float]:

@@ -88,7 +88,7 @@ def test_a_stream_closed_at_any_chunk_leaves_nothing_behind(llm: LLM) -> None:
     assert len(llm.session) == 0
 
 
-def test_a_stream_says_when_it_was_lost(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_stream_is_reported(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = llm.stream([3, 4], SamplingParams(max_tokens=8, ignore_eos=True))
     next(stream)
 
@@ -127,7 +127,7 @@ def test_chat_goes_through_the_template(stories: LLM, tmp_path: Path) -> None:
 # ---- static batches -----------------------------------------------------------------------------------------
 
 
-def test_static_batches_answer_alike_and_take_turns(folder: str, llm: LLM) -> None:
+def test_static_batches_run_one_after_another_with_equal_answers(folder: str, llm: LLM) -> None:
     static = LLM(folder, batching="static", engine=EngineOptions(max_num_seqs=4))
     prompts = [[3 + i] * (1 + 3 * i) for i in range(10)]
     params = [SamplingParams(max_tokens=3 + i % 4, seed=i, n=1 + i % 2, ignore_eos=True) for i in range(10)]

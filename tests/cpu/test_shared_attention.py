@@ -56,7 +56,7 @@ TOLERANCE = 1e-4
 # ---- training ----------------------------------------------------------------------------------------------
 
 
-def test_training_with_checkpoints_changes_nothing() -> None:
+def test_training_with_activation_checkpoints_changes_nothing() -> None:
     """If a layer is recomputed, the keys and values that a later layer needs are still available."""
     spec, tokens = SPECS["cla_character"], torch.tensor(sequences()[2])
     targets = tokens.roll(-1)
@@ -153,7 +153,7 @@ def test_state_bytes_of_the_paper(name: str, head_dim: int, factor: int, num_byt
     assert 2 * spec.state_elements(1) == num_bytes
 
 
-def test_groups_hold_what_owners_keep() -> None:
+def test_groups_hold_the_state_of_owners() -> None:
     """With one global layer in six, all global layers share one owner, and each six layers have three local owners."""
     spec = SPECS["cla_character"]
     local, full = state_groups(spec, page_tokens=16)
@@ -196,7 +196,7 @@ BAD: list[tuple[list[Layer], str]] = [
 
 
 @pytest.mark.parametrize(("layers", "message"), BAD, ids=[m for _, m in BAD])
-def test_what_cannot_be_shared_fails_at_load(layers: list[Layer], message: str, tmp_path: Path) -> None:
+def test_layers_that_cannot_share_fail_at_load(layers: list[Layer], message: str, tmp_path: Path) -> None:
     forged = model([OWN])
     object.__setattr__(forged, "layers", tuple(layers))  # bypasses the check, as in a file that was written by hand
     config = {"model_type": "ridgeline", "spec": to_json(forged)}
@@ -215,7 +215,7 @@ def test_what_cannot_be_shared_fails_at_load(layers: list[Layer], message: str, 
     ],
     ids=lambda x: str(x),
 )
-def test_what_no_layer_can_be_is_named_with_its_place(change: dict[str, Any], message: str) -> None:
+def test_invalid_shared_layers_are_named_with_their_path(change: dict[str, Any], message: str) -> None:
     value = to_json(model([OWN, shared(0)]))
     mixer = value["layers"][1]["layer"]["mixer"]
     if "kind" in change:

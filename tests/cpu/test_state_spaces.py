@@ -174,7 +174,7 @@ def test_padding_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("parts", [(1, 99), (37, 63), (16, 48, 36), (64, 36), (99, 1)])
 @BOTH
-def test_a_state_goes_on_anywhere(name: str, parts: tuple[int, ...]) -> None:
+def test_a_state_can_be_continued_anywhere(name: str, parts: tuple[int, ...]) -> None:
     u, h = draw(2, 100)
     whole, state = scan(name, u, h)
     ys = []
@@ -266,7 +266,7 @@ def test_a_long_memory_survives_float32(mixer: S4 | S4D) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_training_leaves_decays_undecayed(optimizer: OptimizerName) -> None:
+def test_weight_decay_does_not_apply_to_state_decays(optimizer: OptimizerName) -> None:
     """Weight decay applies only to matrices, and not to parameters of a state space with two axes. Training must lower
     the loss.
     """

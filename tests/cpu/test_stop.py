@@ -65,7 +65,7 @@ def test_a_match_is_found_wherever_the_text_is_cut(
         assert out == text[: end if include else end - len(stop)]
 
 
-def test_no_stop_strings_hold_nothing_back() -> None:
+def test_without_stop_strings_no_text_is_held_back() -> None:
     search = StopStrings([])
     assert [search.push("ab"), search.push(""), search.push("c")] == [("ab", None), ("", None), ("c", None)]
     assert search.flush() == ""
@@ -180,7 +180,7 @@ def test_min_tokens_holds_off_every_kind_of_end(stories: LLM, free: tuple[list[i
     assert answer(stories, logit_bias={2: 100.0}, min_tokens=20).outputs[0].token_ids[20:] == [2]
 
 
-def test_what_ended_it(stories: LLM, free: tuple[list[int], str]) -> None:
+def test_the_reason_why_an_answer_ended(stories: LLM, free: tuple[list[int], str]) -> None:
     ids, _ = free
     token = answer(stories, stop_token_ids=[ids[4]]).outputs[0]
     assert (token.finish_reason, token.stop_reason) == ("stop", ids[4])
@@ -190,7 +190,7 @@ def test_what_ended_it(stories: LLM, free: tuple[list[int], str]) -> None:
     assert (both.token_ids, both.stop_reason) == ([2], 2)
 
 
-def test_what_stop_needs(stories: LLM) -> None:
+def test_the_requirements_of_stop(stories: LLM) -> None:
     without = LLM(str(shared_data() / "models" / "stories260K"), skip_tokenizer_init=True)
     with pytest.raises(RequestError, match=r"stop needs a tokenizer.*stop_token_ids"):
         without.generate([[5]], SamplingParams(stop=("a",)))

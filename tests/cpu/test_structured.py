@@ -68,7 +68,7 @@ def test_answers_follow_their_structure(wanted: list[list[str]]) -> None:
         EngineOptions(steps_in_flight=2),
     ],
 )
-def test_the_engine_gives_what_naive_sampling_gives(options: EngineOptions, wanted: list[list[str]]) -> None:
+def test_the_engine_gives_the_tokens_of_naive_sampling(options: EngineOptions, wanted: list[list[str]]) -> None:
     llm = LLM("pocket", engine=options, max_model_len=150)
     assert texts(llm) == wanted
     stats = llm.stats()
@@ -223,7 +223,7 @@ def test_one_that_no_token_satisfies_fails_alone(wanted: list[list[str]]) -> Non
         ({"what": "a"}, "'what'"),
     ],
 )
-def test_what_is_no_structure(given: dict[str, object], words: str) -> None:
+def test_structures_that_are_invalid(given: dict[str, object], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         StructuredOutputs.of(given)
     with pytest.raises(RequestError, match="ignore_eos"):

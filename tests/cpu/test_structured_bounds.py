@@ -40,7 +40,7 @@ def grammars() -> Grammars:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_overflows_the_stack_names_the_limit(grammars: Grammars, name: str) -> None:
+def test_a_stack_overflow_names_the_limit(grammars: Grammars, name: str) -> None:
     with pytest.raises(RequestError, match="more stack than the limit of 8 MiB"):
         grammars.compile(StructuredOutputs.of(BOMBS[name]))
     grammars.compile(StructuredOutputs(regex="[a-z]"))
@@ -112,7 +112,7 @@ def test_references_to_itself_that_end_are_served(grammars: Grammars, schema: An
         ({"grammar": "start: b"}, 'line 1, column 8: unknown name: "b"'),
     ],
 )
-def test_what_cannot_be_served_is_refused_in_a_sentence(grammars: Grammars, given: Any, words: str) -> None:
+def test_structures_that_cannot_be_served_are_refused_in_a_sentence(grammars: Grammars, given: Any, words: str) -> None:
     with pytest.raises(RequestError) as refused:
         grammars.compile(StructuredOutputs.of(given))
     text = str(refused.value)
@@ -121,7 +121,7 @@ def test_what_cannot_be_served_is_refused_in_a_sentence(grammars: Grammars, give
     assert not any(debris in text for debris in ("<non-verbose/>", "NoExtension", "limits.", "LLParser"))
 
 
-def test_an_error_that_nobody_knows_is_still_one_line() -> None:
+def test_an_unknown_error_is_still_one_line() -> None:
     assert sentence("Odd\n<non-verbose/>") == "structured_outputs: it cannot be followed: Odd"
     assert len(sentence("x" * 100_000)) < 400
     fuel = "lexer precomputation failed; either increase limits.initial_lexer_fuel or disable limits.precompute_large"

@@ -79,7 +79,7 @@ def serve(name: str, config: EngineConfig) -> tuple[Tokens, Engine]:
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 @pytest.mark.parametrize("name", [FULL, WINDOWS, LATENT])
-def test_swapped_sequences_answer_alike(name: str, steps_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swapped_sequences_give_equal_answers(name: str, steps_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are greedy and sampled, with one answer and several; whole pages are swapped one at a time."""
     monkeypatch.setattr(DeviceRunner, "preemption_rates", lambda self: ALWAYS)
     monkeypatch.setattr(arena, "MOVE_BYTES", 1)
@@ -91,7 +91,7 @@ def test_swapped_sequences_answer_alike(name: str, steps_in_flight: int, monkeyp
 
 
 @pytest.mark.parametrize("name", [FULL, WINDOWS, LATENT])
-def test_where_copies_are_dear_nothing_is_swapped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expensive_copies_prevent_swapping(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceRunner, "preemption_rates", lambda self: NEVER)
     out, engine = serve(name, settings(name))
     assert out == baseline(name)
@@ -108,7 +108,7 @@ def test_the_measured_cost(name: str) -> None:
     assert stats.preempted_swap + stats.preempted_recompute > 0
 
 
-def test_a_host_with_little_room_takes_some_and_computes_others_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_host_memory_swaps_some_and_recomputes_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceRunner, "preemption_rates", lambda self: ALWAYS)
     config = settings(FULL)
     out, engine = serve(FULL, replace(config, num_host_pages=(18,)))

@@ -108,7 +108,7 @@ def test_choosing_builds_nothing() -> None:
     assert table(NoKernels("x", api.ADD)).choose(api.ADD).backend == "x"
 
 
-def test_a_primitive_that_nobody_serves() -> None:
+def test_a_primitive_that_no_backend_serves() -> None:
     t = table(Fake("first"), Fake("second", api.SCALE))
     assert t.choose(api.ADD).backend == "none"
     with pytest.raises(DeviceError, match=r"no backend serves add .*first does not do add.*second does not do add"):
@@ -150,7 +150,7 @@ def test_unknown_overrides(overrides: dict[str, str], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_stage_is_composed_where_nobody_fuses_it() -> None:
+def test_a_stage_without_a_fused_kernel_is_composed() -> None:
     t = table(ReferenceBackend())
     weights = mlp_weights(t)
     residual, delta = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
@@ -223,7 +223,7 @@ def test_rows_are_those_of_all_logits() -> None:
     torch.testing.assert_close(model(step, step.last_rows(t.memory)), model(step)[[2, 3, 5]])
 
 
-def test_a_model_runs_on_what_the_table_chose() -> None:
+def test_a_model_runs_on_the_choices_of_the_table() -> None:
     spec, weights = tiny(1.0, 1.0)
 
     def logits(backends: Sequence[Any]) -> tuple[torch.Tensor, OpsTable]:

@@ -97,7 +97,7 @@ def prefixed(kind: str) -> Tokenizer:
 @pytest.mark.parametrize("kind", PREFIXES)
 @quick
 @given(text_strategy.filter(lambda value: "<s>" not in value), st.integers(0, 3))
-def test_one_prefix_whatever_the_text_wrote(kind: str, text: str, written: int) -> None:
+def test_one_prefix_for_any_spelling_of_the_text(kind: str, text: str, written: int) -> None:
     tokenizer = prefixed(kind)
     prefix = [tokenizer._backend.token_to_id(token) for token in PREFIXES[kind]]
     plain = tokenizer.encode(text, add_special_tokens=False)
@@ -122,7 +122,7 @@ def test_eos_of_the_post_processor_is_kept() -> None:
     assert tokenizer.encode("") == [1, 2]
 
 
-def test_without_special_tokens_the_text_is_taken_as_it_stands() -> None:
+def test_without_special_tokens_the_text_is_unchanged() -> None:
     tokenizer = prefixed("bos")
     assert tokenizer.encode("<s><s>", add_special_tokens=False) == [1, 1]
     assert tokenizer.encode("", add_special_tokens=False) == []

@@ -90,7 +90,7 @@ def drawn_axes(monkeypatch: pytest.MonkeyPatch, steps: list[Progress], per_token
     return seen[0]
 
 
-def test_a_log_comes_back(tmp_path: Path) -> None:
+def test_a_log_is_restored(tmp_path: Path) -> None:
     steps = log(25)
     assert read_log(write_log(tmp_path / "log.jsonl", steps)) == steps
     assert read_log(write_log(tmp_path / "log.jsonl", [])) == []
@@ -136,7 +136,7 @@ def test_a_run_of_any_length_is_drawn(steps: int, every: int, per_token: float |
     assert [p.name for p in tmp_path.iterdir()] == ["loss.png"]
 
 
-def test_the_picture_says_what_the_log_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_picture_shows_the_figures_of_the_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     steps = log(400)
     steps[299] = replace(steps[299], held_out=1.2345)
     figure = drawn_axes(monkeypatch, steps, 3.0, tmp_path / "loss.png")
@@ -274,7 +274,7 @@ def test_every_fact_is_said(said: str) -> None:
     assert said in model_card(FULL)
 
 
-def test_what_is_not_known_has_no_row() -> None:
+def test_unknown_facts_have_no_row() -> None:
     least, full = model_card(LEAST), model_card(FULL)
     gone = {
         "Weights stored as", "Start", "FLOPs", "Hours", "Machine", "Model FLOPs utilization", "Made by",
@@ -300,7 +300,7 @@ def test_a_table_is_a_table() -> None:
     ]  # fmt: skip
 
 
-def test_no_place_on_this_machine() -> None:
+def test_no_paths_of_this_machine() -> None:
     assert not re.search(r"(?<![\w./:-])/\w", model_card(FULL))
 
 

@@ -122,7 +122,7 @@ def test_a_spec_gets_the_config_that_others_know_where_there_is_one(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_it_was_killed(tmp_path: Path, data: Path) -> None:
+def test_a_killed_run_is_resumed(tmp_path: Path, data: Path) -> None:
     """SIGKILL at two random moments; the losses equal those of an undisturbed run to the bit."""
     flags = ("--epochs", "12", "--dropout", "0.1")
     run(arguments(tmp_path, data, None, "whole", *flags))

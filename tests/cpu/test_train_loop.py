@@ -168,7 +168,7 @@ def test_another_run_is_refused_with_the_difference(tmp_path: Path) -> None:
     assert len(run(tmp_path, replace(OPTIONS, steps=8))) == 2  # a longer run continues the shorter one
 
 
-def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_keeps_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saves = Saves(tmp_path, {"a": 1})
     saves.write(1, {"w": torch.ones(3)}, {}, best=-1)
 

@@ -90,7 +90,7 @@ def recipe(corpus: Corpus) -> Recipe:
     )  # fmt: skip
 
 
-def test_a_pair_from_nothing_and_from_what_is_there(
+def test_a_pair_from_nothing_and_from_existing_files(
     tmp_path: Path, recipe: Recipe, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Corpus, "stdlib", classmethod(lambda cls: corpus))

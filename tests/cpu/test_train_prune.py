@@ -72,7 +72,7 @@ def test_all_kept_is_the_same_model_in_another_basis(table: OpsTable, batch: Bat
     )  # fmt: skip
 
 
-def test_what_did_nothing_can_be_left_out(table: OpsTable, batch: Batch) -> None:
+def test_parts_without_effect_can_be_left_out(table: OpsTable, batch: Batch) -> None:
     """The model has a stream of 12 dimensions, a layer and heads that write nothing, and neurons without weight."""
     spec, weights = drawn(CONFIG, table)
     inside, _ = torch.linalg.qr(torch.randn(32, 12, generator=torch.Generator().manual_seed(2)))
@@ -109,7 +109,7 @@ def test_text_gives_the_same_weights_again(table: OpsTable, batch: Batch) -> Non
         ({}, {"vocab_size": 65}, OPTIONS, "does not fit: embed.weight"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_cut_is_one_line(
+def test_models_that_cannot_be_cut_give_one_line(
     large: dict[str, Any], small: dict[str, Any], options: PruneOptions, words: str, table: OpsTable, batch: Batch
 ) -> None:
     spec, weights = drawn(CONFIG | large, table)
@@ -118,14 +118,14 @@ def test_what_cannot_be_cut_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_part_that_is_not_there_is_named(table: OpsTable, batch: Batch) -> None:
+def test_a_missing_part_is_named(table: OpsTable, batch: Batch) -> None:
     spec, weights = drawn(CONFIG, table)
     del weights["layers.2.mixer.v.weight"]
     with pytest.raises(DataError, match=r"without layers\.1\.mixer\.v\.weight cannot be pruned"):
         prune(spec, weights, spec_from_config(SMALL), OPTIONS, batch, table)
 
 
-def test_other_layers_than_asked_for_do_not_matter(table: OpsTable, batch: Batch) -> None:
+def test_layers_that_are_not_requested_have_no_effect(table: OpsTable, batch: Batch) -> None:
     spec, weights = drawn(CONFIG, table)
     other = {name: x + 1.0 if name.startswith("layers.1.") else x for name, x in weights.items()}
     small = spec_from_config(SMALL)

@@ -172,7 +172,7 @@ def test_the_command(tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureF
 
 def test_a_difference_is_exit_status_1(tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:
     build(CASES["gpt2"], tmp_path)
-    noise_by_place_in_the_batch(monkeypatch)
+    noise_by_index_in_the_batch(monkeypatch)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("sys.argv", ["ridgeline", "verify", str(tmp_path), "--quick"])
     with pytest.raises(SystemExit) as caught:
@@ -243,7 +243,7 @@ def hash_without_a_token(patch: Patch) -> None:
     patch.setattr(Sequence_, "prefix_hash", prefix_hash)
 
 
-def noise_by_place_in_the_batch(patch: Patch) -> None:
+def noise_by_index_in_the_batch(patch: Patch) -> None:
     def sample(logits: Any, rows: Sequence[SampleRow]) -> Any:
         return _sample(logits, [replace(r, noise=replace(r.noise, seed=i)) for i, r in enumerate(rows)])
 
@@ -301,7 +301,7 @@ BUGS: list[tuple[Callable[[Patch], None], str, set[str]]] = [
     (chunks_forget_the_ones_before, "gpt2", {"chunks"}),
     (window_off_by_one, "mistral", {"default", "window"}),
     (hash_without_a_token, "gpt2", {"prefix"}),
-    (noise_by_place_in_the_batch, "gpt2", {"batch", "forks"}),
+    (noise_by_index_in_the_batch, "gpt2", {"batch", "forks"}),
     (forks_write_to_one_page, "gpt2", {"forks"}),
     (swapped_to_the_wrong_pages, "gpt2", {"preempted"}),
     (stale_token_of_the_step_before, "gpt2", {"in flight"}),
@@ -329,7 +329,7 @@ def test_forgotten_penalties_are_caught(monkeypatch: Patch) -> None:
     assert not any(d.greedy for d in result.differences)
 
 
-def test_what_is_raised_is_the_error_of_its_case(monkeypatch: Patch) -> None:
+def test_an_exception_is_the_error_of_its_case(monkeypatch: Patch) -> None:
     submit = DeviceRunner.submit
 
     def broken(self: DeviceRunner, plan: Any, sampling: Any) -> Any:
@@ -391,7 +391,7 @@ def test_chunks_that_are_not_cut_are_named() -> None:
 
 
 def test_differences_within_rounding_are_near_ties(monkeypatch: Patch) -> None:
-    noise_by_place_in_the_batch(monkeypatch)
+    noise_by_index_in_the_batch(monkeypatch)
     monkeypatch.setattr(baseline, "NEAR_DRAW", 1.0)
     result = one("gpt2", Case(others=2))
     assert result.verdict == "near tie"

@@ -141,7 +141,7 @@ def test_a_pass_that_keeps_no_layer_is_the_same(name: str, scheme: str, folders:
 
 
 @pytest.mark.parametrize("scheme", ROUNDED)
-def test_a_token_has_the_same_bits_in_any_company(scheme: str, folders: Mapping[str, Path]) -> None:
+def test_a_token_has_the_same_bits_in_any_batch(scheme: str, folders: Mapping[str, Path]) -> None:
     """The token has equal bits in a whole prompt, in a batch of two, and alone."""
     loaded = load_model(str(folders["llama"]), LoadOptions(device="cpu", weights=scheme))
     memory = loaded.table.memory
@@ -168,7 +168,7 @@ def test_the_whole_matrix_of_exactness_is_equal(name: str, scheme: str, folders:
 
 @pytest.mark.parametrize("name", [*FAMILIES, "gemma2"])
 @pytest.mark.parametrize("scheme", FORMATS)
-def test_bytes_are_counted_as_kernels_take_them(
+def test_bytes_are_counted_as_kernels_allocate_them(
     name: str, scheme: str, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
@@ -220,7 +220,7 @@ def test_nothing_is_held_twice(folders: Mapping[str, Path], monkeypatch: pytest.
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say what is resident")
 @pytest.mark.parametrize("scheme", ["auto", "int8"])
-def test_what_is_laid_out_is_let_go_of_in_the_file(scheme: str) -> None:
+def test_packed_matrices_free_their_pages_of_the_file(scheme: str) -> None:
     pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
     loaded = load_model("pocket", LoadOptions(device="cpu", weights=scheme))
     file = str(loaded.checkpoint.folder / "model.safetensors")
@@ -255,7 +255,7 @@ def test_the_price_falls_with_bits_and_with_smaller_groups(model: str) -> None:
         assert note.startswith(f"weights in {name}: KL to the stored model is ")
 
 
-def test_the_price_is_what_is_measured_side_by_side() -> None:
+def test_the_price_equals_a_measurement_side_by_side() -> None:
     said: list[str] = []
     llm = LLM("pocket", device="cpu", weights="int8", max_model_len=512, on_wait=said.append)
     plain = LLM("pocket", device="cpu", max_model_len=512)

@@ -394,7 +394,7 @@ def test_a_null_window_is_no_window() -> None:
 
 @pytest.mark.parametrize("value", [0, 0.0, -1.0])
 @pytest.mark.parametrize("name", ["factor", "low_freq_factor", "high_freq_factor"])
-def test_llama3_refuses_what_is_not_positive(name: str, value: float) -> None:
+def test_llama3_refuses_fields_that_are_not_positive(name: str, value: float) -> None:
     rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, name: value}
     assert f"rope_parameters.{name} is {float(value)}; it must be positive" in refusal("llama", rope_parameters=rope)
 
@@ -553,7 +553,7 @@ def v2_default() -> MoE:
     return moe
 
 
-def test_what_deepseek_refuses() -> None:
+def test_the_fields_that_deepseek_refuses() -> None:
     assert "topk_method is 'noaux_tc'; supported: greedy" in refusal("deepseek_v2", topk_method="noaux_tc")
     assert "n_group is missing" in refusal("deepseek_v2", topk_method="group_limited_greedy", topk_group=1)
     assert "topk_group is missing" in refusal("deepseek_v2", topk_method="group_limited_greedy", n_group=8)
@@ -684,7 +684,7 @@ def test_layers_of_delta_and_of_attention() -> None:
     assert sparse == [[True] * 4, [False, True] * 2, [False, True] * 2]
 
 
-def test_what_the_delta_families_refuse() -> None:
+def test_the_fields_that_the_delta_families_refuse() -> None:
     assert "attn_output_gate is False" in refusal("qwen3_5_text", attn_output_gate=False)
     assert "output_gate_type is 'sigmoid'" in refusal("qwen3_5_text", output_gate_type="sigmoid")
     assert "norm_topk_prob is False" in refusal("qwen3_5_moe_text", norm_topk_prob=False)
@@ -728,7 +728,7 @@ UNBIASED = ("phi3", "nemotron_h")  # these families read the field only to refus
 
 
 @EVERY
-def test_every_weight_has_its_place_in_the_checkpoint(family: str) -> None:
+def test_every_weight_has_its_rows_in_the_checkpoint(family: str) -> None:
     """No two weights share rows, and the parts of a fused tensor fill it."""
     biases = {"attention_bias": True} if "attention_bias" in fields_of(family) and family not in UNBIASED else {}
     spec = read(family, tie_word_embeddings=False, **biases)

@@ -58,7 +58,7 @@ def test_all_spellings_of_the_pattern_are_one() -> None:
     assert read(NEMOTRON, layers_block_type=new, num_hidden_layers=4) == letters
 
 
-def test_steps_are_limited_by_what_says_so() -> None:
+def test_only_time_step_limit_limits_steps() -> None:
     """`time_step_min` only affects how biases are initialized; the published models' own code does not limit steps by
     it.
     """
@@ -110,7 +110,7 @@ def test_layers_of_bamba_and_lfm2_moe() -> None:
         (LFM2, {"layer_types": None}, "layer_types is null"),
     ],
 )
-def test_what_is_refused(config: dict[str, Any], fields: dict[str, Any], message: str) -> None:
+def test_configs_that_are_refused(config: dict[str, Any], fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(config, **fields)
     assert message in str(caught.value)

@@ -113,7 +113,7 @@ def test_explain_shows_every_formula_with_its_numbers(run: Run) -> None:
     (("mistral-7b", "--hardware", "m3-max", "--tp", "2"), "no link between devices"),
     (("mistral-7b", "--block-size", "0"), "at least 1"),
 ])  # fmt: skip
-def test_what_cannot_be_is_one_line(run: Run, args: tuple[str, ...], message: str) -> None:
+def test_invalid_values_give_one_line(run: Run, args: tuple[str, ...], message: str) -> None:
     done = run(*args)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -121,7 +121,7 @@ def test_what_cannot_be_is_one_line(run: Run, args: tuple[str, ...], message: st
     assert done.stderr.count("\n") == 1
 
 
-def test_what_does_not_fit_says_what_would(run: Run) -> None:
+def test_a_model_that_does_not_fit_gets_a_remedy(run: Run) -> None:
     assert "does not fit in 80 GB; it fits with --tp 2" in run("llama-3.1-70b").stdout
     assert "or --context" in run("mistral-7b", "--batch", "200").stdout
 

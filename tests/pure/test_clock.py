@@ -60,7 +60,7 @@ def test_a_curve_is_between_its_neighbors_and_flat_beyond(place: float) -> None:
 
 
 @pytest.mark.parametrize(("points", "values"), [((), ()), ((1.0,), ()), ((2.0, 1.0), (1.0, 1.0)), ((1.0,), (0.0,))])
-def test_what_is_no_curve(points: tuple[float, ...], values: tuple[float, ...]) -> None:
+def test_curves_that_are_invalid(points: tuple[float, ...], values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match=r"must|needed"):
         Curve(points, values)
 
@@ -98,7 +98,7 @@ def test_more_takes_no_less(name: str, batch: int, context: int, more: int) -> N
 
 @pytest.mark.parametrize("name", MODELS)
 @given(batch=st.integers(1, 100), tokens=st.integers(1, 64), context=st.integers(64, 4000))
-def test_nothing_is_below_the_floor_of_arithmetic(name: str, batch: int, tokens: int, context: int) -> None:
+def test_no_step_is_faster_than_its_arithmetic(name: str, batch: int, tokens: int, context: int) -> None:
     p = planner(name)
     step = p.step([Slice(batch, tokens, context)])
     products = sum(t.operation.flops * t.operation.layers for t in step.operations if t.operation.passes)
@@ -106,7 +106,7 @@ def test_nothing_is_below_the_floor_of_arithmetic(name: str, batch: int, tokens:
     assert isclose(sum(step.by_cause().values()), step.seconds)
 
 
-def test_a_recurrent_state_is_moved_twice_and_stands_once() -> None:
+def test_a_recurrent_state_is_moved_twice_and_held_once() -> None:
     """The share that comes from memory depends on the size of the states, not on the bytes that are moved."""
     batch = (Slice(64, 1, 100),)
     ops = Forward(MODELS["recurrent"], EXACT).operations(batch)
@@ -127,7 +127,7 @@ def test_every_figure_can_be_traced() -> None:
     assert shown.seconds == pytest.approx(sum(t.seconds for t in shown.operations) + shown.overhead_s)
 
 
-def test_narrow_weights_and_what_was_not_measured() -> None:
+def test_small_types_and_types_that_were_not_measured() -> None:
     wide = planner("dense").decode(8, 100).seconds
     assert planner("dense", Precision("int8", "float32", "float32", None, "int8")).decode(8, 100).seconds < wide
     # int4 was not measured, so it gets the rates of the next larger type; float16 state gets those of float32
@@ -145,7 +145,7 @@ def test_which_steps_are_replayed() -> None:
         assert way(name, batch) == "plain step"
 
 
-def test_a_calibration_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibration_is_stored_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert load() is None
     machine, note = this_machine()
@@ -160,7 +160,7 @@ def test_a_calibration_is_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "change", [{"format": 99}, {"machine": {"cpu": "another"}}, {"rates": 5}, {"date": None, "x": 1}]
 )
-def test_what_is_no_calibration_of_this_machine(
+def test_calibrations_that_are_not_of_this_machine(
     change: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -194,7 +194,7 @@ def test_advice_has_a_reason_for_each_setting() -> None:
     assert advise(Deployment(MODELS["dense"], replace(machine_of(KEPT), rates=None), EXACT)) is None
 
 
-def test_the_settings_show_how_room_is_made() -> None:
+def test_the_settings_show_how_sequences_are_preempted() -> None:
     found = advise(Deployment(MODELS["dense"], machine_of(KEPT), EXACT))
     assert found is not None
 

@@ -141,7 +141,7 @@ def test_the_limits_are_reached() -> None:
 
 
 @pytest.mark.parametrize("unreadable", ["(" * 300 + ")" * 300, "9" * 5000, "\ud800", "-" * 9000 + "1", "\0"])
-def test_what_python_cannot_read(unreadable: str) -> None:
+def test_texts_that_python_cannot_parse(unreadable: str) -> None:
     """Text that is nested too deep, a number that is too long, and half a character: no error, and earlier statements
     count.
     """

@@ -139,7 +139,7 @@ def owner(module: str) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_who_may_import_what(path: Path) -> None:
+def test_the_allowed_imports(path: Path) -> None:
     package, name = package_of(path), path.relative_to(SOURCE).as_posix()
     assert package in MAY_IMPORT, f"{package} is new: say in MAY_IMPORT what it may import"
     ours, others = MAY_IMPORT[package], THIRD_PARTY.get(package, frozenset())
@@ -336,7 +336,7 @@ def test_each_type_of_the_kernels_is_defined_once() -> None:
     assert list(types_of(planted)) == [("a", "X"), ("a", "X")]
 
 
-def test_drawn_comments_are_whole() -> None:
+def test_drawn_comments_are_intact() -> None:
     """A formatter that refilled a drawn comment left a word alone on a line above an indented one."""
     broken = re.compile(r"^ *// *[a-z]+\n *// {3,}", re.MULTILINE)
     assert broken.search("//   a  b, sums\n//   of\n//      c")

@@ -64,7 +64,7 @@ def checks_of_kinds(source: str) -> Iterator[int]:
             yield node.lineno
 
 
-def test_no_package_above_tells_mixers_apart() -> None:
+def test_no_package_above_checks_kinds_of_mixers() -> None:
     files = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] not in MAY_TELL_APART]
     found = [f"{p.relative_to(SOURCE)}:{line}" for p in files for line in checks_of_kinds(p.read_text("utf-8"))]
     assert not found, "ask the mixer instead (spec/mixer.py): " + ", ".join(found)
@@ -111,7 +111,7 @@ def test_a_recurrent_state_is_read_and_written() -> None:
         assert many.activations == 5 * one.activations > 0
 
 
-def test_attention_reads_what_its_queries_see() -> None:
+def test_attention_reads_the_keys_of_its_queries() -> None:
     """A decode step reads all rows that are stored; dilated windows read fewer than are stored."""
     assert ATTENTION.traffic(1, 1000) == (1000 * 2 * 2 * 64, 2 * 8 * 64)
     dilated = Attention(8, 2, 64, 0.125, window=10, pattern=Dilated(4))

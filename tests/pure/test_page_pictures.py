@@ -49,7 +49,7 @@ def test_none_is_written_if_one_is_far_from_its_prediction(
 @pytest.mark.parametrize(
     ("ratio", "near"), [(0.69, False), (0.71, True), (1.29, True), (1.31, False), (float("nan"), False)]
 )
-def test_what_is_near(script: Any, ratio: float, near: bool) -> None:
+def test_the_ratios_that_agree(script: Any, ratio: float, near: bool) -> None:
     assert script.agrees(ratio) == near
 
 

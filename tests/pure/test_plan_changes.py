@@ -116,13 +116,13 @@ def test_every_change_has_a_form_that_works() -> None:
             assert change(MISTRAL, text).gives_up
 
 
-def test_what_does_not_fit_comes_last() -> None:
+def test_settings_that_do_not_fit_are_listed_last() -> None:
     load = Load(1, 3000, 1000)
     rows = compare(Deployment(find_model("llama-3.1-70b").spec, H100), load, ["weights=int4", "tp=4", "cla=2"])
     assert [r.footprint.fits for r in rows] == [True, True, False, False]
 
 
-def test_a_promise_is_kept_at_the_least_cost() -> None:
+def test_limits_are_met_at_the_least_cost() -> None:
     spec, load = find_model("llama-3.1-70b").spec, Load(1, 1024, 256)
     promise = Slo.parse("ttft=200ms, tpot=30ms")
     answer = search(Deployment(spec, hardware("h200")), load, promise)
@@ -138,7 +138,7 @@ def test_a_promise_is_kept_at_the_least_cost() -> None:
         assert not kept(promise, more) or not plan.memory.footprint(batch + 1, 1280).fits
 
 
-def test_a_promise_that_cannot_be_kept_says_what_it_takes() -> None:
+def test_limits_that_cannot_be_met_name_the_closest_setting() -> None:
     spec = find_model("llama-3.1-8b").spec
     l4 = hardware("l4")
     deployment = Deployment(spec, l4, default_precision(l4, "bfloat16", "bfloat16"))

@@ -59,7 +59,7 @@ def test_half_the_devices_half_the_arithmetic() -> None:
     assert two.step.by_cause()["link"] > 0
 
 
-def test_what_is_refused() -> None:
+def test_configs_that_are_refused() -> None:
     assert LLADA not in published()
     with pytest.raises(RequestError, match="no decode steps"):
         find_writer("llada-8b")

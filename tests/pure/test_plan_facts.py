@@ -61,7 +61,7 @@ def test_unknown_names_have_the_nearest_as_remedy() -> None:
     lambda: HardwareSpec("x", 1, 1.0, {"float32": 1.0}, op_overhead_s=-1.0), lambda: Link("x", 0.0, 1.0),
     lambda: Link("x", 1.0, -1.0),
 ])  # fmt: skip
-def test_machines_refuse_what_cannot_be(build: object) -> None:
+def test_machines_refuse_invalid_values(build: object) -> None:
     with pytest.raises(ValueError, match="x: "):
         build()  # type: ignore[operator]
 

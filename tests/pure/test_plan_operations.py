@@ -205,7 +205,7 @@ def test_a_step_adds_up(spec: ModelSpec, tokens: int, past: int, batch: int) -> 
 
 @given(specs(), st.integers(2, 60), st.data())
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
-def test_chunks_do_the_work_of_the_whole(spec: ModelSpec, prompt: int, data: st.DataObject) -> None:
+def test_chunks_do_the_work_of_the_whole_prompt(spec: ModelSpec, prompt: int, data: st.DataObject) -> None:
     """A prompt in two chunks takes the same number of operations, except for latents, whose
     keys may be rebuilt again.
     """
@@ -250,7 +250,7 @@ def test_windows_stop_growing() -> None:
 @pytest.mark.parametrize("build", [
     lambda: Slice(0, 1, 1), lambda: Slice(1, 0, 1), lambda: Slice(1, 2, 1), lambda: Slice(1, 1, 1, -1),
 ])  # fmt: skip
-def test_slices_refuse_what_cannot_be(build: object) -> None:
+def test_slices_refuse_invalid_values(build: object) -> None:
     with pytest.raises(ValueError):
         build()  # type: ignore[operator]
 
@@ -263,7 +263,7 @@ def test_narrow_weights_carry_their_scales() -> None:
     assert narrow.flops == wide.flops
 
 
-def test_what_is_not_rounded_stays_wide() -> None:
+def test_matrices_that_are_not_rounded_keep_their_type() -> None:
     """Embeddings, routers, filters and matrices per head keep their type, as in the engine; a tied head is quantized
     separately.
     """

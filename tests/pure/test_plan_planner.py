@@ -76,7 +76,7 @@ def test_a_longer_context_never_takes_less(spec: ModelSpec, batch: int, context:
 
 @given(specs(), COUNT, st.integers(1, 64), st.sampled_from(["float32", "bfloat16", "int8", "int4"]))
 @settings(max_examples=50, deadline=None, derandomize=True, database=None)
-def test_pages_hold_what_the_formula_says(spec: ModelSpec, context: int, page_tokens: int, kind: str) -> None:
+def test_pages_hold_the_bytes_of_the_formula(spec: ModelSpec, context: int, page_tokens: int, kind: str) -> None:
     """The allocated bytes are never less; for a sequence that fills its pages, they exceed the formula by at most a
     window's page and one.
     """
@@ -190,7 +190,7 @@ def test_largest(limit: int, most: int) -> None:
     lambda: Deployment(MISTRAL, H100, prefix_hit=1.0), lambda: Precision("int5"),
     lambda: planner(MISTRAL).figures(Load(1, 32768, 1)),
 ])  # fmt: skip
-def test_what_cannot_be_is_refused(build: object) -> None:
+def test_invalid_values_are_refused(build: object) -> None:
     with pytest.raises(RequestError):
         build()  # type: ignore[operator]
 

@@ -153,7 +153,7 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("model", "machine", "batch", "context", "measured", "source"), MEASURED)
-def test_nothing_measured_is_faster_than_the_roof(
+def test_no_measurement_is_faster_than_the_roofline(
     model: str, machine: str, batch: int, context: int, measured: float, source: str
 ) -> None:
     found, device = find_model(model), hardware(machine)

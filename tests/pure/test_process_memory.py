@@ -45,7 +45,7 @@ def test_the_ends_of_mappings() -> None:
     assert unfilled([100]) == HUGE - 100
 
 
-def test_the_kernels_lay_out_what_is_counted() -> None:
+def test_the_kernels_use_the_counted_layout() -> None:
     csrc = Path(__file__).parents[2] / "csrc"
     for file, text in {
         "threads.cpp": f"mapping = size_t({MAPPING >> 20}) << 20", "packing.h": f"BLOCK = {BLOCK};",
@@ -82,15 +82,15 @@ def test_pages_that_are_touched() -> None:
     assert touched_pages(rows, 1) == touched_pages(rows, 8) == 40
 
 
-def test_who_is_alive() -> None:
+def test_the_number_of_live_sequences() -> None:
     assert Run(16, 100, 9, 512, 2).alive(1) == 16
     assert Run(16, 100, 1, 512, 2).alive(1) == 6  # five sequences end in a step, and another one has begun
-    # eight sequences stop at 64; the tokens that they no longer need are enough for three more
+    # eight sequences stop at 64; the next step computes the rest of them and begins three more
     assert Run(16, 100, 1, 512, 2).alive(64) == 11
     assert Run(4, 2048, 1, 512, 2).alive(64) == 1
 
 
-def test_the_sum_grows_with_what_runs() -> None:
+def test_the_sum_grows_with_the_run() -> None:
     groups = state_groups(MIXED, page_tokens=16)
     sizes = [
         process_memory(

@@ -189,7 +189,7 @@ def test_token_ids_that_a_model_does_not_have(name: str) -> None:
     SamplingParams().check_vocabulary(1)
 
 
-def test_output_as_json_holds_what_was_asked_for() -> None:
+def test_output_as_json_has_the_requested_fields() -> None:
     entry = TokenLogprobs(3, -0.5, ((3, -0.5), (1, -1.0)))
     as_json = {
         "token_id": 3, "logprob": -0.5,

@@ -26,7 +26,7 @@ class Watched:
         return tuple((sum(h.counts), h.sum) for h in (times.lifetime, times.idle, times.reuse_gap))
 
 
-def test_a_page_from_when_it_is_taken_to_when_it_is_lost() -> None:
+def test_the_times_of_a_page() -> None:
     w = Watched(1)
     page = w.pool.take()
     w.pool.seal(page, b"a")
@@ -45,7 +45,7 @@ def test_a_page_from_when_it_is_taken_to_when_it_is_lost() -> None:
     assert w.counts() == ((1, 16.0), (1, 7.0), (2, 9.0))
 
 
-def test_what_nobody_could_find_is_not_lost() -> None:
+def test_pages_without_a_hash_have_no_times() -> None:
     w = Watched(2)
     for _ in range(5):
         page = w.pool.take()

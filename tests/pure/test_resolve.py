@@ -103,7 +103,7 @@ def anything_fits(q: dict[str, Any]) -> bool:
     "spec": replace(LLAMA, vocab_size=600_000), "max_model_len": 1, "options": EngineOptions(),
     "free_bytes": 50_000_000, "fixed_len": False, "fraction": 0.9, "device_is_host": False, "host_free_bytes": 10**9,
 })  # fmt: skip
-def test_what_can_fit_does_and_is_counted(q: dict[str, Any]) -> None:
+def test_settings_that_fit_are_used_and_counted(q: dict[str, Any]) -> None:
     try:
         config = resolve(**q)
     except RequestError as error:
@@ -184,7 +184,7 @@ def ask(free_bytes: int, fixed_len: bool = False, length: int = 131072, **option
     return resolve(LLAMA, length, EngineOptions(**options), free_bytes=free_bytes, fixed_len=fixed_len)
 
 
-def test_the_order_in_which_settings_become_smaller() -> None:
+def test_the_order_in_which_settings_are_reduced() -> None:
     """A step's tokens and sequences are reduced first, then the length, unless the user has set it."""
     plenty, less, little = ask(200 * GIB), ask(2 * GIB), ask(GIB // 8)
     assert (plenty.max_model_len, plenty.max_num_seqs, plenty.max_num_batched_tokens) == (131072, 256, 512)

@@ -51,7 +51,7 @@ def run(scheduler: Scheduler) -> list[StepPlan]:
 # ---- state groups ------------------------------------------------------------------------------------------
 
 
-def test_layers_group_by_what_they_remember_not_by_shape() -> None:
+def test_layers_group_by_their_state_and_not_by_shape() -> None:
     wide = Attention(num_heads=4, num_kv_heads=2, head_dim=8, scale=1.0)
     narrow, window = replace(wide, num_kv_heads=1), replace(wide, window=10)
     norm, mlp = RMSNorm(1e-6), GatedMLP(8)
@@ -215,7 +215,7 @@ def test_a_prefix_is_found_under_the_same_root_only() -> None:
     assert hash_root(cache_salt="ab") != hash_root(cache_salt="a", adapter="b")
 
 
-def test_windows_let_go_of_what_fell_out() -> None:
+def test_windows_free_old_pages() -> None:
     scheduler = make(KV, WINDOW, tokens=10)
     scheduler.add(Sequence(0, list(range(60)), 2))
     for _ in range(6):
@@ -232,7 +232,7 @@ def test_chunks_end_where_a_snapshot_can_be_published() -> None:
     assert [len(p.works[0].tokens) for p in run(scheduler)] == [32, 9]
 
 
-def test_prompts_that_part_get_a_snapshot_the_second_time() -> None:
+def test_prompts_that_differ_get_a_snapshot_at_the_second_request() -> None:
     scheduler = make(KV, STATE, tokens=200)
     starts = []
     for number in range(3):
@@ -288,7 +288,7 @@ def pause(scheduler: Scheduler, *numbers: int) -> None:
     scheduler.commit(plan, [Result() for _ in plan.works])
 
 
-def test_those_that_pause_make_way_where_nothing_else_can_run() -> None:
+def test_paused_sequences_are_preempted_if_nothing_else_can_run() -> None:
     """With two beams and one row, the first beam is paused, so it is preempted for the second; it is not recomputed in
     vain.
     """
@@ -324,7 +324,7 @@ def test_one_that_pauses_and_is_preempted_is_not_computed_again() -> None:
     assert len(scheduler) == 0
 
 
-def test_a_fork_stands_where_its_parent_does() -> None:
+def test_a_fork_keeps_the_rank_of_its_parent() -> None:
     """A fork runs before a request that arrived later than its parent."""
     scheduler = make(KV, seqs=1)
     scheduler.add(Sequence(0, list(range(5)), 5))
@@ -337,7 +337,7 @@ def test_a_fork_stands_where_its_parent_does() -> None:
     assert order == [2, 3, 1]
 
 
-def test_drafts_leave_the_state_before_them_and_replay() -> None:
+def test_drafts_keep_the_state_before_them_and_replay() -> None:
     scheduler = make(KV, STATE)
     scheduler.add(Sequence(0, list(range(10)), 20))
     commit(scheduler, plan_of(scheduler))
@@ -381,7 +381,7 @@ def test_priorities_overtake_but_do_not_starve() -> None:
     assert order == [1, 2, 0, 3, 4, 5, 6]  # the third request arrives as many seconds later as its priority is worth
 
 
-def test_what_can_never_fit_fails_alone() -> None:
+def test_a_request_that_can_never_fit_fails_alone() -> None:
     scheduler = make(KV, pages=6)
     refused = 0
     for number in range(1000):

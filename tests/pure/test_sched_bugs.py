@@ -1,4 +1,4 @@
-"""What the fuzz is worth: deliberate bugs, each put into the scheduler by patching one method, each caught.
+"""Deliberate bugs test the fuzz: each of them patches one method of the scheduler, and the fuzz must find it.
 
 share without a reference          seal before a page is full         hash without its root
 window page dropped a token early  pages reused with a step in flight no copy on write
@@ -6,7 +6,7 @@ copy on write not sent             epoch not raised by preemption     lookback o
 swap-in to the wrong page          end of sequence ignored            snapshot published off its position
 drafts not rolled back             accepted drafts not replayed       snapshot overwritten in flight
 parent writes on after a fork      swapped before the step in flight  two sequences on one row
-first tokens let go with the window
+first tokens freed with the window
 """
 
 from __future__ import annotations

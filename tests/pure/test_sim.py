@@ -130,7 +130,7 @@ def test_tokens_add_up() -> None:
     assert all(t[0] > r.arrival_ns for t, r in zip(times, answered, strict=True))
 
 
-def test_what_cannot_fit_is_refused_and_the_rest_runs() -> None:
+def test_requests_that_cannot_fit_are_refused_and_the_rest_runs() -> None:
     found = simulate(Workload([Request(0, 5000, 1), Request(0, 50, 2)]), pool(100), each(0.01))
     assert (found.report.requests, found.report.refused) == (1, 1)
     assert found.first_refusal is not None and "need 313 pages" in found.first_refusal
@@ -143,7 +143,7 @@ def test_what_cannot_fit_is_refused_and_the_rest_runs() -> None:
         simulate(Workload([]), pool(), each(0.01), replicas=0)
 
 
-def test_nothing_to_do() -> None:
+def test_an_empty_workload() -> None:
     r = simulate(Workload([]), pool(), each(0.01), slo=Slo(ttft_s=1.0)).report
     assert (r.requests, r.steps, r.ttft_s, r.requests_per_s, r.goodput) == (0, 0, None, 0.0, None)
 
@@ -250,7 +250,7 @@ def test_goodput() -> None:
             Slo.parse(bad)
 
 
-def test_nobody_else_has_the_first_requests_pages() -> None:
+def test_no_other_request_gets_the_first_requests_pages() -> None:
     """A request without blocks has no prefix hit, even if the pages of an earlier request with the number 0 still
     exist.
     """
@@ -382,7 +382,7 @@ def test_prefix_hits_are_those_of_the_trace() -> None:
 # ---- deliberate bugs ---------------------------------------------------------------------------------------
 
 
-def test_a_lost_request_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_request_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Scheduler._accept
 
     def accept(scheduler: Scheduler, *args: object) -> object:
@@ -394,7 +394,7 @@ def test_a_lost_request_shows(monkeypatch: pytest.MonkeyPatch) -> None:
         simulate(Workload([Request(0, 5, 1)]), pool(), each(0.01), every_step=True)
 
 
-def test_a_lost_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_page_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ridgeline.sim.runs.RunCache.release", lambda cache, seq: None)
     with pytest.raises(AssertionError):
         simulate(Workload([Request(0, 5, 1)]), pool(), each(0.01))

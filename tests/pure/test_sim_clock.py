@@ -68,7 +68,7 @@ COSTS = {case: cost_of(deployment(*case)) for case in CASES}
 @pytest.mark.parametrize(("model", "machine"), CASES)
 @hypothesis.settings(max_examples=30, deadline=None)
 @given(batch=BATCHES)
-def test_a_step_takes_what_the_planner_says(model: str, machine: str, batch: list[Slice]) -> None:
+def test_a_step_takes_the_planned_time(model: str, machine: str, batch: list[Slice]) -> None:
     wanted = Planner(deployment(model, machine)).step(batch).seconds
     assert seconds(COSTS[model, machine], batch) == pytest.approx(wanted, rel=1e-9)
 
@@ -134,7 +134,7 @@ def test_a_server_is_predicted_with_its_own_rates() -> None:
 
 
 @pytest.mark.parametrize("rates", [5, {}, {"threads": 2}, {"threads": 1, "isa": "x", "read": [1]}])
-def test_what_are_no_rates_is_said(rates: object) -> None:
+def test_invalid_rates_are_an_error(rates: object) -> None:
     value = described(deployment("dense"))
     value["machine"] = {**value["machine"], "rates": rates}  # type: ignore[dict-item]
     with pytest.raises(RequestError, match="are both of one version"):

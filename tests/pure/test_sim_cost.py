@@ -36,7 +36,7 @@ def seconds(cost: StepCost, batch: list[Slice]) -> float:
 
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_step_takes_what_the_planner_says(model: str, tp: int) -> None:
+def test_a_step_takes_the_planned_time(model: str, tp: int) -> None:
     rng = random.Random(model)
     try:
         found = deployment(model, tp)
@@ -82,6 +82,6 @@ def test_settings_fill_the_memory() -> None:
         settings(deployment("meta-llama/Llama-3.1-70B"))
 
 
-def test_what_is_not_simulated_is_refused() -> None:
+def test_features_that_are_not_simulated_are_refused() -> None:
     with pytest.raises(RequestError, match="set both to 1"):
         RooflineCost(replace(deployment(MODELS[0]), scheme=Scheme(pp=2)))

@@ -247,7 +247,7 @@ def test_a_bug_shows(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     pytest.fail("nothing was noticed")
 
 
-def test_lost_gaps_show_in_the_number_of_tokens(monkeypatch: Patch) -> None:
+def test_lost_gaps_change_the_number_of_tokens(monkeypatch: Patch) -> None:
     """A comparison cannot find a bug of both ways, so the number of token times is compared with the tokens."""
     gap_of_a_preemption_lost(monkeypatch)
     for seed in range(60):

@@ -532,7 +532,7 @@ def test_ropes_are_the_distinct_ones_in_order() -> None:
     assert replace(SMALL, layers=layers).ropes() == (other, ROPE)
 
 
-def test_a_part_in_one_line() -> None:
+def test_a_part_described_in_one_line() -> None:
     """Fields with default values are left out, and long lists are cut."""
     rope = Rope(8, 500_000.0, scaling=LongRopeScaling((1.0, 2.0, 3.0, 4.0), (1.0,) * 4, 64, 1.5))
     assert describe(Attention(4, 2, 8, 0.1, Rope(8), window=16)) == (

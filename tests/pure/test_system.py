@@ -74,7 +74,7 @@ def found_in(path: Path) -> set[str]:
     return found
 
 
-def test_only_files_that_ask_first_use_what_one_system_has() -> None:
+def test_only_files_that_check_first_use_names_of_one_system() -> None:
     allowed = {"/proc/cpuinfo", "/proc/self/status", "/proc/driver/nvidia"}
     found = {p.relative_to(SOURCE).as_posix(): found_in(p) for p in SOURCE.rglob("*.py")}
     assert allowed <= found["system.py"]
@@ -98,7 +98,7 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("machine")
-def test_memory_is_what_psutil_and_this_process_know() -> None:
+def test_memory_agrees_with_psutil_and_this_process() -> None:
     assert system.total_bytes() == psutil.virtual_memory().total
     assert 0 < system.free_bytes() <= system.total_bytes()
     before = system.resident_bytes()
@@ -122,7 +122,7 @@ def test_busy_seconds_count_what_this_process_computes() -> None:
     assert system.busy_seconds() - before > 0.1
 
 
-def test_commands_work_on_a_system_without_what_linux_has(tmp_path: Path) -> None:
+def test_commands_work_on_a_system_without_the_features_of_linux(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
     out = tmp_path / "out.jsonl"
     prompts = tmp_path / "prompts.txt"

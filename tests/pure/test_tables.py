@@ -267,7 +267,7 @@ def test_a_pipe_obeys_columns(monkeypatch: pytest.MonkeyPatch, columns: str | No
     assert tables.screen().width == width
 
 
-def test_what_is_printed_is_never_cropped() -> None:
+def test_printed_cells_are_never_cropped() -> None:
     console = Console(file=io.StringIO(), width=20, highlight=False)
     word = "x" * 50
     tables.show(console, word, Table("", (Column("a"),), rows=[]), f"1,234 {word}")

@@ -45,7 +45,7 @@ def a_folder(folder: Path) -> Path:
     )
 
 
-def test_what_of_a_folder_becomes_a_document(tmp_path: Path) -> None:
+def test_the_files_of_a_folder_that_become_documents(tmp_path: Path) -> None:
     corpus = Corpus.from_paths([a_folder(tmp_path / "data")], license="CC0")
     assert [(d.name, d.text) for d in corpus.documents] == [
         ("a/x.py", "x = 1\n"),
@@ -107,7 +107,7 @@ def test_a_folder_without_text_and_no_path_at_all(tmp_path: Path) -> None:
         Corpus.from_paths([])
 
 
-def test_of_a_library_what_is_the_same_everywhere(tmp_path: Path) -> None:
+def test_files_of_a_library_that_are_equal_everywhere(tmp_path: Path) -> None:
     for index in range(100):
         write(tmp_path, **{f"test__sub__test_{index}_dot_py": f"x = {index}\n"})
     write(tmp_path, os_dot_py="import abc\n", os_dot_txt="no Python", test__latin_dot_py=b"# \xe9\n")
@@ -204,7 +204,7 @@ def blocks(draw: st.DrawFn, depth: int = 0) -> str:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(blocks(), min_size=2, max_size=6), st.sampled_from(["\n", "\r\n", "\r"]), st.integers(0, 99))
-def test_no_function_stands_on_both_sides(texts: list[str], line_end: str, seed: int) -> None:
+def test_no_function_is_on_both_sides(texts: list[str], line_end: str, seed: int) -> None:
     documents = tuple(Document(f"{i}.py", t.replace("\n", line_end)) for i, t in enumerate(texts))
     try:
         parts = split(documents, 0.5, seed)
@@ -228,7 +228,7 @@ def cut(text: str, train: str) -> str | None:
     return cut_functions(text, {function_key(f) for f in functions(train)})[0]
 
 
-def test_what_a_cut_takes_and_leaves() -> None:
+def test_the_lines_that_a_cut_removes() -> None:
     train = "class B:\n    def f(self): pass\n    @staticmethod\n    def g(): pass\n"
     text = (
         "class A:\n    # of f\n    def f(self):\n        pass  # done\n    @staticmethod\n    # of g\n    def g():\n"
@@ -239,17 +239,17 @@ def test_what_a_cut_takes_and_leaves() -> None:
     )
 
 
-def test_a_known_function_goes_with_what_is_inside_it() -> None:
+def test_a_known_function_is_removed_with_its_inner_functions() -> None:
     text = "class A:\n    def outer():\n        def inner(): pass\n"
     assert cut_functions(text, {function_key(f) for f in functions(text)}) == ("class A:\n    pass\n", 1)
 
 
-def test_what_a_cut_leaves_is_cut_if_it_is_known_too() -> None:
+def test_the_rest_of_a_cut_is_cut_if_it_is_known_too() -> None:
     train = "def inner(): return 1\ndef outer():\n    x = 1\n"
     assert cut("def outer():\n    x = 1\n    def inner(): return 1\ny = 2\n", train) == "y = 2\n"
 
 
-def test_a_document_of_which_nothing_is_left_that_parses_is_dropped() -> None:
+def test_a_document_without_parsable_text_is_dropped() -> None:
     assert cut("x = 1\nif x:\\\n\n  def f(): pass\n", "def f(): pass\n") == "x = 1\nif x:\\\n\n  pass\n"
     assert cut("@(\n    deco)\ndef f(): pass\n", "@deco\ndef f(): pass\n") is None
     texts = ["def f(): pass\n", "# f\ndef f(): pass\n\n", "@(\n    deco)\ndef g(): pass\n", "@deco\ndef g(): pass\n"]

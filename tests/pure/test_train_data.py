@@ -40,7 +40,7 @@ def small() -> tokenizers.Tokenizer:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.sampled_from(TEXTS))
-def test_every_text_comes_back_as_it_was(text: str) -> None:
+def test_every_text_survives_a_round_trip(text: str) -> None:
     ids = small().encode(text, add_special_tokens=False).ids
     if END_OF_TEXT not in text:
         assert small().decode(ids) == text
@@ -142,7 +142,7 @@ def test_long_corpora_are_encoded_in_parts(tmp_path: Path, monkeypatch: pytest.M
     assert np.array_equal(parts.offsets, whole.offsets)
 
 
-def test_nothing_half_written_stays(tmp_path: Path) -> None:
+def test_no_incomplete_file_stays(tmp_path: Path) -> None:
     def fail(done: int, total: int) -> None:
         assert len(list(tmp_path.iterdir())) == 1  # there is a file to remove
         raise KeyboardInterrupt
@@ -269,7 +269,7 @@ def test_every_token_of_every_epoch_once(
     steps=st.lists(st.integers(0, 60), min_size=1, max_size=6),
     seed=st.integers(0, 99),
 )
-def test_a_step_is_the_same_whenever_it_is_asked_for(lengths: list[int], steps: list[int], seed: int) -> None:
+def test_a_step_does_not_depend_on_the_time_of_the_call(lengths: list[int], steps: list[int], seed: int) -> None:
     shard = numbered(lengths)
     going_on = Batches(shard, 8, 16, seed)
     expected = [going_on.batch(step) for step in range(61)]

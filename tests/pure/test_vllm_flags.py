@@ -109,7 +109,7 @@ def test_invalid_config_files(name: str, text: str, message: str, tmp_path: Path
         rewritten("m", "--config", str(tmp_path / "missing.yaml"))
 
 
-def test_flags_are_known_once_and_say_what_to_do() -> None:
+def test_each_flag_is_listed_once_with_a_remedy() -> None:
     names = [name for flag in vllm_flags.FLAGS for name in flag.names]
     assert len(names) == len(set(names)) == len(vllm_flags.KNOWN) > 30
     command: Any = typer.main.get_command(main.app)

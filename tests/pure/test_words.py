@@ -95,7 +95,7 @@ def test_headings_are_plain(page: Path) -> None:
     assert not found, "\n".join(found)
 
 
-def test_the_glossary_names_what_is_banned() -> None:
+def test_the_glossary_names_the_banned_words() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     glossary = text[text.index("## Glossary") :].split("\n## ")[0]
     missing = [word for word in BANNED if word not in glossary]
