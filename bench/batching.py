@@ -117,7 +117,7 @@ def step_sizes(lengths: list[int], batch: int, mode: str) -> list[int]:
             scheduler.commit(plan, [Result((7,), ended=left[w.sequence] == 0) for w in plan.works])
             sizes.append(len(plan.works))
         scheduler.check()
-    assert not any(left), "a request did not get its length"
+    assert not any(left), "a request has the wrong length"
     return sizes
 
 

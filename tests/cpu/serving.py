@@ -25,7 +25,7 @@ def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait until a condition is true."""
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, f"not true within {seconds:g} s"
+        assert time.monotonic() < end, f"the condition is not true after {seconds:g} s"
         time.sleep(0.05)
 
 

@@ -93,7 +93,7 @@ def test_outputs_that_are_not_named_are_not_computed() -> None:
     spec = SPECS["cla2"]
 
     def fail() -> Any:
-        raise AssertionError("it was computed")
+        raise AssertionError("an output was computed")
 
     Capture(spec, ["norm"]).put("layers.0", fail)
 

@@ -23,7 +23,10 @@ pipe = connect(sys.argv[2])
 while data := pipe.recv(4096):
     pipe.sendall(data)
 """
-WAYS = [pytest.param(True, marks=pytest.mark.skipif(not CAN_INHERIT, reason="files are not inherited here")), False]
+WAYS = [
+    pytest.param(True, marks=pytest.mark.skipif(not CAN_INHERIT, reason="this system does not inherit files")),
+    False,
+]
 
 
 @pytest.mark.parametrize("inherit", WAYS)

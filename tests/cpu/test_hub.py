@@ -38,7 +38,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if the hub is called."""
 
     def asked(*args: Any, **kwargs: Any) -> None:
-        pytest.fail(f"the hub was asked for {args} {kwargs}")
+        pytest.fail(f"the hub was called with {args} {kwargs}")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", asked)
 

@@ -103,7 +103,7 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     )
 
 
-# ---- what is computed ------------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------------------------------
 
 
 @by_format
@@ -184,7 +184,7 @@ def test_parts_and_biases(pool: Any, form: Format) -> None:
     assert np.array_equal(meaning(pool, w), np.concatenate([meaning(pool, matrix(pool, form, a)) for a in weights]))
 
 
-# ---- the same bits ---------------------------------------------------------------------------------------------------
+# ---- equal bits ------------------------------------------------------------------------------------------------------
 
 
 @by_format
@@ -299,7 +299,7 @@ def test_no_tokens(pool: Any) -> None:
     assert product(pool, matrix(pool, FORMATS[0], draw(5, 7)), np.zeros((0, 7), np.float32)).shape == (0, 5)
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- invalid input ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

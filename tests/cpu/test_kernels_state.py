@@ -41,7 +41,7 @@ def rows_of(tokens: int, shape: tuple[int, ...], seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal((tokens, *shape), dtype=np.float32)
 
 
-# ---- one rounding ----------------------------------------------------------------------------------------------------
+# ---- equal rounding --------------------------------------------------------------------------------------------------
 
 
 def ugly() -> Array:

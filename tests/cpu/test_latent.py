@@ -189,7 +189,7 @@ def test_gradients(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.autograd.gradcheck(lambda q, rows, up: kernel(q, DenseRows((rows,), lengths), up), inputs)
 
 
-# ---- which form ---------------------------------------------------------------------------------------------
+# ---- the choice ----------------------------------------------------------------------------------------------
 
 
 def counted(form: str, case: LatentAttention, tokens: int, context: int, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -124,7 +124,7 @@ def test_published_ones(name: str, characters: int) -> None:
 def test_a_text_that_cannot_fit_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer(byte_level(), templates={"default": "{{ messages[0].content }}"})
     frontend = Frontend(small_spec(), tokenizer, "", 100, 0)
-    monkeypatch.setattr(Tokenizer, "_encode", lambda *_: pytest.fail("tokenized"))
+    monkeypatch.setattr(Tokenizer, "_encode", lambda *_: pytest.fail("the text was tokenized"))
     text = "a" * 1_000_000
     for prompt in (text, {"messages": [{"role": "user", "content": text}]}):
         with pytest.raises(

@@ -150,7 +150,7 @@ def test_bytes_are_those_of_the_numbers(packed: tuple[Path, nn.Module, Case]) ->
     assert experts[0] + "_blocks" not in files
 
 
-# ---- what is refused ----------------------------------------------------------------------------------------
+# ---- invalid files ------------------------------------------------------------------------------------------
 
 BLOCKS, SCALES = (f"model.layers.1.mlp.experts.down_proj_{part}" for part in ("blocks", "scales"))
 BROKEN: dict[str, tuple[Callable[[Tensors], object], str]] = {

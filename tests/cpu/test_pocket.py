@@ -71,7 +71,7 @@ def test_a_chat_is_the_text_of_its_messages(target: LLM) -> None:
 
 def test_the_hub_is_not_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def ask(*args: object) -> Path:
-        raise AssertionError("the hub was asked")
+        raise AssertionError("the hub was called")
 
     monkeypatch.setattr("ridgeline.load.hub._download", ask)
     monkeypatch.chdir(tmp_path)

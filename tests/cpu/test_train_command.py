@@ -134,7 +134,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path, data: Path) -> None:
         process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         until = time.monotonic() + 120
         while time.monotonic() < until and (not path.exists() or path.read_text().count("\n") < lines):
-            assert process.poll() is None, "it ended before it was killed"
+            assert process.poll() is None, "the run ended before it was killed"
         process.send_signal(signal.SIGKILL)
         process.wait()
     subprocess.run(command, env=environment, check=True, stderr=subprocess.DEVNULL)

@@ -218,7 +218,7 @@ def test_nothing_is_held_twice(folders: Mapping[str, Path], monkeypatch: pytest.
     assert most <= 4 * (embed.num_params + max(2 * layer, embed.num_params))
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system does not say what is resident")
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not report resident memory")
 @pytest.mark.parametrize("scheme", ["auto", "int8"])
 def test_packed_matrices_free_their_pages_of_the_file(scheme: str) -> None:
     pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")

@@ -50,7 +50,7 @@ def expert_weights(matrices: Any, biases: Any, table: OpsTable, format: Format =
     return Weights({}, {}, bind(arrays, table, "mlp", "norm", format).experts)
 
 
-# ---- the same arguments for both -------------------------------------------------------------------------------------
+# ---- equal arguments for both ----------------------------------------------------------------------------------------
 
 
 def each(x: Any, change: Callable[[Array], Any]) -> Any:

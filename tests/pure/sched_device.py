@@ -167,7 +167,9 @@ class FakeDevice:
         assert not work.sample or work.floor == script.floor(limit) == script.floor(limit + len(drafts))
         for position, token in enumerate(work.tokens[: limit - start], start):
             if token == LAST:
-                assert self.last.get(row) == (work.sequence, position), "another sequence's last token"
+                assert self.last.get(row) == (work.sequence, position), (
+                    "the last token of the row is of another sequence"
+                )
             else:
                 assert token == script.token(position), f"wrong token at {position}"
         for g, group in enumerate(self.groups):
@@ -203,9 +205,9 @@ class FakeDevice:
             self.counts["reads"] += 1
         if work.start > begin:
             owner, position, drafts = self.kept[work.row]
-            assert (owner, position) == (work.sequence, begin), "the kept inputs are of another span"
+            assert (owner, position) == (work.sequence, begin), "the stored inputs are of other positions"
             replayed = [script.token(p) for p in range(begin, work.start)]
-            assert list(drafts[: work.start - begin]) == replayed, "replays a draft that was rejected"
+            assert list(drafts[: work.start - begin]) == replayed, "a rejected draft is replayed"
             self.counts["replays"] += 1
         self._page(g, work.row, (limit - 1) // size)["state"] = (limit, script.state(limit, work.floor))
 

@@ -150,10 +150,10 @@ def test_the_allowed_imports(path: Path) -> None:
             assert allowed, f"{name} imports {module}, but {package} may import only {sorted(ours or ())}"
             if package == "load" and owner(module) == "ops":
                 plain = {"ridgeline.ops.api", "ridgeline.ops.mapped"}
-                assert module in plain, f"{name}: of ops, load may know only the signatures, and mapped files"
+                assert module in plain, f"{name}: load may import only signatures and mapped files of ops"
             if package == "runtime" and owner(module) == "sched":
                 plain = {"ridgeline.sched.work", "ridgeline.sched.stats"}
-                assert module in plain, f"{name}: of sched, runtime may know only the plain data"
+                assert module in plain, f"{name}: runtime may import only the plain data of sched"
         elif top == "torch":
             assert any(name.startswith(place) for place in TORCH), f"{name} imports {module}"
         else:

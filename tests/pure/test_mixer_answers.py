@@ -67,7 +67,7 @@ def checks_of_kinds(source: str) -> Iterator[int]:
 def test_no_package_above_checks_kinds_of_mixers() -> None:
     files = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] not in MAY_TELL_APART]
     found = [f"{p.relative_to(SOURCE)}:{line}" for p in files for line in checks_of_kinds(p.read_text("utf-8"))]
-    assert not found, "ask the mixer instead (spec/mixer.py): " + ", ".join(found)
+    assert not found, "call a method of the mixer instead (spec/mixer.py): " + ", ".join(found)
 
 
 @pytest.mark.parametrize("planted", [

@@ -234,4 +234,4 @@ def seeds_until_caught(mixes: list[Any]) -> int:
 def test_caught(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     bug(monkeypatch)
     names = ["kv, latent, window, snapshot", "kv, snapshot", "kv, first tokens, window, snapshot", "first tokens"]
-    assert seeds_until_caught([MIXES[name] for name in names]), "the fuzz saw nothing"
+    assert seeds_until_caught([MIXES[name] for name in names]), "the fuzz did not find the bug"

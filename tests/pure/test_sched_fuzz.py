@@ -138,7 +138,7 @@ class Fuzz:
                 self.commit()
             scheduler.check()
             steps += 1
-            assert steps < MAX_STEPS, "no end"
+            assert steps < MAX_STEPS, f"the run does not end within {MAX_STEPS} steps"
         self.finish()
         self.counts["steps"] = steps
         return self.counts
@@ -227,7 +227,7 @@ class Fuzz:
 
     def take(self, update: Update) -> None:
         request = self.requests[update.sequence]
-        assert not request.over, "tokens of a request that is over"
+        assert not request.over, "tokens for a request that has ended"
         request.tokens += update.tokens
         request.over = update.finished
         if request.stops and STOP in update.tokens and not request.over:

@@ -90,11 +90,13 @@ def compare(seed: int, cost_of: Callable[[random.Random], StepCost] = linear) ->
     """Return counts of the events. Raises AssertionError where the two simulations differ."""
     run = case(seed, cost_of)
     jumped, stepped = run(False), run(True)
-    assert jumped.book.token_times() == stepped.book.token_times(), f"seed {seed}: token times"
-    assert jumped.report == stepped.report, f"seed {seed}: report"
-    assert jumped.book.timeline.sums == stepped.book.timeline.sums, f"seed {seed}: timeline"
+    assert jumped.book.token_times() == stepped.book.token_times(), f"seed {seed}: the token times differ"
+    assert jumped.report == stepped.report, f"seed {seed}: the reports differ"
+    assert jumped.book.timeline.sums == stepped.book.timeline.sums, f"seed {seed}: the timelines differ"
     for name in ("index", "replica", "cached", "preempted"):
-        assert jumped.book.column(name).tolist() == stepped.book.column(name).tolist(), f"seed {seed}: {name}"
+        assert jumped.book.column(name).tolist() == stepped.book.column(name).tolist(), (
+            f"seed {seed}: the columns {name} differ"
+        )
     found = stepped.report
     return Counter(
         steps=found.steps,
@@ -244,7 +246,7 @@ def test_a_bug_shows(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
             compare(seed)
         except Exception:  # a wrong figure, a lost page, or an error of the scheduler
             return
-    pytest.fail("nothing was noticed")
+    pytest.fail("the comparison did not find the bug")
 
 
 def test_lost_gaps_change_the_number_of_tokens(monkeypatch: Patch) -> None:
@@ -254,4 +256,4 @@ def test_lost_gaps_change_the_number_of_tokens(monkeypatch: Patch) -> None:
         found = case(seed)(True)
         if sum(map(len, found.book.token_times())) != found.report.output_tokens:
             return
-    pytest.fail("nothing was noticed")
+    pytest.fail("the comparison did not find the bug")

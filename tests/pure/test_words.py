@@ -1,4 +1,4 @@
-"""Check docstrings, help, metrics and headings against the glossary of CONTRIBUTING.md.
+"""Check docstrings, comments, help, metrics and headings against the glossary of CONTRIBUTING.md.
 
 Machines judge no style. These rules catch the habits that made the old texts hard to read, and no more.
 """
@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 import pytest
 import typer.main
-from words import BANNED, FIRST_WORDS, docstrings, faults, headings
+from words import BANNED, FIRST_WORDS, comments, docstrings, faults, headings
 
 import ridgeline
 from ridgeline.cli.main import app
 
 SOURCE = Path(ridgeline.__file__).parent
 ROOT = Path(__file__).parents[2]
-PACKAGES = sorted(p for p in SOURCE.iterdir() if p.suffix == ".py" or (p.is_dir() and any(p.glob("*.py"))))
+# Files and folders with Python. src/ is divided by package, tests/ by folder.
+PACKAGES, TESTS, BENCH = (
+    sorted(p for p in folder.iterdir() if p.suffix == ".py" or (p.is_dir() and any(p.rglob("*.py"))))
+    for folder in (SOURCE, ROOT / "tests", ROOT / "bench")
+)
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")])
-# The names that begin each request of Prometheus' page: what follows the name is its help text.
+# Each of these methods writes a metric to Prometheus' page: the argument after the name is its help text.
 METRIC_CALLS = ("value", "values", "histogram")
 
 
@@ -60,12 +64,27 @@ def option_faults(option: click.Parameter) -> Iterator[str]:
         yield f"{option.opts[0]} takes a value, is not required, and its help names no default"
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.name)
-def test_docstrings_are_sentences(package: Path) -> None:
-    found = []
-    for path in [package] if package.is_file() else sorted(package.rglob("*.py")):
-        for line, text in docstrings(path.read_text(encoding="utf-8")):
-            found += [f"{path.relative_to(ROOT)}:{line}: {fault}" for fault in faults(text)]
+def faults_in(folder: Path, read: Callable[[str], Iterator[tuple[int, str]]]) -> Iterator[str]:
+    """Yield the faults of the texts that `read` finds in a file, or in all files of a folder."""
+    for path in [folder] if folder.is_file() else sorted(folder.rglob("*.py")):
+        for line, text in read(path.read_text(encoding="utf-8")):
+            yield from (f"{path.relative_to(ROOT)}:{line}: {fault}" for fault in faults(text))
+
+
+def capitalized(source: str) -> Iterator[tuple[int, str]]:
+    """Yield comments with a capital first letter: the rules on first words hold for short comments too."""
+    yield from ((line, text[:1].upper() + text[1:]) for line, text in comments(source))
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, *TESTS, *BENCH], ids=lambda p: p.name)
+def test_docstrings_are_sentences(folder: Path) -> None:
+    found = list(faults_in(folder, docstrings))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("folder", [*TESTS, *BENCH], ids=lambda p: p.name)
+def test_comments_of_tests_and_benchmarks_are_plain(folder: Path) -> None:
+    found = list(faults_in(folder, capitalized))
     assert not found, "\n".join(found)
 
 
@@ -131,9 +150,15 @@ def test_planted_options_and_metrics_are_caught() -> None:
     assert [text for _, text in metric_help(planted)] == ["Of a request."]
 
 
-def test_planted_docstrings_and_headings_are_caught(tmp_path: Path) -> None:
+def test_planted_docstrings_comments_and_headings_are_caught(tmp_path: Path) -> None:
     source = 'def f():\n    """Of a run."""\nclass A:\n    """Hold it."""\n'
     assert [list(faults(text)) != [] for _, text in docstrings(source)] == [True, False]
+    source = "x = 1  # of a run\n# Plain text that\n# Of course continues.\ny = '# not a comment'\n    # it is turned\n"
+    assert [(line, bool(list(faults(text)))) for line, text in capitalized(source)] == [
+        (1, True),
+        (2, False),
+        (5, True),
+    ]
     page = tmp_path / "page.md"
     page.write_text("# What\n```\n# Who: code\n```\n## Plain\n")
     assert [bool(list(faults(text))) for _, text in headings(page)] == [True, False]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -68,6 +70,23 @@ def docstrings(source: str) -> Iterator[tuple[int, str]]:
             text = ast.get_docstring(node)
             if text is not None:
                 yield getattr(node, "lineno", 1), text
+
+
+def comments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of every comment in Python source; adjacent lines in one column are one comment."""
+    begin, last, column, lines = 0, 0, 0, list[str]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        if lines and token.start != (last + 1, column):
+            yield begin, " ".join(lines)
+            lines = []
+        if not lines:
+            begin, column = token.start
+        last = token.start[0]
+        lines.append(token.string.lstrip("#- ").rstrip("- "))
+    if lines:
+        yield begin, " ".join(lines)
 
 
 def headings(path: Path) -> Iterator[tuple[int, str]]:
