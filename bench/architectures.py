@@ -133,7 +133,7 @@ def run(name: str, contexts: Sequence[int], device: str, steps: int, bandwidth: 
     bench = Filled(llm, steps)
     exact, computed_s = bench.computed(contexts[0])
     for context in contexts:
-        state, seconds, books = bench.filled(context)
+        state, seconds, pages_agree = bench.filled(context)
         read = spec.num_params() * FLOAT - VOCAB * WIDTH * FLOAT + spec.state_elements(context) * FLOAT
         line = {
             "architecture": name, "device": device, "context": context, "state_bytes": state,
@@ -142,7 +142,7 @@ def run(name: str, contexts: Sequence[int], device: str, steps: int, bandwidth: 
         }  # fmt: skip
         if context == contexts[0]:
             line["filled_over_computed"] = round(seconds / computed_s, 3)
-        emit(f"architectures: {name}, {context} tokens", exact and books, **line)
+        emit(f"architectures: {name}, {context} tokens", exact and pages_agree, **line)
         yield line
 
 

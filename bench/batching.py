@@ -125,10 +125,10 @@ def simulated_steps(lengths: list[int], batch: int, mode: str) -> int:
     """Return the number of steps without the scheduler: each request takes the first free slot."""
     end = 0
     for group in groups_of(lengths, batch, mode):
-        places = [end] * batch
+        slots = [end] * batch
         for i in group:
-            heapq.heappush(places, heapq.heappop(places) + lengths[i])
-        end = max(places)
+            heapq.heappush(slots, heapq.heappop(slots) + lengths[i])
+        end = max(slots)
     return end
 
 
@@ -240,7 +240,7 @@ def plot(path: Path, steps: dict[tuple[str, int], dict[str, float]], wall: list[
             BATCHES, [p["gain"] for p in points], [p["spread"] for p in points], fmt="o", ms=5, capsize=3, color=color,
             label=f"{name} lengths: {formula[name]}",
         )  # fmt: skip
-    left.set(xlabel="places B", ylabel="static steps / continuous steps", ylim=(0.8, 4.4))
+    left.set(xlabel="slots B", ylabel="static steps / continuous steps", ylim=(0.8, 4.4))
     left.set_xticks(BATCHES, [str(b) for b in BATCHES])
     left.set_title("In steps: the scheduler (points), the closed form (lines)", fontsize=10)
     left.legend(frameon=False, loc="upper left")
@@ -252,8 +252,8 @@ def plot(path: Path, steps: dict[tuple[str, int], dict[str, float]], wall: list[
         ("speedup_clock", "by the clock, measured on a shared machine", "tab:purple"),
     ]
     for n, (key, label, color) in enumerate(shown):
-        places = [i + 0.2 * (n - 1.5) for i in range(len(wall))]
-        bars = right.bar(places, [gains[key] for gains in wall], 0.18, color=color, label=label)
+        offsets = [i + 0.2 * (n - 1.5) for i in range(len(wall))]
+        bars = right.bar(offsets, [gains[key] for gains in wall], 0.18, color=color, label=label)
         right.bar_label(bars, fmt="%.2f", fontsize=9)
     right.axhline(1, color="black", lw=0.8)
     right.set_xticks(range(len(wall)), [f"B = {b}" for b in WALL_BATCHES])

@@ -156,7 +156,7 @@ class Contiguous:
             lost = self._grow()
             tally.preempted += lost
             tally.computed += len(self._running)
-            while self._waiting and not lost and self._place(self._waiting[0]):
+            while self._waiting and not lost and self._allocate(self._waiting[0]):
                 tally.computed += self._known[self._waiting[0]]
                 insort(self._running, self._waiting.pop(0))
             reserved = sum(end - start for start, end in self._blocks.values())
@@ -177,7 +177,7 @@ class Contiguous:
         self._running.remove(i)
         self._region.free(self._blocks.pop(i))
 
-    def _place(self, i: int) -> bool:
+    def _allocate(self, i: int) -> bool:
         block = self._region.take(self._block(self._requests[i], self._known[i]))
         if block is not None:
             self._blocks[i] = block
@@ -193,7 +193,7 @@ class Contiguous:
             if self._block(self._requests[i], self._known[i]) == end - start:
                 continue
             self._region.free(self._blocks.pop(i))
-            while not self._place(i):
+            while not self._allocate(i):
                 victim = self._running[-1]
                 self._running.pop()
                 insort(self._waiting, victim)
@@ -298,19 +298,19 @@ def plot(path: Path, panels: dict[str, dict[str, Tally]]) -> None:
 
     figure, axes = plt.subplots(1, len(panels), figsize=(12.5, 4.8), layout="constrained")
     for ax, (title, tallies) in zip(axes, panels.items(), strict=True):
-        places = list(range(len(tallies)))
+        rows = list(range(len(tallies)))
         colors = ["tab:blue" if way.startswith("pages") else "tab:gray" for way in tallies]
         use, memory = (
             [100 * getattr(t, name) for t in tallies.values()] for name in ("use_of_reserved", "use_of_memory")
         )
-        top = ax.barh([p - 0.19 for p in places], use, 0.36, color=colors, label="of what is reserved")
-        low = ax.barh([p + 0.19 for p in places], memory, 0.36, color=colors, alpha=0.4, label="of all memory")
+        top = ax.barh([p - 0.19 for p in rows], use, 0.36, color=colors, label="share of reserved memory")
+        low = ax.barh([p + 0.19 for p in rows], memory, 0.36, color=colors, alpha=0.4, label="share of all memory")
         ax.bar_label(top, fmt="%.1f %%", fontsize=8, padding=3)
         ax.bar_label(
             low, [f"{m:.1f} %, {t.running:.0f} run at once" for m, t in zip(memory, tallies.values(), strict=True)],
             fontsize=8, padding=3,
         )  # fmt: skip
-        ax.set_yticks(places, list(tallies))
+        ax.set_yticks(rows, list(tallies))
         ax.invert_yaxis()
         ax.set(xlim=(0, 148), xlabel="% that holds the state of a token")
         ax.set_xticks(range(0, 101, 20))

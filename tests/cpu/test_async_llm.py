@@ -182,7 +182,7 @@ def test_a_closed_event_loop_affects_no_other(folder: str, wanted: list[list[lis
     llm.close()
 
 
-def test_books_that_do_not_agree_are_noticed_when_idle(
+def test_wrong_page_tables_are_found_when_idle(
     folder: str, wanted: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ridgeline.engine.thread.IDLE_SECONDS", 0.05)

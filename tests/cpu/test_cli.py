@@ -194,14 +194,14 @@ OBJECTS = b'{"prompt": "abc"}\n\n"xyz"\r\n{"prompt_token_ids": [5, 6, 7]}\n'
 LINES = "abc\n\nx y\u2028z\r\n  \né".encode()  # U+2028 is part of a prompt, not the end of a line
 
 
-@pytest.mark.parametrize("place", ["file", "stdin", "dash"])
+@pytest.mark.parametrize("source", ["file", "stdin", "dash"])
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_prompts_from_files_and_stdin(kind: str, place: str, run: Run, tiny: Path, llm: LLM, tmp_path: Path) -> None:
+def test_prompts_from_files_and_stdin(kind: str, source: str, run: Run, tiny: Path, llm: LLM, tmp_path: Path) -> None:
     data = OBJECTS if kind == "jsonl" else LINES
     path = tmp_path / f"prompts.{kind}"
     path.write_bytes(data)
-    where = {"file": [str(path)], "stdin": [], "dash": ["-"]}[place]
-    found = run("generate", "-m", str(tiny), *where, "--json", *GREEDY, stdin=b"" if place == "file" else data)
+    where = {"file": [str(path)], "stdin": [], "dash": ["-"]}[source]
+    found = run("generate", "-m", str(tiny), *where, "--json", *GREEDY, stdin=b"" if source == "file" else data)
     assert (found.returncode, found.stderr) == (0, "")
     values = [json.loads(line) for line in found.stdout.splitlines() if line]
     prompts = ["abc", "xyz", [5, 6, 7]] if kind == "jsonl" else ["abc", "x y\u2028z", "é"]
@@ -305,9 +305,9 @@ def config_only(tiny: Path, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("place", ["", "config.json"])
-def test_inspect_as_json(place: str, run: Run, config_only: Path) -> None:
-    found = run("inspect", str(config_only / place), "--json")
+@pytest.mark.parametrize("source", ["", "config.json"])
+def test_inspect_as_json(source: str, run: Run, config_only: Path) -> None:
+    found = run("inspect", str(config_only / source), "--json")
     assert (found.returncode, found.stderr) == (0, "")
     report = json.loads(found.stdout)
     config = json.loads((config_only / "config.json").read_text())

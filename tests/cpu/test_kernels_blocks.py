@@ -141,10 +141,10 @@ def test_the_input_of_latent_attention(m: LatentAttention, tokens: int) -> None:
 @pytest.mark.parametrize("m", LATENTS, ids=range(len(LATENTS)))
 def test_the_input_of_latent_attention_in_any_batch(m: LatentAttention) -> None:
     arrays = {n: a for n, a in arrays_of(m).items() if not n.startswith(("kv_b", "o."))}
-    residual, turned = draw(530, WIDTH), rotary(530, m.rope)
-    whole = Cpu().stage(api.LATENT_INPUT, LatentInput(m, RMS, 1.0), arrays)(residual, None, turned)
+    residual, angles = draw(530, WIDTH), rotary(530, m.rope)
+    whole = Cpu().stage(api.LATENT_INPUT, LatentInput(m, RMS, 1.0), arrays)(residual, None, angles)
     for threads in (1, 2, 4):
         run = Cpu(threads).stage(api.LATENT_INPUT, LatentInput(m, RMS, 1.0), arrays)
         for begin, end in ((0, 1), (7, 8), (3, 3), (3, 36), (400, 530)):
-            some = type(turned)(*(a[begin:end] for a in turned)) if turned else None
+            some = type(angles)(*(a[begin:end] for a in angles)) if angles else None
             assert same_bits(run(residual[begin:end], None, some), tuple(a[begin:end] for a in whole))

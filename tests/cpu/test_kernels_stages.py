@@ -166,12 +166,12 @@ def test_attention_input(name: str, tokens: int) -> None:
 def test_heads_in_any_batch(name: str) -> None:
     m = MIXERS[name]
     case, arrays = AttentionInput(m, RMS, 1.0), attention_arrays(m, RMS)
-    residual, delta, turned = draw(530, WIDTH), draw(530, WIDTH, key=1), rotary(530, m.rope)
-    whole = Cpu().stage(api.ATTENTION_INPUT, case, arrays)(residual, delta, turned)
+    residual, delta, angles = draw(530, WIDTH), draw(530, WIDTH, key=1), rotary(530, m.rope)
+    whole = Cpu().stage(api.ATTENTION_INPUT, case, arrays)(residual, delta, angles)
     for threads in (1, 2, 4):
         run = Cpu(threads).stage(api.ATTENTION_INPUT, case, arrays)
         for begin, end in ((0, 1), (7, 8), (3, 36), (400, 530)):
-            some = Rotary(*(a[begin:end] for a in turned)) if turned else None
+            some = Rotary(*(a[begin:end] for a in angles)) if angles else None
             assert same_bits(
                 run(residual[begin:end], delta[begin:end], some), tuple(a if a is None else a[begin:end] for a in whole)
             )
@@ -323,10 +323,10 @@ def test_norm(case: Any, size: int) -> None:
 
 @pytest.mark.parametrize("case", [Rope(10), Rope(6), Rope(10, interleaved=True), Rope(4, interleaved=True)], ids=str)
 def test_rope(case: Rope) -> None:
-    x, turned = draw(7, 3, 14)[..., 2:-2], rotary(7, case)
+    x, angles = draw(7, 3, 14)[..., 2:-2], rotary(7, case)
     before = x.copy()
-    got = Cpu().primitive(api.ROPE, case)(x, turned)
-    wanted = REFERENCE.primitive(api.ROPE, case)(wide(x), wide(turned)).numpy()
+    got = Cpu().primitive(api.ROPE, case)(x, angles)
+    wanted = REFERENCE.primitive(api.ROPE, case)(wide(x), wide(angles)).numpy()
     np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
     assert same_bits(np.ascontiguousarray(x), before)
 

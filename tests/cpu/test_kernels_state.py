@@ -63,8 +63,8 @@ def test_every_backend_rounds_to_the_same_bits(storage: Storage, page_tokens: in
     for write in (ours.write_pages(case, POOLS[2]), host_write(case)):
         pages = pages_of(case, storage, page_tokens, count)
         write(pages, (x, x), page, slot)
-        for numbers_last, places in enumerate((stored.keys_of(pages[0]), stored.values_of(pages[1]))):
-            found = stored.read_rows(places, np.arange(1, count)[None], bool(numbers_last))[0, :64]
+        for numbers_last, part in enumerate((stored.keys_of(pages[0]), stored.values_of(pages[1]))):
+            found = stored.read_rows(part, np.arange(1, count)[None], bool(numbers_last))[0, :64]
             np.testing.assert_array_equal(found, stored.as_floats(wanted))
 
 
@@ -317,8 +317,8 @@ def fingerprint() -> bytes:
         pages = pages_of(CASES[1], storage, 16, 11)
         x = draw(CASES[1], 160, 2)[1]
         ours.write_pages(CASES[1], POOLS[1])(pages, (x, x), 1 + np.arange(160) // 16, np.arange(160) % 16)
-        for numbers_last, places in enumerate((stored.keys_of(pages[0]), stored.values_of(pages[1]))):
-            outputs.append(stored.read_rows(places, np.arange(1, 11)[None], bool(numbers_last)).ravel())
+        for numbers_last, part in enumerate((stored.keys_of(pages[0]), stored.values_of(pages[1]))):
+            outputs.append(stored.read_rows(part, np.arange(1, 11)[None], bool(numbers_last)).ravel())
     return np.concatenate([x.ravel() for x in outputs]).tobytes()
 
 

@@ -73,20 +73,20 @@ def test_probabilities_on_hover_and_by_keyboard(page: playwright.Page, server: S
     logprobs = server.post("/v1/completions", **body)[1]["choices"][0]["logprobs"]
     complete(page, "def add(a, b):", Temperature="0", Max_tokens="8")
     done(page)
-    tip, place = page.get_by_role("tooltip"), next(i for i, t in enumerate(logprobs["tokens"]) if t.strip())
-    token = page.locator(".token").nth(place)
+    tip, index = page.get_by_role("tooltip"), next(i for i, t in enumerate(logprobs["tokens"]) if t.strip())
+    token = page.locator(".token").nth(index)
     expect(tip).to_be_hidden()
     token.hover()
     expect(tip).to_be_visible()
-    assert len(tip.locator("tbody tr").all()) == len(logprobs["top_logprobs"][place])
+    assert len(tip.locator("tbody tr").all()) == len(logprobs["top_logprobs"][index])
     taken = tip.locator(".taken td").last.text_content()
     assert taken is not None
-    assert float(taken.removesuffix(" %")) == pytest.approx(100 * math.exp(logprobs["token_logprobs"][place]), abs=0.06)
+    assert float(taken.removesuffix(" %")) == pytest.approx(100 * math.exp(logprobs["token_logprobs"][index]), abs=0.06)
     page.mouse.move(1, 1)
     expect(tip).to_be_hidden()
     token.focus()
     page.keyboard.press("ArrowRight")
-    expect(page.locator(".token").nth(place + 1)).to_be_focused()
+    expect(page.locator(".token").nth(index + 1)).to_be_focused()
     expect(tip).to_be_visible()
 
 

@@ -244,11 +244,11 @@ def test_bad_words_are_not_in_the_answer(stories: LLM) -> None:
     parts = stories.tokenizer.encode(words[-1], add_special_tokens=False)
     row = SampleRow.start(SamplingParams(temperature=0, bad_token_sequences=(tuple(parts),)), [1], KEY, (2,))
     logits = np.zeros((1, stories.loaded.spec.vocab_size), np.float32)
-    for place, token in enumerate(parts):
+    for index, token in enumerate(parts):
         logits[:] = 0
         logits[0, token] = 9
         (found,) = sample(logits, [row])
-        assert isinstance(found, SampledToken) and (found.token == token) is (place < len(parts) - 1)
+        assert isinstance(found, SampledToken) and (found.token == token) is (index < len(parts) - 1)
         row.push(token)
 
 

@@ -202,8 +202,8 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, case: Rope) -> np.nd
     out = x.copy()
     for i in range(half):
         first, second = (2 * i, 2 * i + 1) if case.interleaved else (i, i + half)
-        turned = (x[..., first] + 1j * x[..., second]) * (cos[:, i] + 1j * sin[:, i])[:, None]
-        out[..., first], out[..., second] = turned.real, turned.imag
+        rotated = (x[..., first] + 1j * x[..., second]) * (cos[:, i] + 1j * sin[:, i])[:, None]
+        out[..., first], out[..., second] = rotated.real, rotated.imag
     return out
 
 

@@ -312,8 +312,8 @@ def test_a_name_in_two_shards_is_refused(tmp_path: Path) -> None:
 def test_an_index_stays_inside_its_folder(outside: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     (folder / "sub").mkdir(parents=True)
-    for place in (tmp_path / "secret.safetensors", folder / "sub" / "one.safetensors"):
-        save_file({"a": torch.ones(2)}, place)
+    for target in (tmp_path / "secret.safetensors", folder / "sub" / "one.safetensors"):
+        save_file({"a": torch.ones(2)}, target)
     save_file({"b": torch.ones(2)}, folder / "one.safetensors")
     write_index(folder, {"a": outside, "b": "one.safetensors"})
     message = refusal(folder)

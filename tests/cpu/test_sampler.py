@@ -424,12 +424,12 @@ def test_a_row_has_equal_results_in_any_batch(
             alone = [[RequestError()], *alone]
         order = rng.permutation(len(rows))
         together = sample(logits[order], [rows[i] for i in order])
-    for place, i in enumerate(order):
+    for number, i in enumerate(order):
         if not isinstance(alone[i][0], RequestError):
-            assert together[place] == alone[i][0]
-            assert repr(together[place]) == repr(alone[i][0])
+            assert together[number] == alone[i][0]
+            assert repr(together[number]) == repr(alone[i][0])
         else:
-            assert isinstance(together[place], RequestError)
+            assert isinstance(together[number], RequestError)
 
 
 def test_no_rows_no_tokens() -> None:

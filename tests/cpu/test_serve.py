@@ -156,8 +156,8 @@ def test_logprobs_and_echo(client: openai.OpenAI, llm: LLM) -> None:
     assert found.token_logprobs == [e and e.logprob for e in entries]
     assert answer.choices[0].text == PROMPTS[2] + output.outputs[0].text == "".join(found.tokens[1:])
     assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
-    places = zip(found.text_offset or (), found.tokens, strict=True)
-    assert all(answer.choices[0].text[at:].startswith(token) for at, token in list(places)[1:])  # after the BOS
+    offsets = zip(found.text_offset or (), found.tokens, strict=True)
+    assert all(answer.choices[0].text[at:].startswith(token) for at, token in list(offsets)[1:])  # after the BOS
     silent = client.completions.create(
         model="pocket", prompt=PROMPTS[2], echo=True, logprobs=1, max_tokens=0, temperature=0
     )

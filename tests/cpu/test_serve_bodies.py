@@ -46,20 +46,20 @@ def test_memory() -> None:
 def measure() -> None:
     """Print the additional bytes of memory that reading BODIES takes."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for place, body in enumerate(BODIES):
+    for index, body in enumerate(BODIES):
         try:
             CompletionBody.model_validate(parse(body))
         except ValidationError as e:
-            assert len(e.errors()) == 1 and place not in TEXTS
+            assert len(e.errors()) == 1 and index not in TEXTS
         except RequestError:
-            assert place not in TEXTS
+            assert index not in TEXTS
         else:
-            assert place in TEXTS, body[:40]
+            assert index in TEXTS, body[:40]
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
 
 
 @pytest.mark.parametrize(
-    ("kind", "body", "place"),
+    ("kind", "body", "path"),
     [
         (CompletionBody, {"prompt": [None] * 999}, ("prompt", "ids", 0)),
         (CompletionBody, {"prompt": ["x", *range(999)]}, ("prompt", "texts", 1)),
@@ -73,10 +73,10 @@ def measure() -> None:
         (CompletionBody, {"prompt": "x", "temperature": 10**400}, ("temperature",)),
     ],
 )
-def test_each_invalid_body_gives_one_error(kind: type[Body], body: Any, place: tuple[Any, ...]) -> None:
+def test_each_invalid_body_gives_one_error(kind: type[Body], body: Any, path: tuple[Any, ...]) -> None:
     with pytest.raises(ValidationError) as e:
         kind.model_validate(body)
-    assert [error["loc"] for error in e.value.errors()] == [place]
+    assert [error["loc"] for error in e.value.errors()] == [path]
 
 
 @pytest.mark.parametrize("prompt", ["x", "", [], ["x", ""], [1, 2], [[1], [2, 3]], [[]]])

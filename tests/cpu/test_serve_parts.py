@@ -28,8 +28,8 @@ from ridgeline.serve.options import ServeOptions, read_keys
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
-    places = sorted({min(c, len(text)) for c in cuts} | {0, len(text)})
-    return [text[a:b] for a, b in pairwise(places)]
+    edges = sorted({min(c, len(text)) for c in cuts} | {0, len(text)})
+    return [text[a:b] for a, b in pairwise(edges)]
 
 
 def read(reading: Reading, parts: list[str]) -> tuple[str, str, list[tuple[str, Any]]]:

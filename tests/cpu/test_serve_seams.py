@@ -83,9 +83,9 @@ def test_lists_of_texts_are_sent_as_bytes() -> None:
         "deep": [["x", "y" * 2000, ""], [], [1, "a"]],
         "\ud800": ["a" * 2000, "\ud800"],
     }
-    rest, places, *blobs = pack(value)
-    assert unpack((rest, places, *blobs)) == value
-    assert sorted(kind for _, kind in places) == ["texts"] * 3
+    rest, paths, *blobs = pack(value)
+    assert unpack((rest, paths, *blobs)) == value
+    assert sorted(kind for _, kind in paths) == ["texts"] * 3
 
 
 def test_a_batch_waits_until_its_structures_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,8 +63,8 @@ def test_texts_joined_are_the_decoded_text(name: str, data: st.DataObject) -> No
 def test_a_word_and_its_continuation_are_two_keys(stories: Tokenizer) -> None:
     """SentencePiece's "a" and "▁a" differ by a space unless they begin the text."""
     there, here = stories._backend.token_to_id("▁a"), stories._backend.token_to_id("a")
-    place = TokenTexts(stories).after(stories.encode("Once"))
-    found = of_completion(place, entries([there], [(here, -2.0)]), there, over=True)
+    position = TokenTexts(stories).after(stories.encode("Once"))
+    found = of_completion(position, entries([there], [(here, -2.0)]), there, over=True)
     assert found["tokens"] == [" a"] and found["top_logprobs"] == [{" a": -0.5, "a": -2.0}]
     chat = of_chat(TokenTexts(stories).after(stories.encode("Once")), entries([there], [(here, -2.0)]))
     assert [(t["token"], t["bytes"]) for t in chat["content"][0]["top_logprobs"]] == [(" a", [32, 97]), ("a", [97])]
@@ -82,8 +82,8 @@ def test_two_candidates_with_the_same_text_are_both_listed(stories: Tokenizer) -
 def test_offsets_count_special_tokens_that_are_shown(stories: Tokenizer) -> None:
     ids = stories.encode("Once upon")
     for skip in (True, False):
-        place = TokenTexts(stories, skip_special_tokens=skip).after(())
-        found = of_completion(place, entries(ids), ids[0], over=True)
+        position = TokenTexts(stories, skip_special_tokens=skip).after(())
+        found = of_completion(position, entries(ids), ids[0], over=True)
         text = stories.decode(ids, skip_special_tokens=skip)
         assert found["tokens"][0].strip() == "<s>"
         joined = zip(found["tokens"][1:], found["text_offset"][1:], strict=True)

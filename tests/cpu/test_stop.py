@@ -130,12 +130,12 @@ def test_every_substring_of_an_answer_stops_it(
     across = 0
     for stop, output in zip(stops, stories.generate([PROMPT] * len(stops), params), strict=True):
         (choice,) = output.outputs
-        place = text.index(stop)
-        assert choice.text == text[: place + (length if include else 0)]
-        count = next(i for i, end in enumerate(ends, 1) if end >= place + length)
+        start = text.index(stop)
+        assert choice.text == text[: start + (length if include else 0)]
+        count = next(i for i, end in enumerate(ends, 1) if end >= start + length)
         assert choice.token_ids == ids[:count]
         assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
-        across += count > 1 and ends[count - 2] > place
+        across += count > 1 and ends[count - 2] > start
     assert across > 3 or length == 1
 
 

@@ -46,7 +46,7 @@ def test_a_stack_overflow_names_the_limit(grammars: Grammars, name: str) -> None
     grammars.compile(StructuredOutputs(regex="[a-z]"))
 
 
-def test_a_result_is_remembered(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_is_cached(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = StructuredOutputs(regex="[p-q]"), StructuredOutputs(regex="[")
     assert not grammars.is_known(good)
     grammars.compile(good)

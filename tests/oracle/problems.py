@@ -81,7 +81,7 @@ def tensor(x: Array, dtype: Any = np.float64) -> torch.Tensor:
 
 def run(p: Problem) -> Any:
     """Return numpy's result, after checking that the inputs are unchanged and the outputs have their types."""
-    args = tuple(placed(a) if isinstance(a, PagedKeyValues) else a for a in each(p.args, poisoned))
+    args = tuple(in_pages(a) if isinstance(a, PagedKeyValues) else a for a in each(p.args, poisoned))
     before = each(args, np.copy)
     out = NUMPY.primitive(p.op, p.case)(*args)
     for old, new in zip(arrays(before), arrays(args), strict=True):
@@ -90,7 +90,7 @@ def run(p: Problem) -> Any:
     return out
 
 
-def placed(kv: PagedKeyValues) -> PagedKeyValues:
+def in_pages(kv: PagedKeyValues) -> PagedKeyValues:
     """Return keys and values in the layout of this device's pages."""
     orders = (0, 2, 3, 1), (0, 2, 1, 3)
     given = zip((kv.keys, kv.values), orders, strict=True)

@@ -114,23 +114,23 @@ class FakeDevice:
             *((move, "device", self.pages, "host", self.host) for move in plan.swap_out),
             *((move, "host", self.host, "device", self.pages) for move in plan.swap_in),
         ]
-        for move, from_place, sources, to_place, targets in moves:
-            self._handed_out(to_place, move.group, move.dst)
+        for move, source, sources, target, targets in moves:
+            self._handed_out(target, move.group, move.dst)
             targets[move.group][move.dst] = dict(sources[move.group].get(move.src, {}))
-            self._touch(from_place, move.group, move.src)
-            self._touch(to_place, move.group, move.dst)
+            self._touch(source, move.group, move.src)
+            self._touch(target, move.group, move.dst)
             self.counts["swaps"] += 1
 
-    def _touch(self, place: str, group: int, page: int) -> None:
-        self.touched[place, group, page] = self.step
+    def _touch(self, memory: str, group: int, page: int) -> None:
+        self.touched[memory, group, page] = self.step
 
-    def _handed_out(self, place: str, group: int, page: int) -> None:
+    def _handed_out(self, memory: str, group: int, page: int) -> None:
         assert page != NULL_PAGE, "wrote to the null page"
-        if (place, group, page) in self.given:  # a whole page was copied here for the work that now writes to it
+        if (memory, group, page) in self.given:  # a whole page was copied here for the work that now writes to it
             return
-        self.given.add((place, group, page))
-        newest = self.touched.get((place, group, page), 0)
-        assert newest <= self.committed, f"{place} page {page} was handed out again with step {newest} in flight"
+        self.given.add((memory, group, page))
+        newest = self.touched.get((memory, group, page), 0)
+        assert newest <= self.committed, f"{memory} page {page} was handed out again with step {newest} in flight"
 
     def _table(self, work: Work) -> None:
         if self.owner.get(work.row) != (work.sequence, work.epoch):

@@ -51,10 +51,10 @@ def planner(name: str, precision: Precision = EXACT) -> Planner:
 
 
 @given(st.floats(0.1, 1e6))
-def test_a_curve_is_between_its_neighbors_and_flat_beyond(place: float) -> None:
+def test_a_curve_is_between_its_neighbors_and_flat_beyond(position: float) -> None:
     curve = Curve((1.0, 10.0, 100.0), (5.0, 1.0, 3.0))
-    low, high = (5.0, 1.0) if place <= 10 else (1.0, 3.0)
-    assert min(low, high) - 1e-12 <= curve.at(place) <= max(low, high) + 1e-12
+    low, high = (5.0, 1.0) if position <= 10 else (1.0, 3.0)
+    assert min(low, high) - 1e-12 <= curve.at(position) <= max(low, high) + 1e-12
     assert [curve.at(p) for p in (0.01, 1, 10, 100, 1e9)] == pytest.approx([5, 5, 1, 3, 3])
     assert curve.at(10**0.5) == pytest.approx(5**0.5)
 

@@ -155,7 +155,7 @@ def test_the_allowed_imports(path: Path) -> None:
                 plain = {"ridgeline.sched.work", "ridgeline.sched.stats"}
                 assert module in plain, f"{name}: runtime may import only the plain data of sched"
         elif top == "torch":
-            assert any(name.startswith(place) for place in TORCH), f"{name} imports {module}"
+            assert any(name.startswith(allowed) for allowed in TORCH), f"{name} imports {module}"
         else:
             assert top in sys.stdlib_module_names or top in others, f"{name} imports {module}"
 
@@ -324,13 +324,13 @@ def types_of(text: str) -> Iterator[tuple[str, str]]:
 
 def test_each_type_of_the_kernels_is_defined_once() -> None:
     """Two types of one name in one namespace break C++'s one-definition rule, which no compiler reports."""
-    places: dict[tuple[str, str], list[str]] = {}
+    files: dict[tuple[str, str], list[str]] = {}
     for path in sorted(ROOT.glob("csrc/**/*.*")):
         for found in types_of(path.read_text(encoding="utf-8")):
-            places.setdefault(found, []).append(path.name)
-    assert ("ridgeline", "Matrix") in places
-    assert ("ridgeline::RL_ISA", "Span") in places
-    assert not {found: files for found, files in places.items() if len(files) > 1}
+            files.setdefault(found, []).append(path.name)
+    assert ("ridgeline", "Matrix") in files
+    assert ("ridgeline::RL_ISA", "Span") in files
+    assert not {found: names for found, names in files.items() if len(names) > 1}
     first = "namespace a {\nstruct X {\n};\nnamespace {\nstruct Y {};\n}\nint f() {\nstruct Z {};\n}\n}\n"
     planted = first + "namespace a {\nenum class X { b };\nstruct W;\nstruct W::V {};\n}"
     assert list(types_of(planted)) == [("a", "X"), ("a", "X")]

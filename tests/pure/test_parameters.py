@@ -46,8 +46,8 @@ def test_the_documentation_states_the_order_of_the_declarations() -> None:
     steps = DOCS.read_text(encoding="utf-8").split("\n## Sampling\n")[1].split("\n\n| parameter")[0]
     for stage in (Stage.BIAS, Stage.PENALTY, Stage.TEMPERATURE, Stage.FILTER):
         names = [name for name, _, one in SAMPLING if one.stage is stage and one.flag]
-        places = [steps.index(f"`{name}`") for name in names]
-        assert places == sorted(places), f"{stage.value}: {names}"
+        indices = [steps.index(f"`{name}`") for name in names]
+        assert indices == sorted(indices), f"{stage.value}: {names}"
     order = [one.parameter.stage for one in SAMPLING if one.parameter.stage in CHANGING]
     assert order == sorted(order, key=CHANGING.index)
 

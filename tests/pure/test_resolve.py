@@ -87,8 +87,8 @@ def anything_fits(q: dict[str, Any]) -> bool:
             pages = [(g.most_pages(length) + 1, g.page_bytes) for g in groups]
             state = sum(n * b for n, b in pages)
             workspace = count.bytes(tokens, seqs, length, swap)
-            books = BOOKKEEPING_BYTES * sum(n for n, _ in pages)
-            if (kv is None or (state <= kv and kv + workspace <= limit)) and state + books + workspace <= limit:
+            bookkeeping = BOOKKEEPING_BYTES * sum(n for n, _ in pages)
+            if (kv is None or (state <= kv and kv + workspace <= limit)) and state + bookkeeping + workspace <= limit:
                 return True
     return False
 

@@ -235,8 +235,8 @@ def test_calibrate_doctor_inspect_and_settings(printed: Callable[..., list[Any]]
     class Curve:
         points = (1 << 20, 1 << 24, 1 << 28, 1 << 30, 1 << 32)
 
-        def at(self, place: float) -> float:
-            return 123_456_789_012.0 + place
+        def at(self, position: float) -> float:
+            return 123_456_789_012.0 + position
 
     passes = SimpleNamespace(near=SimpleNamespace(points=(1, 2, 4, 16, 64, 256), at=lambda r: 1.2e-14),
                              far=SimpleNamespace(at=lambda r: 3.4e-14))  # fmt: skip
