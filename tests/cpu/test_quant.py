@@ -81,7 +81,7 @@ def test_apply_is_within_its_bound(
 
 
 @pytest.mark.parametrize("scheme", NAMES)
-def test_the_bound_is_one_that_means_something(scheme: str) -> None:
+def test_the_bound_is_not_too_large(scheme: str) -> None:
     """With exact activations the bound grows with the sum's length, and a sum in half precision (2^-11) would not pass.
     Where tokens are rounded to int8, tokens of 6 bits would not pass; where they are rounded to fp8, those of 2 bits of
     mantissa would not."""
