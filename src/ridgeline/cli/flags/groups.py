@@ -72,11 +72,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, tuple[list[str], Make]] = {}
     make: Make
     for one in signature(command, eval_str=True).parameters.values():
-        flags = next((m for m in get_args(one.annotation)[1:] if isinstance(m, SamplingFlags)), None)
+        group: Any = one.annotation
+        flags = next((m for m in get_args(group)[1:] if isinstance(m, SamplingFlags)), None)
         if flags is not None:
             members, make = flags.arguments(), flags.given
-        elif is_dataclass(one.annotation):
-            members, make = _members(one.annotation), partial(_make, one.annotation)
+        elif isinstance(group, type) and is_dataclass(group):
+            members, make = _members(group), partial(_make, group)
         else:
             arguments.append(one.replace(kind=Parameter.KEYWORD_ONLY))
             continue
