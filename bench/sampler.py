@@ -29,6 +29,8 @@ CASES = {
         "temperature": 0.8, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95, "repetition_penalty": 1.1,
         "presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": ((5, 1.0),), "bad_token_ids": (7, 8),
     },
+    "DRY": {"temperature": 0.8, "dry_multiplier": 0.8},
+    "XTC": {"temperature": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.02},
     "greedy, 20 logprobs": {"temperature": 0.0, "logprobs": 20},
 }  # fmt: skip
 

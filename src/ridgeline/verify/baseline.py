@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -55,7 +55,7 @@ class Baseline:
         """Return how close `token`, which came at `position`, is to the expected token.
 
         Greedy: the difference of their logits. Sampled: the distance from the random number to the token's interval in
-        [0, 1), where top_p may be off by NEAR_DRAW; None for a token without an interval.
+        [0, 1), where top_p and xtc_threshold may be off by NEAR_DRAW; None for a token without an interval.
         """
         answer, params = self.answer(request, choice), params_of(request)
         row = SampleRow.start(params, request.prompt_token_ids, request.noise[choice], (), answer.tokens[:position])
@@ -67,8 +67,7 @@ class Baseline:
             return float(logits[answer.tokens[position]] - logits[token])
         scores = (logits - logits.max()) / params.temperature
         uniform = partial(request.noise[choice].uniform, row.position)
-        masses = (max(params.top_p - NEAR_DRAW, NEAR_DRAW), params.top_p, min(params.top_p + NEAR_DRAW, 1.0))
-        found = [_distance(scores, replace(params, top_p=mass), uniform, token) for mass in masses]
+        found = [_distance(scores, each, uniform, token) for each in _nearby(params)]
         return min((d for d in found if d is not None), default=None)
 
     def _compute(self, request: GenerationRequest) -> Answer:
@@ -88,6 +87,15 @@ class Baseline:
         memory, model = self._loaded.table.memory, self._loaded.model
         step = self._loaded.dense_step([tokens], [num_prompt])
         return np.asarray(memory.get(model.logits(model.forward(step), step.last_rows(memory)))[0], np.float64)
+
+
+def _nearby(params: SamplingParams) -> Iterator[SamplingParams]:
+    """Yield the parameters, with each limit on probabilities as it is and off by NEAR_DRAW."""
+    for off in (0.0, -NEAR_DRAW, NEAR_DRAW):
+        mass, threshold = params.top_p + off, params.xtc_threshold + off
+        yield replace(
+            params, top_p=min(max(mass, NEAR_DRAW), 1.0), xtc_threshold=min(max(threshold, 0.0), 1.0)
+        )  # fmt: skip
 
 
 def is_near(greedy: bool, gap: float | None) -> bool:

@@ -136,7 +136,7 @@ def lengths(case: Case, scale: Scale) -> Lengths:
     shared = max(longest - 4, 0) // case.page * case.page if case.prefix == "hit" else 0
     # One request of each kind has the full length; the others are shorter, down to one token after the prefix.
     rest = min(longest - shared, PROMPT)
-    return Lengths((longest,) * 3 + tuple(shared + 1 + (rest - 1) * i // 9 for i in range(9)), shared)
+    return Lengths((longest,) * 4 + tuple(shared + 1 + (rest - 1) * i // 8 for i in range(8)), shared)
 
 
 def _crowding(case: Case, scale: Scale) -> Lengths:

@@ -18,7 +18,11 @@ SAMPLED = SamplingParams(temperature=1, ignore_eos=True)
 PENALIZED = SamplingParams(
     temperature=1, top_p=0.9, repetition_penalty=1.5, presence_penalty=1, frequency_penalty=2, ignore_eos=True
 )
-KINDS = (GREEDY, SAMPLED, PENALIZED)
+# DRY finds repetitions in the prompt and the answer, and XTC draws at each token whether it acts.
+REPEATING = SamplingParams(
+    temperature=1, dry_multiplier=2, dry_allowed_length=1, xtc_probability=0.5, xtc_threshold=0.05, ignore_eos=True
+)
+KINDS = (GREEDY, SAMPLED, PENALIZED, REPEATING)
 NUM_ALLOWED = 16
 DISTINCT = 12  # distinct requests of a large batch, each computed once by the baseline; a multiple of the kinds
 TEXTS = (
@@ -93,7 +97,7 @@ def _request(case: Case, scale: Scale, prompts: Prompts, number: int) -> Generat
     if case.text:
         tokens = prompts.text(number, length)
     params = replace(KINDS[index % len(KINDS)], n=case.n, max_tokens=scale.new_tokens)
-    if params.presence_penalty:
+    if params.presence_penalty or params.dry_multiplier:
         params = replace(params, allowed_token_ids=prompts.tokens(DISTINCT + 2, NUM_ALLOWED))
     noise = tuple(NoiseKey(prompts.seed, (index + 1) << 32 | choice) for choice in range(case.n))
     salt = "" if case.prefix == "hit" else str(number)
