@@ -18,7 +18,6 @@ from ridgeline.spec import (
     ModelSpec,
     RMSNorm,
     Rope,
-    workspace,
 )
 from ridgeline.train.module import LanguageModel
 
@@ -177,7 +176,3 @@ def test_training_begins_with_norms_of_one() -> None:
     tokens, positions = torch.arange(20), torch.arange(20)
     model(tokens, positions, (20,), tokens.roll(-1)).backward()
     assert all(w.grad is not None and w.grad.isfinite().all() for w in model.weights().values())
-
-
-def test_the_count_of_memory_has_the_same_chunk() -> None:
-    assert workspace.DELTA_CHUNK == delta.DELTA_CHUNK

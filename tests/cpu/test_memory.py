@@ -26,8 +26,7 @@ import ridgeline
 from ridgeline.cost import memory
 from ridgeline.ops.host import attention
 from ridgeline.ops.host import primitives as host
-from ridgeline.ops.host import recurrent as host_recurrent
-from ridgeline.ops.reference import paged, primitives, recurrent, s4
+from ridgeline.ops.reference import paged, primitives
 from ridgeline.runtime import arena, generator, graphs, runner
 from ridgeline.sample import sampler
 from ridgeline.spec import (
@@ -46,7 +45,6 @@ from ridgeline.spec import (
     Strided,
     TokenMixer,
     to_json,
-    workspace,
 )
 from shares import daily
 
@@ -268,10 +266,6 @@ def test_the_plan_equals_the_bounds_in_other_packages() -> None:
     assert memory.MOVE_BYTES == arena.MOVE_BYTES
     assert memory.PROMPT_CHUNK == generator.PROMPT_CHUNK
     assert memory.PROBE_TOKENS == runner.PROBE_TOKENS
-    for backend in (host_recurrent, recurrent):
-        for name in ("SCAN_CHUNK", "SCAN_BLOCK", "SSD_CHUNK"):
-            assert getattr(workspace, name) == getattr(backend, name)
-    assert workspace.S4_BLOCK == s4.S4_BLOCK
 
 
 # ---- in the process that is measured ---------------------------------------------------------------------------------

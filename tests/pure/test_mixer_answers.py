@@ -84,6 +84,17 @@ def test_other_code_is_not_found(harmless: str) -> None:
     assert not list(checks_of_kinds(harmless))
 
 
+def test_the_sizes_of_pieces_are_declared_once() -> None:
+    """The count of memory and the ops that it counts have one declaration of their chunks and blocks."""
+    names = {"SCAN_CHUNK", "SCAN_BLOCK", "SSD_CHUNK", "S4_BLOCK", "DELTA_CHUNK"}
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+            found += [(path.name, t.id) for t in targets if isinstance(t, ast.Name) and t.id in names]
+    assert sorted(found) == [("workspace.py", name) for name in sorted(names)]
+
+
 def test_every_kind_inherits_the_questions() -> None:
     """The union is the only list of recurrent mixers, and calibration has an example of each, under its own name."""
     assert all(issubclass(kind, Mixer) for kind in get_args(TokenMixer))

@@ -10,12 +10,12 @@ from typing import Final, NamedTuple
 
 FLOAT: Final = 4  # bytes of a float32, the type that all of this is counted in
 INT: Final = 8  # bytes of an index
-# Tokens of a chunk in ops/reference/recurrent.py, s4.py and delta.py, and numbers of a block. Tests compare them.
-SCAN_CHUNK: Final = 16
-SCAN_BLOCK: Final = 2**22
-SSD_CHUNK: Final = 64
-S4_BLOCK: Final = 64
-DELTA_CHUNK: Final = 64
+# Sizes of the pieces in which ops/reference and ops/host compute recurrent layers; all but SCAN_BLOCK are in tokens.
+SCAN_CHUNK: Final = 16  # a chunk of a selective scan: the chunks of a block are computed at once
+SCAN_BLOCK: Final = 2**22  # numbers [tokens, D, S] in each array of a scan at most; longer inputs take several blocks
+SSD_CHUNK: Final = 64  # the longest chunk whose products are one matrix: a power of two
+S4_BLOCK: Final = 64  # the longest block of a state space: a power of two
+DELTA_CHUNK: Final = 64  # the longest chunk whose corrections are one triangular system: a power of two
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from ridgeline.ops.host.memory import Ndarray
 from ridgeline.ops.host.primitives import sigmoid, silu
 from ridgeline.ops.host.recurrent import Scan, chunk_size, chunks, like, softplus, steps
 from ridgeline.spec import GatedDelta, KimiDelta
+from ridgeline.spec.workspace import DELTA_CHUNK
 
-DELTA_CHUNK = 64  # largest number of tokens whose corrections are one triangular system: a power of two
 UNIT_EPS = 1e-6  # added under the root of a query's or key's length, as in all published code
 
 

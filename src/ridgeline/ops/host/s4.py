@@ -15,8 +15,8 @@ import numpy as np
 from ridgeline.ops.host.memory import Ndarray
 from ridgeline.ops.host.recurrent import Scan, chunk_size, chunks, steps
 from ridgeline.spec import S4, S4D
+from ridgeline.spec.workspace import S4_BLOCK
 
-S4_BLOCK = 64  # the longest block, in tokens: a power of two
 Step = Callable[[Ndarray, Ndarray], Ndarray]  # (h [..., channels, N / 2], u [..., channels, 1]) -> h after the token
 
 

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from ridgeline.ops.reference.recurrent import _chunks, _in_full, _steps
 from ridgeline.spec import GatedDelta, KimiDelta
+from ridgeline.spec.workspace import DELTA_CHUNK
 
-DELTA_CHUNK = 64  # tokens whose corrections are one triangular system: a power of two
 UNIT_EPS = 1e-6  # added under the root of a query's or key's length, as in all published code
 
 

@@ -13,10 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.spec import LightningAttention, Mamba, Mamba2, TaylorAttention
-
-SCAN_CHUNK = 16  # tokens of a chunk of a selective scan: the chunks of a block are computed at once
-SCAN_BLOCK = 2**22  # limit of the numbers [tokens, D, S] in each array of a scan; longer inputs take several blocks
-SSD_CHUNK = 64  # largest number of tokens whose products are one matrix: a power of two
+from ridgeline.spec.workspace import SCAN_BLOCK, SCAN_CHUNK, SSD_CHUNK
 
 
 def read_state(dtype: torch.dtype):

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ridgeline.ops.reference.recurrent import _in_full, _steps
 from ridgeline.spec import S4, S4D
+from ridgeline.spec.workspace import S4_BLOCK
 
-S4_BLOCK = 64  # the longest block, in tokens: a power of two
 Step = Callable[[Tensor, Tensor], Tensor]  # (h [..., channels, N / 2], u [..., channels, 1]) -> h after the token
 
 
