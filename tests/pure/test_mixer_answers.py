@@ -11,6 +11,7 @@ import pytest
 
 import ridgeline
 from ridgeline.measure.probes import RECURRENT
+from ridgeline.ops.recurrent import input_matrices
 from ridgeline.spec import (
     S4,
     Attention,
@@ -93,6 +94,13 @@ def test_the_sizes_of_pieces_are_declared_once() -> None:
             targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
             found += [(path.name, t.id) for t in targets if isinstance(t, ast.Name) and t.id in names]
     assert sorted(found) == [("workspace.py", name) for name in sorted(names)]
+
+
+def test_every_recurrent_mixer_is_served() -> None:
+    """The ops have one entry for each kind; the matrices that multiply a block's input are the mixer's own."""
+    for mixer in RECURRENT.values():
+        names = {w.name.removesuffix(".weight") for w in mixer.weights(64)}
+        assert set(input_matrices(mixer)) <= names
 
 
 def test_every_kind_inherits_the_questions() -> None:

@@ -22,35 +22,9 @@ from ridgeline.ops.host.memory import NumpyMemory
 from ridgeline.ops.host.primitives import cut, split_heads
 from ridgeline.ops.host.recurrent import gather, split
 from ridgeline.ops.parts import Along, Follow, follow_segments, recurrent_body
-from ridgeline.ops.recurrent import bind_mixer
+from ridgeline.ops.recurrent import bind_mixer, input_matrices
 from ridgeline.ops.stages import LatentInput, RecurrentBlock
-from ridgeline.spec import (
-    S4,
-    S4D,
-    GatedConvolution,
-    GatedDelta,
-    KimiDelta,
-    LightningAttention,
-    Mamba,
-    Mamba2,
-    RecurrentMixer,
-    ShortConvolution,
-    TaylorAttention,
-)
 
-# The matrices that multiply the block's input: packed as one, whose kernel adds the residual and applies the norm.
-_FIRST: Mapping[type[RecurrentMixer], tuple[str, ...]] = {
-    Mamba: ("in",),
-    Mamba2: ("in",),
-    ShortConvolution: ("in",),
-    GatedConvolution: ("in",),
-    TaylorAttention: ("q", "k", "v"),
-    LightningAttention: ("qkv", "gate"),
-    S4: (),
-    S4D: (),
-    GatedDelta: ("in_q", "in_k", "in_v", "decay", "beta", "gate"),
-    KimiDelta: ("in_q", "in_k", "in_v", "decay_a", "beta", "gate_a"),
-}
 _MOVES: Mapping[Op[Any], Callable[..., Any]] = {api.SPLIT: split, api.SPLIT_HEADS: split_heads, api.CUT: cut}
 
 
@@ -80,7 +54,7 @@ class _Computed:
 
 
 def recurrent_block(case: RecurrentBlock, weights: Weights, pool: Pool) -> Callable[..., Any]:
-    names = _FIRST[type(case.mixer)]
+    names = input_matrices(case.mixer)  # packed as one, whose kernel adds the residual and applies the norm
     first: Any = _products(case, names, weights, pool) if names else _normed(case, weights, pool)
     own_linears: dict[str, Any] = {**weights.linears, **{name: _Computed(i) for i, name in enumerate(names)}}
     for linear in own_linears.values():
