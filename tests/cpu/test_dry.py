@@ -15,7 +15,7 @@ from ridgeline import LLM
 from ridgeline.errors import RequestError
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.sample.breakers import BreakerIndex
-from ridgeline.sample.dry import BreakerCount, Dry, matches
+from ridgeline.sample.dry import BreakerCount, BreakerTree, Dry, matches
 from ridgeline.sample.sampler import NoiseKey, SampleRow, sample
 from ridgeline.spec.breakers import TokenBreaker
 from ridgeline.spec.request import SamplingParams
@@ -125,13 +125,48 @@ def test_matches_by_brute_force(tokens: list[int]) -> None:
 
 def test_a_breaker_of_several_tokens() -> None:
     """A breaker matches one of its heads followed by its whole tail; a part of it has no effect."""
-    count = BreakerCount([TokenBreaker(frozenset({5, 6}), (7, 8)), TokenBreaker(frozenset({9}))])
+    count = BreakerCount(BreakerTree([TokenBreaker(frozenset({5, 6}), (7, 8)), TokenBreaker(frozenset({9}))]))
     seen = []
     for token in [1, 5, 7, 8, 1, 7, 8, 6, 7, 7, 8, 6, 7, 8, 2, 9, 1]:
         count.push(token)
         seen.append(count.count)
     assert seen == [1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 0, 1]
-    assert count.single == {9}
+    assert count.tree.single == {9}
+
+
+def test_many_breakers_with_one_end_cost_as_much_as_one() -> None:
+    """Every token of the prompt is the last one of 2,000 breakers: comparing with each took 1 ms a token."""
+    heads = frozenset({9})
+    tree = BreakerTree([TokenBreaker(heads, (i, *[5] * 30)) for i in range(10, 2010)])
+    count, start = BreakerCount(tree), time.process_time()
+    for token in [5] * 20_000:
+        count.push(token)
+    assert count.count == 20_000
+    for token in [9, 1000, *[5] * 30]:
+        count.push(token)
+    assert count.count == 0
+    assert time.process_time() - start < 5  # 0.05 s are usual, 20 s without the tree
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_answers_to_one_prompt(used: bool) -> None:
+    """They share its matching, and nothing of their own; the penalty is that of an answer alone."""
+    rng = np.random.default_rng(5)
+    prompt, fields = rng.integers(0, 3, 300).tolist(), {"dry_multiplier": 1.0, "dry_base": 1.1}
+    params = SamplingParams(**fields, dry_token_breakers=(TokenBreaker(frozenset({2}), (0, 1)),))  # type: ignore[arg-type]
+    origin = Dry(params, prompt)
+    answers = [origin.start() for _ in range(3)]
+    tails = [rng.integers(0, 3, 40 + i).tolist() for i in range(3)]
+    for dry, tail in zip(answers, tails, strict=True):
+        if used:
+            dry.apply(np.zeros(3))
+        for token in tail:
+            dry.push(token)
+    for dry, tail in zip(answers, tails, strict=True):
+        scores, alone = np.zeros(3), np.zeros(3)
+        dry.apply(scores)
+        Dry(params, [*prompt, *tail]).apply(alone)
+        np.testing.assert_array_equal(scores, alone)
 
 
 def test_no_penalty_is_too_large() -> None:
@@ -176,7 +211,7 @@ def test_a_text_is_found_however_it_is_tokenized(llm: LLM, text: str) -> None:
     assert isinstance(llm.tokenizer, Tokenizer)
     for before in ("a", " x", "foo(", "\n", "b ", "é"):
         ids = llm.tokenizer.encode(before + text, add_special_tokens=False)
-        count = BreakerCount(find(llm, text))
+        count = BreakerCount(BreakerTree(find(llm, text)))
         for token in [*ids, *llm.tokenizer.encode("\n", add_special_tokens=False)][: len(ids)]:
             count.push(token)
         assert count.count == 0, (before, text, [llm.tokenizer.token_name(i) for i in ids])

@@ -5,6 +5,7 @@ exist, else to closed forms.
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.errors import RequestError
 from ridgeline.sample.edits import Edits, TokenCounts
 from ridgeline.sample.sampler import NoiseKey, SampledToken, SampleRow, sample
+from ridgeline.spec.breakers import TokenBreaker
 
 KEY = NoiseKey(0, 0)
 SIZE = 12
@@ -317,3 +319,40 @@ def test_ids_outside_the_vocabulary_are_refused(name: str, stories: LLM) -> None
     value: Any = {512: 1.0} if name == "logit_bias" else [512]
     with pytest.raises(RequestError, match=rf"{name} has 512"):
         stories.generate("a", SamplingParams(**{name: value}))
+
+
+def test_many_answers_share_what_is_large() -> None:
+    """A thousand answers with all tables at their limits: each with its own took 8 s and 300 MB, once for each."""
+    params = SamplingParams(
+        bad_token_sequences=[[i, i + 1, i + 2] for i in range(4000)],  # type: ignore[arg-type]
+        allowed_token_ids=list(range(20_000)),  # type: ignore[arg-type]
+        stop_token_ids=list(range(20_000)),  # type: ignore[arg-type]
+        logit_bias=dict.fromkeys(range(20000), 1.0),  # type: ignore[arg-type]
+        frequency_penalty=1, dry_multiplier=1, dry_token_breakers=[TokenBreaker(frozenset(range(20_000)))],  # type: ignore[arg-type]
+    )  # fmt: skip
+    row = SampleRow.start(params, list(range(20_000)), KEY, (1,))
+    tracemalloc.start()
+    try:
+        rows = [row.again(NoiseKey(0, i)) for i in range(100)]
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len({id(r.edits) for r in rows}) == 100
+    assert used < 100 * 200_000  # counts of 20,000 tokens are 160,000 bytes each; a set of them alone is 1 MiB
+
+
+def test_answers_to_one_prompt_do_not_share_what_they_push() -> None:
+    """Each has its own counts, its own last tokens and its own number of tokens."""
+    params = SamplingParams(
+        temperature=0, frequency_penalty=1, min_tokens=3, bad_token_sequences=((1, 2),), dry_multiplier=1, logprobs=0
+    )
+    row = SampleRow.start(params, [0, 1, 3, 4, 0, 1], KEY, (2,))
+    logits = np.random.default_rng(0).normal(size=(1, 8)).astype(np.float32)
+    outputs = [[1], [7, 7, 7, 1], [], [3, 4, 0, 5]]
+    rows = [row.again(KEY) for _ in outputs]
+    for each, output in zip(rows, outputs, strict=True):
+        for token in output:
+            each.push(token)
+    for each, output in zip(rows, outputs, strict=True):
+        alone = SampleRow.start(params, [0, 1, 3, 4, 0, 1], KEY, (2,), output)
+        assert sample(logits, [each]) == sample(logits, [alone]) == sample(logits, [row.again(KEY, output)])

@@ -21,7 +21,7 @@ from oracle.families import CASES
 from oracle.ours import SPECS, write
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.main import main
-from ridgeline.engine import Engine, answers, engine
+from ridgeline.engine import Engine, engine
 from ridgeline.ops.reference import paged
 from ridgeline.runtime import layout, sampling, step
 from ridgeline.runtime.arena import Arena
@@ -194,7 +194,7 @@ def test_the_matrix_for_every_family(name: str, record_property: Callable[[str, 
 # Wrong engines: each bug patches one function that naive sampling does not use --------------------------
 
 _bucket, _attend_bucket = layout._bucket, paged._attend_bucket
-_sample, _start, _prefix_hash = sampling.sample, SampleRow.start, Sequence_.prefix_hash
+_sample, _again, _prefix_hash = sampling.sample, SampleRow.again, Sequence_.prefix_hash
 _swap_in, _swap_out, _copy = Arena.swap_in, Arena.swap_out, Arena.copy
 
 
@@ -282,16 +282,12 @@ def rejected_drafts_stay_in_the_state(patch: Patch) -> None:
 
 
 def penalties_forgotten_when_preempted(patch: Patch) -> None:
-    class Row(SampleRow):
-        @classmethod
-        def start(
-            cls, params: Any, prompt: Any, noise: Any, eos: Any, output: Any = (), grammar: Any = None
-        ) -> SampleRow:
-            row = _start(params, prompt, noise, eos)
-            row.position += len(output)
-            return row
+    def again(old: SampleRow, noise: Any, output: Any = ()) -> SampleRow:
+        row = _again(old, noise)
+        row.position += len(output)
+        return row
 
-    patch.setattr(answers, "SampleRow", Row)
+    patch.setattr(SampleRow, "again", again)
 
 
 # The bug, the model, and the axes that must find it; if these include the default case, it must find it too, else not.

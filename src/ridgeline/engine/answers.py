@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from ridgeline.errors import RequestError
 from ridgeline.runtime.generator import Event
 from ridgeline.runtime.sampling import PromptTokens
-from ridgeline.sample.masks import Grammar
-from ridgeline.sample.sampler import NoiseKey, SampleRow
+from ridgeline.sample.sampler import SampleRow
 from ridgeline.sched.sequence import Sequence
 from ridgeline.sched.work import Result, Work
-from ridgeline.spec.request import FinishReason, SamplingParams, TokenLogprobs
+from ridgeline.spec.request import FinishReason, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -61,22 +60,16 @@ class Answer:
 
     request: int
     index: int
-    noise: NoiseKey
     row: SampleRow
     sequence: Sequence
-    grammar: Grammar | None
     known: list[int]
     scheduled: float | None = None
     waited: float = 0.0
 
     @classmethod
-    def start(
-        cls, request: int, index: int, noise: NoiseKey, sequence: Sequence, params: SamplingParams,
-        eos: frozenset[int], grammar: Grammar | None,
-    ) -> Answer:  # fmt: skip
-        """Return an answer without tokens. eos: the model's end-of-sequence tokens."""
-        row = SampleRow.start(params, sequence.tokens, noise, eos, grammar=grammar)
-        return cls(request, index, noise, row, sequence, grammar, list(sequence.tokens) if row.edits else [])
+    def start(cls, request: int, index: int, row: SampleRow, sequence: Sequence) -> Answer:
+        """Return an answer without tokens. row: its row at the end of the prompt."""
+        return cls(request, index, row, sequence, list(sequence.tokens) if row.edits else [])
 
     @property
     def needs_host(self) -> bool:
@@ -88,7 +81,7 @@ class Answer:
         row = self.row
         return SampleRow(row.params, row.noise, _position(work), row.eos, row.ends, None, row.filters)
 
-    def host_row(self, work: Work, eos: frozenset[int]) -> SampleRow:
+    def host_row(self, work: Work) -> SampleRow:
         """Return the row with its edits as they are at the first position that a work samples.
 
         After a preemption the tokens in flight are sampled again, so the edits may be those of a later position.
@@ -96,8 +89,7 @@ class Answer:
         position, known, row = _position(work), self.known, self.row
         if len(known) > position:
             del known[position:]
-            n = self.sequence.num_prompt
-            self.row = SampleRow.start(row.params, known[:n], self.noise, eos, known[n:], self.grammar)
+            self.row = row.again(row.noise, known[self.sequence.num_prompt :])
         return self.row
 
     @property

@@ -104,10 +104,11 @@ class RequestLoop(Generic[R]):
         # A cached prefix has no logits, so a request that wants prompt_logprobs shares pages with no other.
         alone = f"request {next(self._ids)}" if params.prompt_logprobs is not None else ""
         root = self._root(request.cache_salt, alone)
+        row = SampleRow.start(params, prompt, request.noise[0], self._eos, grammar=request.grammar)
         answers = []
         for index, key in enumerate(request.noise):
             sequence = Sequence(next(self._ids), prompt, max_tokens, request.priority, root)
-            answers.append(Answer.start(request_id, index, key, sequence, params, self._eos, request.grammar))
+            answers.append(Answer.start(request_id, index, row.again(key), sequence))
         first, *others = (answer.sequence for answer in answers)
         self._scheduler.add(first, others)
         self._answers |= {answer.sequence.id: answer for answer in answers}
@@ -211,7 +212,7 @@ class RequestLoop(Generic[R]):
             if answer is None:
                 rows[i] = self._beams.taker(work.sequence)
             elif answer.needs_host:
-                row = answer.host_row(work, self._eos)
+                row = answer.host_row(work)
                 if not answer.is_over:
                     rows[i] = row
                     row.prepare()

@@ -61,9 +61,9 @@ class NaiveGenerator:
             raise RequestError("beam search shares state between beams: it needs the engine (--cache on)")
         if params.max_tokens is not None:
             limit = min(limit, len(prompt) + params.max_tokens)
+        row = SampleRow.start(params, prompt, request.noise[0], self._loaded.eos_token_ids, grammar=request.grammar)
         for choice, key in enumerate(request.noise):
-            row = SampleRow.start(params, prompt, key, self._loaded.eos_token_ids, grammar=request.grammar)
-            self._waiting.append(_Sequence(request_id, choice, len(prompt), list(prompt), row, limit))
+            self._waiting.append(_Sequence(request_id, choice, len(prompt), list(prompt), row.again(key), limit))
 
     def step(self) -> list[Event]:
         """Run one forward pass over all running sequences, and sample one token for each."""

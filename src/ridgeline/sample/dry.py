@@ -11,7 +11,9 @@ breaker, and single tokens that are breakers are never penalized.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Reversible, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,45 +46,88 @@ def matches(tokens: Sequence[int]) -> list[int]:
     return [0, *found[::-1]] if size else []
 
 
-class BreakerCount:
-    """Counts the tokens since the last sequence breaker. A push costs the same at any length."""
+class BreakerTree:
+    """The sequence breakers of a request, as a tree of their tails from the last token to the first.
+
+    It does not change, so that all answers to a request share it.
+    """
 
     def __init__(self, breakers: Sequence[TokenBreaker]) -> None:
         self.single: frozenset[int] = frozenset().union(*(one.heads for one in breakers if not one.tail))
-        self._by_last: dict[int, list[TokenBreaker]] = {}
-        for one in breakers:
+        self.longest = max((len(one.tail) for one in breakers), default=0)
+        self._root = _Node()
+        for one in breakers if self.longest else ():
+            node = self._root
+            for token in reversed(one.tail):
+                node = node.before.setdefault(token, _Node())
             if one.tail:
-                self._by_last.setdefault(one.tail[-1], []).append(one)
-        self._longest = max((len(one.tail) for one in breakers), default=0)
-        self._past: list[int] = []
+                node.heads |= one.heads
+
+    def ends(self, past: Reversible[int]) -> bool:
+        """Return whether some tokens end with a breaker. This costs a step for each token of the longest tail."""
+        node: _Node | None = self._root
+        for token in reversed(past):
+            if node is None or token in node.heads:
+                break
+            node = node.before.get(token)
+        else:
+            return False
+        return node is not None
+
+
+@dataclass(slots=True)
+class _Node:
+    """A suffix of tails. heads: tokens that complete a breaker before it. before: longer suffixes, by their token."""
+
+    heads: set[int] = field(default_factory=set)
+    before: dict[int, _Node] = field(default_factory=dict)
+
+
+class BreakerCount:
+    """Counts the tokens since the last sequence breaker. A push costs the same at any length."""
+
+    def __init__(self, tree: BreakerTree) -> None:
+        self.tree = tree
+        self._past = deque[int](maxlen=tree.longest + 1)
         self.count = 0
 
     def push(self, token: int) -> None:
         """Take the next token of the sequence."""
         self.count += 1
-        if self._longest:
-            self._past = [*self._past[-self._longest :], token]
-        if token in self.single or any(self._ends(one) for one in self._by_last.get(token, ())):
+        if self.tree.longest:
+            self._past.append(token)
+        if token in self.tree.single or self.tree.ends(self._past):
             self.count = 0
 
-    def _ends(self, breaker: TokenBreaker) -> bool:
-        """Return whether the sequence ends with this breaker."""
-        size = len(breaker.tail)
-        head = self._past[-size - 1] if len(self._past) > size else None
-        return head in breaker.heads and tuple(self._past[-size:]) == breaker.tail
+    def copy(self) -> BreakerCount:
+        """Return a count that continues from here."""
+        count = BreakerCount(self.tree)
+        count._past.extend(self._past)
+        count.count = self.count
+        return count
 
 
 class Dry:
     """The DRY penalty of one sequence. A new token costs one pass over arrays of dry_penalty_last_n elements."""
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
+    def __init__(self, params: SamplingParams, prompt: Sequence[int], origin: Dry | None = None) -> None:
+        """origin: the penalty of another answer at the end of the same prompt."""
         self._params = params
         self._window = params.dry_penalty_last_n
-        self._breaks = BreakerCount(params.dry_token_breakers)
+        tree = BreakerTree(params.dry_token_breakers) if origin is None else origin._breaks.tree
+        self._breaks: BreakerCount = BreakerCount(tree)
+        self._origin = origin  # until its arrays are copied
         self._new = list(prompt)  # tokens that are not in the arrays yet
         self._size = 0
         self._tokens: Ints = np.zeros(_LEAST_ROOM, np.int64)
         self._matches: Ints = np.zeros(_LEAST_ROOM, np.int64)  # as `matches`, of the tokens in the array
+
+    def start(self) -> Dry:
+        """Return the penalty of an answer to the same prompt; to be called before the first push.
+
+        The prompt is matched once, at the first `apply` of an answer.
+        """
+        return Dry(self._params, (), self)
 
     def push(self, token: int) -> None:
         """Take the next token of the answer."""
@@ -105,13 +150,17 @@ class Dry:
         longest = np.zeros(scores.size, np.int64)
         np.maximum.at(longest, self._tokens[first + 1 : self._size][repeated], lengths[repeated])
         found = np.flatnonzero(longest)
-        ids: Ints = np.array([token for token in found.tolist() if token not in self._breaks.single], np.int64)
+        ids: Ints = np.array([token for token in found.tolist() if token not in self._breaks.tree.single], np.int64)
         with np.errstate(over="ignore"):
             penalty = params.dry_multiplier * np.power(params.dry_base, longest[ids] - float(shortest))
         scores[ids] -= penalty.clip(max=MAX_PENALTY)
 
     def _catch_up(self) -> None:
         """Bring the arrays up to the last token."""
+        if (origin := self._origin) is not None:
+            origin._catch_up()
+            self._origin, self._breaks, self._size = None, origin._breaks.copy(), origin._size
+            self._tokens, self._matches = origin._tokens.copy(), origin._matches.copy()
         new, self._new = self._new, []
         for token in new:
             self._breaks.push(token)

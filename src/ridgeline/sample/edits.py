@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from copy import copy
+from itertools import count
 from typing import Protocol
 
 import numpy as np
@@ -20,14 +22,23 @@ class TokenCounts:
     The arrays are in no particular order.
     """
 
-    def __init__(self, prompt: Sequence[int]) -> None:
-        self._ids: Ints = np.unique(np.asarray(prompt, np.int64))
+    def __init__(self, prompt: Sequence[int], origin: TokenCounts | None = None) -> None:
+        """origin: counts of the same prompt, whose tables are shared."""
+        self._ids: Ints = np.unique(np.asarray(prompt, np.int64)) if origin is None else origin._ids
         self._counts: Ints = np.zeros(len(self._ids), np.int64)
-        self._slots = {int(token): slot for slot, token in enumerate(self._ids)}
+        self._prompt: dict[int, int]  # slot of each token of the prompt; does not change
+        self._prompt = dict(zip(self._ids.tolist(), count())) if origin is None else origin._prompt
+        self._answer: dict[int, int] = {}  # slot of each other token
+
+    def start(self) -> TokenCounts:
+        """Return the counts of an empty answer to the same prompt; to be called before the first push."""
+        return TokenCounts((), self)
 
     def push(self, token: int) -> None:
         """Take the next token of the answer."""
-        slot = self._slots.setdefault(token, len(self._slots))
+        slot = self._prompt.get(token)
+        if slot is None:
+            slot = self._answer.setdefault(token, self._num_slots)
         if slot == len(self._ids):  # full: double the arrays, so that the average cost of a push is constant
             room = np.zeros(max(16, slot), np.int64)
             self._ids, self._counts = np.append(self._ids, room), np.append(self._counts, room)
@@ -35,48 +46,52 @@ class TokenCounts:
         self._counts[slot] += 1
 
     @property
+    def _num_slots(self) -> int:
+        return len(self._prompt) + len(self._answer)
+
+    @property
     def ids(self) -> Ints:
         """Return the distinct tokens of prompt and answer [m]."""
-        return self._ids[: len(self._slots)]
+        return self._ids[: self._num_slots]
 
     @property
     def counts(self) -> Ints:
         """Return how often each occurs in the answer [m]; 0 for a token that is only in the prompt."""
-        return self._counts[: len(self._slots)]
+        return self._counts[: self._num_slots]
 
 
 class BadSequences:
     """Finds the tokens that would complete one of the sequences that an answer must not contain.
 
-    A token costs as much as the sequences whose last token but one it is.
+    It does not change, so that all answers to a request share it. A token costs as much as the sequences whose last
+    token but one it is.
     """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         """sequences: each of at least one token. The tokens of sequences of length 1 are in `always`."""
         self.always = [sequence[0] for sequence in sequences if len(sequence) == 1]
         self._by_last: dict[int, list[tuple[list[int], int]]] = {}  # by the last token but one
-        longest = 0
+        self.longest = 0  # number of tokens in the longest one, without its end
         for *before, end in sequences:
             if before:
                 self._by_last.setdefault(before[-1], []).append((before, end))
-                longest = max(longest, len(before))
-        self._past = deque[int](maxlen=longest)
+                self.longest = max(self.longest, len(before))
 
-    def push(self, token: int) -> None:
-        """Take the next token of the answer."""
-        self._past.append(token)
-
-    def next(self) -> list[int]:
-        """Return the tokens that would complete a sequence of several tokens."""
-        candidates = self._by_last.get(self._past[-1], ()) if self._past else ()
+    def next(self, answer: Sequence[int]) -> list[int]:
+        """Return the tokens that would complete a sequence of several tokens. answer: its last `longest` tokens."""
+        candidates = self._by_last.get(answer[-1], ()) if answer else ()
         if not candidates:
             return []
-        past = list(self._past)
+        past = list(answer)
         return [end for before, end in candidates if past[-len(before) :] == before]
 
 
 class Edit(Protocol):
     """Changes the scores of one sequence before they are a distribution."""
+
+    def start(self) -> Edit:
+        """Return the edit of another answer to the same prompt, which shares tables; to be called before any push."""
+        ...
 
     def push(self, token: int) -> None:
         """Take the next token of the answer."""
@@ -98,11 +113,17 @@ class Masks:
         self._bad = np.array([*params.bad_token_ids, *self._sequences.always], np.int64)
         self._ends = np.array(sorted(ends), np.int64)
         self._left = params.min_tokens
+        self._past = deque[int](maxlen=self._sequences.longest)
+
+    def start(self) -> Masks:
+        masks = copy(self)
+        masks._past = self._past.copy()
+        return masks
 
     def push(self, token: int) -> None:
         """Take the next token of the answer."""
         self._left -= 1
-        self._sequences.push(token)
+        self._past.append(token)
 
     def apply(self, scores: Floats) -> None:
         """Rule tokens out."""
@@ -111,7 +132,7 @@ class Masks:
             scores.fill(-np.inf)
             scores[self._allowed] = kept
         scores[self._bad] = -np.inf
-        scores[self._sequences.next()] = -np.inf
+        scores[self._sequences.next(self._past)] = -np.inf
         if self._left > 0:
             scores[self._ends] = -np.inf
 
@@ -122,6 +143,9 @@ class Bias:
     def __init__(self, params: SamplingParams) -> None:
         self._ids = np.array([token for token, _ in params.logit_bias], np.int64)
         self._bias = np.array([bias for _, bias in params.logit_bias], np.float64)
+
+    def start(self) -> Bias:
+        return self
 
     def push(self, token: int) -> None:
         """Do nothing: the bias does not depend on the answer."""
@@ -138,8 +162,11 @@ class Penalties:
     Presence and frequency, over the answer (OpenAI's and vLLM's definition): subtracted once, and for each time.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
-        self._params, self._tokens = params, TokenCounts(prompt)
+    def __init__(self, params: SamplingParams, tokens: TokenCounts) -> None:
+        self._params, self._tokens = params, tokens
+
+    def start(self) -> Penalties:
+        return Penalties(self._params, self._tokens.start())
 
     def push(self, token: int) -> None:
         """Take the next token of the answer."""
@@ -160,7 +187,7 @@ class Edits:
     """All edits of one sequence, in the order in which they act: grammar, masks, bias, penalties, DRY."""
 
     def __init__(self, edits: Sequence[Edit], grammar: Grammar | None = None) -> None:
-        self._edits = edits
+        self._edits, self._grammar = edits, grammar
         self._matcher = None if grammar is None else grammar.start()
 
     @classmethod
@@ -178,10 +205,17 @@ class Edits:
         if params.logit_bias:
             edits.append(Bias(params))
         if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
-            edits.append(Penalties(params, prompt))
+            edits.append(Penalties(params, TokenCounts(prompt)))
         if params.dry_multiplier > 0 and params.dry_penalty_last_n != 0:
             edits.append(Dry(params, prompt))
         return cls(edits, grammar) if edits or grammar is not None else None
+
+    def start(self) -> Edits:
+        """Return the edits of another answer to the same prompt; to be called before the first push.
+
+        Large tables are shared, so that `n` answers take little more time and memory than one.
+        """
+        return Edits([edit.start() for edit in self._edits], self._grammar)
 
     def push(self, token: int) -> None:
         """Take the next token of the answer."""

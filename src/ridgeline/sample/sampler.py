@@ -10,7 +10,7 @@ answer, the position and the purpose. A neighbor in the batch, a restart or anot
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from typing import NamedTuple
@@ -50,7 +50,8 @@ class SampleRow:
     """One sequence in the sampler. `sample` only reads it; `push` adds the token that was taken.
 
     position: the position of the next token. eos: the end-of-sequence tokens, unless they are ignored. ends: the
-    end-of-sequence tokens and the stop tokens. filters: the filters that params turn on.
+    end-of-sequence tokens and the stop tokens. filters: the filters that params turn on. origin: this row at the end of
+    its prompt, from which `again` starts; None: this row is not that of an answer.
     """
 
     params: SamplingParams
@@ -60,6 +61,7 @@ class SampleRow:
     ends: frozenset[int]
     edits: Edits | None
     filters: tuple[Filter, ...]
+    origin: SampleRow | None = None
 
     @classmethod
     def start(
@@ -73,7 +75,20 @@ class SampleRow:
         known = frozenset(() if params.ignore_eos else eos)
         ends = known.union(params.stop_token_ids)
         edits = Edits.of(params, prompt, ends, grammar)
-        row = cls(params, noise, len(prompt), known, ends, edits, filters_of(params))
+        origin = cls(params, noise, len(prompt), known, ends, edits, filters_of(params))
+        return origin._start(noise, output)
+
+    def again(self, noise: NoiseKey, output: Sequence[int] = ()) -> SampleRow:
+        """Return the row of an answer to the same prompt with the same parameters, after the tokens of `output`.
+
+        Large tables are shared, so that many answers take little more time and memory than one.
+        """
+        assert self.origin is not None, "this row has no prompt"
+        return self.origin._start(noise, output)
+
+    def _start(self, noise: NoiseKey, output: Sequence[int]) -> SampleRow:
+        edits = None if self.edits is None else self.edits.start()
+        row = replace(self, noise=noise, edits=edits, origin=self)
         for token in output:
             row.push(token)
         return row
