@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +16,7 @@ from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.propose import Proposer
 from ridgeline.runtime import generator
+from ridgeline.runtime.captured import Receive, capture
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.runtime.naive import NaiveGenerator
@@ -303,10 +304,7 @@ class LLM:
 
     def logits(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray[Any, Any]]:
         """Return logits [tokens, vocabulary] at every position of each token list, computed in one ragged batch."""
-        for ids in sequences:
-            self.frontend.check_ids(list(ids))
-            if len(ids) > self.max_model_len:
-                raise RequestError(f"a sequence has {len(ids)} tokens; max_model_len is {self.max_model_len}")
+        self._check_sequences(sequences)
         if not sequences:
             return []
         memory = self.loaded.table.memory
@@ -315,12 +313,42 @@ class LLM:
         starts = [sum(step.lengths[:i]) for i in range(len(sequences))]
         return [rows[start : start + n] for start, n in zip(starts, step.lengths, strict=True)]
 
+    def capture(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        names: Collection[str],
+        receive: Receive,
+        *,
+        batch_tokens: int = 2048,
+    ) -> None:
+        """Run prompts through the model, and pass on outputs of its layers and inputs of its matrices.
+
+        names: names out of `ridgeline.nn.output_names(spec)` and `input_names(spec)`, with `llm.loaded.spec`.
+        receive: called with (name, indices of prompts, rows) as soon as an array is computed. rows: float32 [tokens,
+        columns], the tokens of these prompts one after the other; an expert's input has only the tokens that were sent
+        to it. Nothing is kept, so the memory does not grow with the number of prompts.
+        batch_tokens: largest number of tokens in a pass. Prompts of equal length are computed together.
+        Raises RequestError for an unknown name, and for a prompt that is empty, too long, or not understood.
+        """
+        if type(batch_tokens) is not int or batch_tokens < 1:
+            raise RequestError(f"batch_tokens is {batch_tokens!r}; it must be a whole number of at least 1")
+        sequences = [self.encode(prompt) for prompt in as_batch(prompts)]
+        self._check_sequences(sequences)
+        capture(self.loaded, sequences, names, receive, batch_tokens)
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a prompt, with one BOS if the model uses one.
 
         Raises RequestError or TokenizerError.
         """
         return self.frontend.encode(prompt)
+
+    def _check_sequences(self, sequences: Sequence[Sequence[int]]) -> None:
+        """Raise RequestError for a sequence that is empty or too long, and for an unknown token id."""
+        for ids in sequences:
+            self.frontend.check_ids(list(ids))
+            if len(ids) > self.max_model_len:
+                raise RequestError(f"a sequence has {len(ids)} tokens; max_model_len is {self.max_model_len}")
 
     def _requests(
         self,

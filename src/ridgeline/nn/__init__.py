@@ -3,8 +3,8 @@
 The computation of layers belongs here; tensor libraries belong in `ops/`, and facts about architectures in `archs/`.
 """
 
-from ridgeline.nn.capture import Capture, output_names
+from ridgeline.nn.capture import Capture, input_names, output_names
 from ridgeline.nn.model import Model, PassingModel
 from ridgeline.nn.step import Step
 
-__all__ = ["Capture", "Model", "PassingModel", "Step", "output_names"]
+__all__ = ["Capture", "Model", "PassingModel", "Step", "input_names", "output_names"]

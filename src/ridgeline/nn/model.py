@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ridgeline.errors import CheckpointError
-from ridgeline.nn.capture import Capture
+from ridgeline.nn.capture import EXPERTS, INPUT, Capture
 from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotary import FrequencyTables, frequencies
 from ridgeline.nn.step import Step, Stream
@@ -35,6 +35,7 @@ class Model:
         formats: how matrices of floats are stored. Codes keep their own format.
         low_rank: matrices (down [r, in], up [out, r]) by the name of the weight to whose product up(down(x)) is added.
             Embeddings, experts and matrices that are not multiplied as one take none.
+        capture: receives the inputs of matrices that it asks for, in every pass; see `nn.capture.input_names`.
 
     Raises:
         ValueError: for a low-rank term whose name or shape does not fit.
@@ -43,6 +44,7 @@ class Model:
     def __init__(
         self, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, max_model_len: int,
         formats: FormatTable = AS_STORED, low_rank: Mapping[str, Terms] = MappingProxyType({}),
+        capture: Capture | None = None,
     ) -> None:  # fmt: skip
         _check_low_rank(spec, low_rank)
         self.spec = spec
@@ -65,7 +67,8 @@ class Model:
             self._frequencies[rope] = table.memory.put(inverse, "float32", "float32"), factor
         self._embedding = weights["embed.weight"]
         self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
-        how = _How(table, formats, low_rank)
+        how = _How(table, formats, low_rank, capture)
+        self._capture = capture
         # The largest matrix is packed first: its floats are released before others are read.
         self._head = _head(spec, weights, self._embedding, how)
         self._final_norm = _OuterNorm(spec.norm, "norm", weights, table)
@@ -83,8 +86,11 @@ class Model:
     def forward(self, step: Step, capture: Capture | None = None) -> Stream:
         """Run the step's T tokens through all layers and write their state. Return the stream after the last layer.
 
-        capture: receives the outputs that it asks for; see `nn.capture.output_names`.
+        capture: receives the outputs that it asks for; see `nn.capture.output_names`. Raises ValueError if it asks for
+        inputs of matrices and is not the one that the model was built with.
         """
+        if capture is not None and capture.has_inputs and capture is not self._capture:
+            raise ValueError("inputs of matrices are captured only by a model that is built for it: Model(capture=...)")
         stream = Stream(self.embed(step), None)
         if capture is not None:
             self._capture_stream(capture, "embed", stream, 1.0)
@@ -165,6 +171,7 @@ class _How(NamedTuple):
     table: OpsTable
     formats: FormatTable
     low_rank: Mapping[str, Terms]
+    capture: Capture | None
 
 
 def _check_low_rank(spec: ModelSpec, low_rank: Mapping[str, Terms]) -> None:
@@ -230,12 +237,12 @@ class _Block:
         self._rope = layer.mixer.rope if layer.mixer else None
         self._parallel = isinstance(layer, ParallelLayer)
         self._name = f"layers.{index}"
-        mixer = bind(weights, table, f"{self._name}.mixer", f"{self._name}.mixer_norm", how.formats, how.low_rank)
+        mixer = _bound(weights, f"{self._name}.mixer", how)
         self._mixer = build_mixer(spec, index, mixer, table, previous_scale) if layer.mixer else None
         scale = residual_scale(layer) if layer.mixer else previous_scale
         self._mlp: Callable[..., tuple[Array, Array]] | None = None
         if layer.mlp:
-            mlp = bind(weights, table, f"{self._name}.mlp", f"{self._name}.mlp_norm", how.formats, how.low_rank)
+            mlp = _bound(weights, f"{self._name}.mlp", how)
             self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, layer.pre_norm, scale), mlp)
         post = None if isinstance(layer, ParallelLayer) else layer.post_norm
         self._mixer_post = _OuterNorm(post, f"{self._name}.mixer_post_norm", weights, table)
@@ -272,9 +279,9 @@ class _DeepNormBlock:
         assert isinstance(layer, DeepNormLayer)
         self._layer, self._previous_scale = layer, previous_scale
         self._name = f"layers.{index}"
-        mixer = bind(weights, table, f"{self._name}.mixer", f"{self._name}.mixer_norm", how.formats, how.low_rank)
+        mixer = _bound(weights, f"{self._name}.mixer", how)
         self._mixer = build_mixer(spec, index, mixer, table, 1.0)
-        mlp = bind(weights, table, f"{self._name}.mlp", f"{self._name}.mlp_norm", how.formats, how.low_rank)
+        mlp = _bound(weights, f"{self._name}.mlp", how)
         self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, None, 1.0), mlp)
         self._mixer_norm = _OuterNorm(layer.pre_norm, f"{self._name}.mixer_norm", weights, table)
         self._mlp_norm = _OuterNorm(layer.pre_norm, f"{self._name}.mlp_norm", weights, table)
@@ -321,13 +328,17 @@ def residual_scale(layer: AnyLayer) -> float:
 
 def bind(
     weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str, formats: FormatTable = AS_STORED,
-    low_rank: Mapping[str, Terms] = MappingProxyType({}),
+    low_rank: Mapping[str, Terms] = MappingProxyType({}), capture: Capture | None = None,
 ) -> Weights:  # fmt: skip
     """Collect the weights of one stage: matrices under `prefix` as Linear, everything else as arrays.
 
     Matrices are stored as `formats` says. The weights of the stage's norm are named "norm".
-    low_rank: see `Model`.
+    low_rank, capture: see `Model`.
     """
+
+    def watched(linear: Linear, name: str) -> Linear:
+        return linear if capture is None else capture.watched(linear, f"{prefix}.{name}{INPUT}")
+
     linears: dict[str, Linear] = {}
     experts: dict[str, list[Linear]] = {}
     arrays: dict[str, Array] = {}
@@ -339,15 +350,25 @@ def bind(
             bias = weights.get(f"{prefix}.{module}.bias")
             own = formats.of(Weight(name, array.shape))
             if kind == "weight" and len(array.shape) == 2:
-                linears[module] = store(array, bias, table, own, _term(low_rank.get(name), table))
+                linear = store(array, bias, table, own, _term(low_rank.get(name), table))
+                linears[module] = watched(linear, module)
             elif kind == "weight" and module.startswith("experts."):
                 stack: Any = array, bias
-                experts[module.removeprefix("experts.")] = [
-                    store(stack[0][e], None if bias is None else stack[1][e], table, own) for e in range(array.shape[0])
+                kind = module.removeprefix("experts.")
+                experts[kind] = [
+                    watched(
+                        store(stack[0][e], None if bias is None else stack[1][e], table, own), f"{EXPERTS}.{e}.{kind}"
+                    )
+                    for e in range(array.shape[0])
                 ]
             else:
                 arrays[f"{module}.{kind}" if module else kind] = array
     return Weights(linears, arrays, experts)
+
+
+def _bound(weights: Mapping[str, Array], prefix: str, how: _How) -> Weights:
+    """Return the weights of the stage under `prefix`, whose norm has the same name and `_norm`."""
+    return bind(weights, how.table, prefix, f"{prefix}_norm", how.formats, how.low_rank, how.capture)
 
 
 def _term(matrices: Terms | None, table: OpsTable) -> LowRank | None:

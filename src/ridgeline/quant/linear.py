@@ -56,6 +56,13 @@ class StoredLinear:
         self._table = table
         self._product: Product | None = None
 
+    @property
+    def unfused(self) -> str | None:
+        """Return why a stage over this matrix must be composed; None if it may be fused."""
+        if self.low_rank is None:
+            return None
+        return "has a low-rank term, which is added to the product before the rest of the stage"
+
     def prepare(self) -> None:
         """Build the product. The data itself is not kept; the product keeps what it needs of it."""
         if self._product is None:

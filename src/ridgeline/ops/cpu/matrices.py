@@ -46,8 +46,8 @@ def refuses_weights(op: Op[Any], weights: Weights) -> str | None:
     """Return why no kernel serves a stage over these matrices; None if one does."""
     named = [*weights.linears.items(), *((name, m) for name, all in weights.experts.items() for m in all)]
     for name, linear in named:
-        if linear.low_rank is not None and op is not api.PRODUCT:
-            return f"{name} has a low-rank term, which is added to the product before the rest of the stage"
+        if linear.unfused is not None and op is not api.PRODUCT:
+            return f"{name} {linear.unfused}"
         if isinstance(linear.data, QuantizedMatrix):
             for part in ("permutation", "input_scale"):
                 if getattr(linear.data, part) is not None:
