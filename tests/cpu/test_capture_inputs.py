@@ -126,6 +126,16 @@ def test_every_kind_of_mixer_gives_the_inputs_of_its_matrices(name: str, tmp_pat
                 assert rows.shape[1] == shapes[each.removesuffix("input") + "weight"][1]
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "qwen3_next", "nemotron_h_moe"])
+def test_no_matrix_is_left_out(family: str, tmp_path: Path) -> None:
+    """Latent attention, recurrent layers, experts: every matrix has an input, except those of idle experts."""
+    build(CASES[family], tmp_path)
+    llm = LLM(str(tmp_path), skip_tokenizer_init=True, cache="off")
+    names, found = set(input_names(llm.loaded.spec)), set[str]()
+    llm.capture(PROMPTS, names, lambda name, indices, rows: found.add(name))
+    assert all(".experts." in name for name in names - found) and found
+
+
 def test_inputs_need_a_model_that_is_built_for_them(tmp_path: Path) -> None:
     write(SPECS["cla2"], tmp_path)
     llm = LLM(str(tmp_path), skip_tokenizer_init=True, cache="off")
