@@ -2,6 +2,7 @@
 #include "bind.h"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "dispatch.h"
 
@@ -10,6 +11,7 @@ NB_MODULE(_kernels, m) {
     nb::set_leak_warnings(false);  // what lives until the interpreter ends is no leak
     isa();                         // an instruction set that cannot be had is an error now, not in the first kernel
     m.def("isa", [] { return std::string(isa_name(isa())); });
+    m.def("isas", &isa_names);
     bind_pool(m);
     bind_record(m);
     bind_attention(m);

@@ -15,7 +15,10 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 T = TypeVar("T")
 
 def isa() -> str:
-    """Return the instruction set in use: avx512, avx2 or portable."""
+    """Return the instruction set in use, one of `isas()`."""
+
+def isas() -> list[str]:
+    """Return the instruction sets that were compiled, best first."""
 
 def usable_cores() -> int:
     """Return the number of physical cores that this process may use, at least 1."""

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ridgeline._kernels import isas
+
+ISAS = isas()  # best first
+OTHERS = ISAS[1:]
+
 
 def fingerprint_under(isa: str, module: str) -> bytes:
     """Return what `fingerprint()` of a test module returns with another instruction set. Skips the test if the CPU

@@ -26,7 +26,7 @@ from ridgeline.spec import (
 )
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
-from cpu.instruction_sets import fingerprint_under  # noqa: E402
+from cpu.instruction_sets import OTHERS, fingerprint_under  # noqa: E402
 from ridgeline.ops.cpu.backend import KERNELS  # noqa: E402
 
 Array = np.ndarray[Any, Any]
@@ -248,7 +248,7 @@ def fingerprint() -> bytes:
     return np.concatenate(outputs).tobytes()
 
 
-@pytest.mark.parametrize("isa", ["avx2", "portable"])
+@pytest.mark.parametrize("isa", OTHERS)
 def test_instruction_sets(isa: str) -> None:
     theirs, mine = (
         np.frombuffer(x, np.float32) for x in (fingerprint_under(isa, "test_kernels_recurrent"), fingerprint())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
+from cpu.instruction_sets import ISAS
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 # Loads the build that the first argument names instead of the installed one, then runs pytest with the other arguments.
@@ -37,7 +38,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
+@pytest.mark.parametrize("isa", ISAS)
 def test_no_access_out_of_bounds_and_nothing_undefined(build: Path, isa: str) -> None:
     runtimes = [
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()

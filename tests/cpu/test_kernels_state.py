@@ -25,7 +25,7 @@ from ridgeline.spec.storage import STORAGES, Storage
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels are not built: cmake -S . -B build")
 from tests.oracle import attention_bounds as bounds  # noqa: E402
 
-from cpu.instruction_sets import fingerprint_under  # noqa: E402
+from cpu.instruction_sets import OTHERS, fingerprint_under  # noqa: E402
 from ridgeline.ops.cpu import attention as ours  # noqa: E402
 from ridgeline.ops.cpu import latent as our_latent  # noqa: E402
 
@@ -322,7 +322,7 @@ def fingerprint() -> bytes:
     return np.concatenate([x.ravel() for x in outputs]).tobytes()
 
 
-@pytest.mark.parametrize("isa", ["avx2", "portable"])
+@pytest.mark.parametrize("isa", OTHERS)
 def test_instruction_sets(isa: str) -> None:
     theirs, mine = (np.frombuffer(x, np.float32) for x in (fingerprint_under(isa, "test_kernels_state"), fingerprint()))
     if isa == "portable":  # the portable set may round products before they are added
