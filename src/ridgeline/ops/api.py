@@ -54,7 +54,7 @@ class Linear(Protocol):
     def bias(self) -> Array | None: ...
     @property
     def unfused(self) -> str | None:
-        """Why a stage over this matrix must be composed, such as "has a low-rank term"; None if it may be fused."""
+        """Return why a stage over this matrix must be composed; None if it may be fused."""
         ...
 
     @property
