@@ -35,7 +35,7 @@ def capture(
     wanted = Capture(loaded.spec, names, pass_on)
     if wanted.has_inputs:
         model = PassingModel(
-            model.spec, model.weights, loaded.table, model.max_model_len, model.format, capture=wanted
+            model.spec, model.weights, loaded.table, model.max_model_len, model.formats, capture=wanted
         )  # fmt: skip
     for together in _batches([len(s) for s in sequences], batch_tokens):
         model.forward(loaded.dense_step([sequences[i] for i in together]), wanted)
