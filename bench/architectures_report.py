@@ -93,8 +93,8 @@ def markdown(lines: Sequence[Line]) -> str:
     contexts = {line["context"] for line in lines}
     first, last = min(contexts), max(contexts)
     out = [
-        f"| architecture | state at {last:,} | by formula | ms per token at {first:,} | at {last:,} | grows | by bytes "
-        f"| faster than {BASELINE} | by bytes |",
+        f"| architecture | state at {last:,} | state by formula | ms per token at {first:,} | ms at {last:,} "
+        f"| growth of ms | growth of bytes | speed relative to {BASELINE} | speed by bytes |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, of in rows.items():

@@ -1,18 +1,18 @@
 """Compare the planner's prediction for this machine with the engine: python bench/plan_error.py [--keep FILE]
 
-It runs 51 cases that were not used to fit the prediction: dense, grouped, windowed, expert, recurrent and hybrid models
-of modest size with random weights, in float32, bfloat16, int8 and int4. It decodes 1 to 64 sequences at contexts of 32
-to 8,192 tokens, whose pages are filled without a prefill, and prompts of up to 16,384 tokens in all. Each case runs
-twice, in new processes; `repeat` is the difference of the second run from the first. The machine is calibrated anew at
-the beginning, into the same folder, so that all figures are from the same hour.
+51 cases that no fit has seen: dense, grouped, windowed, with experts, recurrent and hybrid models of modest size with
+random weights, in float32, bfloat16, int8 and int4; decodes of 1 to 64 sequences at contexts of 32 to 8,192 tokens,
+whose pages are filled without a prefill; prompts of up to 16,384 tokens in all. Each case runs twice, in processes of
+their own; `second run` is the time of the second relative to the first. The machine is calibrated again at the
+beginning, into the folder of the results, so that calibration and cases are measured within one hour.
 
-    python bench/plan_error.py                       # all cases, some minutes; lines and calibration in plan_error/
-    python bench/plan_error.py --seconds 90          # stop after 90 s; the same command continues later
-    python bench/plan_error.py --report              # print the table: median, 90th percentile, the worst
+    python bench/plan_error.py                       # all of it, some minutes; lines and calibration in plan_error/
+    python bench/plan_error.py --seconds 90          # stops after 90 seconds; the same command continues
+    python bench/plan_error.py --report              # the table of the results so far: median, 90th percentile, largest
 
-A line is one JSON object: case, run, measured and predicted seconds of TPOT or TTFT, memory, and the share of the
-machine that other programs took. The gate is `others`: a run in which they took more than a tenth is measured again, at
-most twice, and the run with the smallest share is reported.
+A line is one JSON object: case, run, measured and predicted seconds of TPOT or TTFT, memory, the share of the machine
+that other programs used. The gate is `others`: a run in which they used more than a tenth is measured again, at most
+twice, and then reported as it is.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def measure(folder: Path, lines: Path, end: float) -> None:
 
 
 def calibrate(path: Path, env: Mapping[str, str]) -> None:
-    """Calibrate; keep the last of a few tries, or the first one during which no other program ran."""
+    """Calibrate until no other program disturbs it, at most TRIES times, and keep the last result."""
     for _ in range(TRIES):
         command = [sys.executable, "-m", "ridgeline", "calibrate", "--json"]
         done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
@@ -219,11 +219,11 @@ def calibrate(path: Path, env: Mapping[str, str]) -> None:
 
 
 def report(lines: list[dict[str, Any]]) -> None:
-    """Return the table in Markdown. An error compares the first run with its own prediction."""
+    """Print the table in Markdown. Errors are those of the first run, relative to its own prediction."""
     by_case: dict[str, dict[int, dict[str, Any]]] = {}
     for line in lines:
         by_case.setdefault(line["case"], {})[line["run"]] = line
-    print("| case | measured | predicted | error | repeat | others |\n|---|---|---|---|---|---|")
+    print("| case | measured | predicted | error | second run | others |\n|---|---|---|---|---|---|")
     errors: dict[str, list[float]] = {"TPOT": [], "TTFT": []}
     for name, runs in by_case.items():
         first = runs[min(runs)]
@@ -239,7 +239,7 @@ def report(lines: list[dict[str, Any]]) -> None:
                   f"worst {max(found):.1%}")  # fmt: skip
     repeats = [abs(r[2]["measured_s"] / r[1]["measured_s"] - 1) for r in by_case.values() if len(r) > 1]
     if repeats:
-        print(f"repeat: median {statistics.median(repeats):.1%}, worst {max(repeats):.1%}")
+        print(f"second run relative to the first: median {statistics.median(repeats):.1%}, worst {max(repeats):.1%}")
     memory = [abs(v["memory_bytes"] / v["peak_bytes"] - 1) for v in lines if v["memory_bytes"]]
     if memory:
         print(f"memory: median {statistics.median(memory):.1%}, worst {max(memory):.1%}")
