@@ -148,7 +148,7 @@ class LLM:
         )
         if driver is None:
             return config
-        why = f"one on each physical core that this process may use, of {num_cores()} CPUs"
+        why = f"one per physical core that this process may use; the machine has {num_cores()} CPUs"
         more = {"threads": why} | {
             name: reason for name, reason in (advice.reasons if advice else {}).items() if name not in config.reasons
         }

@@ -160,7 +160,7 @@ def test_generate_shows_an_error_of_prediction_only_where_it_predicts(
     said = capsys.readouterr().err
     assert ended.value.code == 0
     assert ("TPOT, mean" in said) is known
-    assert ("no prediction: this machine is not calibrated; ridgeline calibrate" in said) is not known
+    assert ("no prediction: this machine is not calibrated; run `ridgeline calibrate`" in said) is not known
     assert bool(re.search(r"[-+]\d+%", said)) is known
 
 

@@ -164,7 +164,7 @@ def test_threads(run: Run, tiny: Path) -> None:
     done = run("generate", "-m", str(tiny), "a b", *GREEDY, "--device", "cpu", "--threads", "1", "-v")
     assert re.search(r"^threads +1 +as given +--threads$", done.stderr, re.MULTILINE)
     chosen = run("generate", "-m", str(tiny), "a b", *GREEDY, "--device", "cpu", "-v")
-    assert re.search(r"^threads +\d+ +one on each physical core", chosen.stderr, re.MULTILINE)
+    assert re.search(r"^threads +\d+ +one per physical core", chosen.stderr, re.MULTILINE)
     assert done.stdout == chosen.stdout
 
 

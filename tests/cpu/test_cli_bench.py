@@ -96,7 +96,7 @@ def test_latency_as_json(run: Run) -> None:
 def test_the_prediction_of_a_calibrated_machine(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     command = ("latency", "--batch-size", 2, *SMALL, "--num-iters", 1, "--threads", 1)
-    assert "no prediction: this machine is not calibrated; ridgeline calibrate" in run(*command).stdout
+    assert "no prediction: this machine is not calibrated; run `ridgeline calibrate`" in run(*command).stdout
     save(kept_with(1))
     predicted = report(run(*command, "--json"))["measured"]["predicted"]
     assert predicted["tpot_s"] > 0 and predicted["elapsed_s"] > predicted["ttft_s"] > 0 and predicted["note"]

@@ -129,7 +129,7 @@ def test_a_slower_link_is_slower_and_none_is_an_error() -> None:
 
 @pytest.mark.parametrize(("scheme", "message"), [
     ({"tp": 0}, "tp is 0; it must be at least 1"), ({"tp": 3}, r"tp 3 does not divide 32 heads; tp 2 does"),
-    ({"ep": 2}, "no experts"), ({"pp": 99}, "32 layers"), ({"tp": 2, "ep": 2}, "not counted yet"),
+    ({"ep": 2}, "no experts"), ({"pp": 99}, "32 layers"), ({"tp": 2, "ep": 2}, "not supported"),
 ])  # fmt: skip
 def test_schemes_that_cannot_be(scheme: dict[str, int], message: str) -> None:
     with pytest.raises(RequestError, match=message):

@@ -153,8 +153,8 @@ def check_remedies(q: dict[str, Any], message: str) -> None:
         resolve(**{**q, "options": changed})
     for value in re.findall(r"lower --max-model-len to (\d+)", message):
         resolve(**{**q, "max_model_len": int(value)})
-    if names := re.search(r"leave (.+) open", message):
-        opened = dict.fromkeys(names[1].replace(" and ", " ").split())
+    if names := re.search(r"leave out (--.+)", message):
+        opened = dict.fromkeys(name.strip("-").replace("-", "_") for name in names[1].split(" and "))
         fixed_len = q["fixed_len"] and "max_model_len" not in opened
         opened.pop("max_model_len", None)
         resolve(**{**q, "fixed_len": fixed_len, "options": replace(q["options"], **opened)})
@@ -188,9 +188,9 @@ def test_the_order_in_which_settings_are_reduced() -> None:
     """A step's tokens and sequences are reduced first, then the length, unless the user has set it."""
     plenty, less, little = ask(200 * GIB), ask(2 * GIB), ask(GIB // 8)
     assert (plenty.max_model_len, plenty.max_num_seqs, plenty.max_num_batched_tokens) == (131072, 256, 512)
-    assert plenty.reasons["max_model_len"] == "the model's"
+    assert plenty.reasons["max_model_len"] == "the model's longest context"
     assert less.max_model_len < 131072
-    assert f"{less.max_model_len} instead of the model's 131072" in less.reasons["max_model_len"]
+    assert "lowered from the model's 131072" in less.reasons["max_model_len"]
     assert little.max_num_batched_tokens < less.max_num_batched_tokens <= 512
     assert "lowered from 512" in little.reasons["max_num_batched_tokens"]
     fixed = ask(GIB // 8, fixed_len=True, length=64)
@@ -204,11 +204,19 @@ def test_the_order_in_which_settings_are_reduced() -> None:
         (GIB, {"max_num_seqs": 1300}, "max_num_seqs is 1300; lower --max-model-len to"),
         (GIB, {"max_num_seqs": 1300}, "or set --max-num-seqs to"),
         (GIB, {"max_num_batched_tokens": 1 << 16}, "max_num_batched_tokens is 65536; set --max-num-batched-tokens to"),
-        (GIB, {"kv_cache_memory_bytes": 2 * GIB}, "1 GiB are there, kv_cache_memory_bytes is 2147483648; set --kv-"),
+        (
+            GIB,
+            {"kv_cache_memory_bytes": 2 * GIB},
+            "1 GiB are available, kv_cache_memory_bytes is 2147483648; set --kv-",
+        ),
         (GIB, {"swap_space_bytes": GIB}, "set --swap-space-bytes to 0"),
         (GIB, {"block_size": 1 << 14}, "set --block-size to 16"),
-        (GIB, {"max_num_seqs": 1 << 20, "max_num_batched_tokens": 1 << 16}, "leave max_num_seqs and max_num_batched"),
-        (1000, {}, "take a smaller model"),
+        (
+            GIB,
+            {"max_num_seqs": 1 << 20, "max_num_batched_tokens": 1 << 16},
+            "leave out --max-num-seqs and --max-num-batched",
+        ),
+        (1000, {}, "use a smaller model"),
         (GIB, {"steps_in_flight": 3}, "from 1 to 2"),
         (GIB, {"swap_space_bytes": -1}, "of at least 0"),
     ],
@@ -239,7 +247,7 @@ def test_snapshots_where_two_shares_are_least_together(spec: ModelSpec) -> None:
         chosen = config.state_snapshot_tokens
         assert both(chosen) <= 1.1 * min(both(LEAST_SNAPSHOT * 2**i) for i in range(8))
         reason = config.reasons["state_snapshot_tokens"]
-        assert f"of {num_bytes(state)} each; for 64 prefixes of 2048 tokens" in reason
+        assert f"a snapshot takes {num_bytes(state)}; those of 64 prefixes of 2048 tokens" in reason
         found.append(chosen)
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1] == LEAST_SNAPSHOT
@@ -273,7 +281,7 @@ def test_swap_space() -> None:
     assert max(shares) < 1.01 * min(shares)
     assert on_gpu(1000 * GIB).swap_bytes <= 4 * GIB
     assert on_gpu(None).swap_bytes == on_gpu(None, 1000).swap_bytes == 0
-    assert "do not hold a page" in on_gpu(None, 1000).reasons["swap_space_bytes"]
+    assert "too few for a page" in on_gpu(None, 1000).reasons["swap_space_bytes"]
     assert 2.9 * GIB < on_gpu(4 * GIB, 3 * GIB).swap_bytes <= 3 * GIB
     with pytest.raises(RequestError, match="lower --swap-space-bytes"):
         on_gpu(GIB, 3 * GIB)

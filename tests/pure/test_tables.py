@@ -37,10 +37,10 @@ def check(table: Table, width: int) -> None:
     lines = [line.plain for line in table.lines(width)]
     dropped = table.dropped(width)
     if dropped:
-        start = next(i for i, line in enumerate(lines) if line.startswith("No room for "))
+        start = next(i for i, line in enumerate(lines) if line.startswith("Not shown: "))
         said = " ".join(lines[start:])
         assert all(name and name in said for name in dropped)
-        needed = int(re.search(r"a width of (\d+) columns shows all", said)[1])  # type: ignore[index]
+        needed = int(re.search(r"A width of (\d+) columns shows every column", said)[1])  # type: ignore[index]
         assert needed > width and not table.dropped(needed) and not table.layout(needed).records
         lines = lines[:start]
     kept = [i for i, column in enumerate(table.columns) if column.name not in dropped or not dropped]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SERVER, _WORK, _OUT, _PLAN = "Server", "Workload", "Output", "Prediction"
 NUM_REQUESTS = 200  # if there is no trace
 KEYS = ("RIDGELINE_API_KEY", "OPENAI_API_KEY")
-LATENCIES = (("TTFT, the wait included", "ttft_s"), ("TPOT", "tpot_s"), ("between two tokens", "itl_s"),
+LATENCIES = (("TTFT, with queueing", "ttft_s"), ("TPOT", "tpot_s"), ("between two tokens", "itl_s"),
              ("end to end", "e2e_s"))  # fmt: skip
 RATES = (("requests/s", "requests_per_s"), ("tokens/s out", "output_tokens_per_s"),
          ("tokens/s in and out", "total_tokens_per_s"), ("goodput, requests/s", "goodput"),

@@ -25,7 +25,7 @@ from ridgeline.system import cpu_name, num_cores, total_bytes
 FORMAT = 2  # format of the files; it increases when the meaning of a field changes
 GENERIC = "cpu-laptop"  # used for a machine that is not calibrated
 LOCAL = "local"
-REMEDY = "ridgeline calibrate measures this machine in half a minute"
+REMEDY = "run `ridgeline calibrate`, which measures it in half a minute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,12 @@ def machine_of(found: Calibration) -> HardwareSpec:
         flops_per_s={kind: 2 / min(p.near.values) for kind, p in rates.products.items()},
         kind="cpu",
         link=Link("shared memory", rates.copy[str(rates.threads)].values[-1], 0.0, f"copying, {said}"),
-        sources={"memory": "as the system says", "bandwidth": said, "operations": said, "link": f"copying, {said}"},
+        sources={
+            "memory": "as the operating system reports",
+            "bandwidth": said,
+            "operations": said,
+            "link": f"copying, {said}",
+        },
         rates=rates,
     )
 
@@ -122,10 +127,13 @@ def this_machine() -> tuple[HardwareSpec, str]:
     """Return this machine as measured, or else as a generic CPU with its memory; and a line that says which."""
     found = load()
     if found is not None:
-        return machine_of(found), f"calibrated on {found.date}: times are what the engine is expected to take"
+        return machine_of(found), f"calibrated on {found.date}: times are predictions for this engine"
     generic = hardware(GENERIC)
-    name = f"this machine, taken for a generic CPU ({GENERIC})"
-    line = f"not calibrated: times are the roofs of a generic CPU ({GENERIC}); {REMEDY}"
+    name = f"this machine, treated as a generic CPU ({GENERIC})"
+    line = (
+        f"this machine is not calibrated, so times are lower bounds by the roofline of a generic CPU ({GENERIC}); "
+        f"{REMEDY}"
+    )
     return replace(generic, name=name, memory_bytes=total_bytes()), line
 
 
@@ -137,6 +145,6 @@ def find_machine(name: str) -> tuple[HardwareSpec, str]:
     if name.lower() == LOCAL:
         return this_machine()
     return hardware(name), (
-        "times are the roofline's: what takes longest of arithmetic and bytes, for each operation. Nothing is faster "
-        "on this machine; launches and the host are not in them"
+        "times are lower bounds by the roofline: each operation takes as long as its arithmetic or its bytes at peak "
+        "rates, whichever takes longer. Kernel launches and the host's work are not included"
     )

@@ -18,14 +18,13 @@ from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.groups import StateGroup, state_groups
 from ridgeline.spec.hardware import HardwareSpec
 
-FRACTION = (
-    0.9  # share of the memory besides weights that the engine uses; the allocator and other programs get the rest
-)
+# Share of the memory besides weights that the engine uses; the allocator and other programs get the rest.
+FRACTION = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes on the device that holds most.
+    """Holds the bytes that a model takes, on the device that holds most of it.
 
     formula_bytes, pages_bytes: state by the formula, and as allocated. logits_bytes: the part of the workspace for
     logits, sampling and log probabilities. activation_bytes: the rest of the workspace, and bookkeeping of pages.
@@ -114,7 +113,7 @@ class Memory:
         return int((self._hardware.memory_bytes - self.weight_bytes) * FRACTION) - step
 
     def _step_bytes(self, tokens: int, seqs: int, length: int) -> int:
-        """Bytes of a step, and of the frequencies that a model keeps for sequences of this length."""
+        """Return the bytes of a step and of the model's RoPE frequencies for sequences of this length."""
         return self._workspace.bytes(tokens, seqs, length) + self._spec.frequency_bytes(length)
 
     def sequence_bytes(self, context: int) -> float:

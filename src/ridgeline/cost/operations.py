@@ -1,14 +1,15 @@
 """Count the arithmetic and the bytes of every operation of a forward pass.
 
-    matrix          2 T in out operations; its weights once, T (in + out) activations. Matrices that read the same
-                    activations are one operation (q+k+v, gate+up), which reads them once.
-    attention etc.  the mixer answers for its work and its traffic (spec/mixer.py)
-    experts         the experts that T tokens are expected to visit, if all are equally likely
-    norms           the residual stream, read and written around each branch
+    matrix          2 T in out operations; it reads its weights once, and moves T (in + out) activations. Matrices that
+                    read the same activations count as one operation (q+k+v, gate+up), which reads them once.
+    attention etc.  the mixer counts its own work and traffic (spec/mixer.py)
+    experts         read the weights of the experts that T tokens are expected to visit, if all are equally likely
+    norms           read and write the residual stream around each branch
 
 T is the number of tokens of all sequences in the step. Equal operations of several layers are listed once, with the
-number of layers. Intensity is operations per byte; the roofline bounds the time of an operation by the slower of the
-two (Williams et al. 2009; for transformers "How to Scale Your Model", Austin et al. 2025).
+number of layers. Intensity is operations per byte. By the roofline, an operation takes at least the time of its
+arithmetic and at least the time of its bytes (Williams et al. 2009; for transformers "How to Scale Your Model", Austin
+et al. 2025).
 """
 
 from __future__ import annotations

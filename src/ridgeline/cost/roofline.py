@@ -1,4 +1,4 @@
-"""Compute the least time of a step: each operation takes the longer of its arithmetic and its bytes at peak rates."""
+"""Compute the least time of a step: each operation takes the longer of two times, for its arithmetic and its bytes."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@
     pp         pipeline: each device has its share of the layers. The batch is cut into p parts, which follow each
                other; a token passes all devices in turn.
 
-A collective takes its bytes over the bandwidth plus its messages times the latency (Thakur et al. 2005). It does not
-overlap with computing. If there are fewer KV heads than devices, several devices hold and read the same heads; latents
-are held by all devices. A mixer says how far it can be cut (`cut` in spec/mixer.py).
+The time of a collective is its bytes divided by the bandwidth, plus its messages times the latency (Thakur et al.
+2005). It does not overlap with computing. If there are fewer KV heads than devices, several devices hold and read the
+same heads; latents are held by all devices. A mixer says how far it can be cut (`cut` in spec/mixer.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Scheme:
             if (value := getattr(self, name)) < 1:
                 raise RequestError(f"{name} is {value}; it must be at least 1")
         if self.tp > 1 and self.ep > 1:
-            raise RequestError(f"tp {self.tp} with ep {self.ep} is not counted yet; set one of the two to 1")
+            raise RequestError(f"tp {self.tp} together with ep {self.ep} is not supported; set one of them to 1")
 
     @property
     def devices(self) -> int:
@@ -63,7 +63,9 @@ class Scheme:
                 fits = max(n for n in range(1, count) if not any(size % n for size in sizes))
                 raise RequestError(f"{name} {count} does not divide {min(sizes)} {what}; {name} {fits} does")
         if self.pp > len(spec.layers):
-            raise RequestError(f"pp is {self.pp}, the model has {len(spec.layers)} layers; set it to that at most")
+            raise RequestError(
+                f"pp is {self.pp}, but the model has {len(spec.layers)} layers; set it to {len(spec.layers)} at most"
+            )
 
 
 def device_operations(forward: Forward, batch: Sequence[Slice], scheme: Scheme) -> tuple[Operation, ...]:

@@ -3,9 +3,9 @@
 max_num_batched_tokens   the shortest chunk that computes prompts nearly as fast as the best one
 max_num_seqs             the smallest batch with nearly the highest throughput at short contexts, where large batches
                          help most; a larger batch would only make each sequence wait longer
-threads                  the reason for the number of threads
+threads                  one per physical core; only the reason comes from the cost model
 drafts                   for each batch size, the number of draft tokens with the highest throughput
-preemption               the time to compute a token again, and to copy a byte to host memory or back
+preemption               recompute or swap, by the time to recompute a token and to copy a byte
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ACCEPTANCE, DRAFT_COST, DEPTHS, DRAFT_BATCHES = 0.7, 0.05, (1, 2, 3, 4, 6, 8), (
 class Advice:
     """Settings that are best if memory allows them.
 
-    drafts: number of draft tokens by batch size; 0 if they do not pay. preempt: the cost of preemption. reasons: a line
-    for each setting, by its name.
+    drafts: best number of draft tokens by batch size; 0 if drafts save no time. preempt: the cost of preemption.
+    reasons: one line for each setting, by its name.
     """
 
     max_num_seqs: int
@@ -64,18 +64,18 @@ def advise(deployment: Deployment) -> Advice | None:
     chunk, why_chunk = _chunk(planner)
     seqs, why_seqs = _seqs(planner, chunk)
     drafts = {batch: _drafts(planner, batch) for batch in DRAFT_BATCHES}
-    said = ", ".join(f"{n or 'none'} at {batch}" for batch, n in drafts.items())
+    said = ", ".join(f"{n or 'none'} at batch {batch}" for batch, n in drafts.items())
     read = {int(n): curve.values[-1] / 1e9 for n, curve in rates.read.items()}
-    rising = ", ".join(f"{n} {'reads' if n == 1 else 'read'} {gb:.0f} GB/s" for n, gb in sorted(read.items()))
+    rising = ", ".join(f"{gb:.0f} GB/s with {n} thread{'s' if n > 1 else ''}" for n, gb in sorted(read.items()))
     preempt, why_preempt = _preempt(planner.with_chunk(chunk))
     return Advice(
         seqs, chunk, drafts, preempt,
         {
             "max_num_seqs": why_seqs,
             "max_num_batched_tokens": why_chunk,
-            "threads": f"one on each physical core: {rising}, and products take a core each",
-            "num_speculative_tokens": f"drafts that pay, by batch size, if {ACCEPTANCE:.0%} are accepted and one costs "
-            f"{DRAFT_COST:.0%} of a step: {said}",
+            "threads": f"one per physical core, since matrix products keep a core busy; memory is read at {rising}",
+            "num_speculative_tokens": f"the best number of drafts is {said}, if {ACCEPTANCE:.0%} are accepted and each "
+            f"costs {DRAFT_COST:.0%} of a step",
             "preemption": why_preempt,
         },
     )  # fmt: skip
@@ -93,8 +93,8 @@ def _chunk(planner: Planner) -> tuple[int, str]:
     chosen = min(n for n, rate in rates.items() if rate >= NEARLY * best)
     step = seconds(planner.step([Slice(1, chosen, context, 0)]).seconds)
     return chosen, (
-        f"reads prompts at {rates[chosen]:,.0f} tokens/s, {rates[chosen] / best:.0%} of the best; other sequences wait "
-        f"{step} for such a chunk"
+        f"prefill in such chunks computes {rates[chosen]:,.0f} tokens/s, {rates[chosen] / best:.0%} of the best rate; "
+        f"other sequences wait {step} for a chunk"
     )
 
 
@@ -105,8 +105,8 @@ def _seqs(planner: Planner, chunk: int) -> tuple[int, str]:
     best = max(rates.values())
     chosen = min(n for n, rate in rates.items() if rate >= ALMOST_ALL * best)
     return chosen, (
-        f"together they get {rates[chosen]:,.0f} tokens/s, {rates[chosen] / best:.0%} of the most; a step takes "
-        f"{seconds(chosen / rates[chosen])} at {context:,} tokens"
+        f"at this batch decode computes {rates[chosen]:,.0f} tokens/s, {rates[chosen] / best:.0%} of the best rate; a "
+        f"step takes {seconds(chosen / rates[chosen])} at a context of {context:,} tokens"
     )
 
 
@@ -116,8 +116,8 @@ def _preempt(planner: Planner) -> tuple[PreemptCost, str]:
     assert rates is not None
     found = PreemptCost(planner.ttft_s(context) / context, COPIES / rates.copy[str(rates.threads)].values[-1])
     return found, (
-        f"of the longest sequence: a token is computed again in {seconds(found.seconds_per_token)}, pages go out at "
-        f"{1 / found.seconds_per_byte / 1e9:.1f} GB/s and come back as fast"
+        f"the faster way for the longest sequence: recomputing takes {seconds(found.seconds_per_token)} per token, and "
+        f"pages are copied out and back at {1 / found.seconds_per_byte / 1e9:.1f} GB/s"
     )
 
 

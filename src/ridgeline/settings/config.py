@@ -13,17 +13,18 @@ from ridgeline.spec.text import num_bytes
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Options that a user may set, with vLLM's names. None: `resolve` chooses the value.
+    """Options that a user may set, with vLLM's names. `resolve` chooses the value of each option that is None.
 
     Args:
-        max_num_seqs: Sequences that run at once.
-        max_num_batched_tokens: Tokens of one step.
+        max_num_seqs: Largest number of sequences in one step.
+        max_num_batched_tokens: Largest number of tokens in one step.
         block_size: Tokens of a page.
         state_snapshot_tokens: Tokens between two snapshots of the state of recurrent layers, from which a later request
             can continue. A multiple of block_size if the model also has attention.
         kv_cache_memory_bytes: Bytes of the pages of all groups.
-        steps_in_flight: 1 or 2.
-        swap_space_bytes: Host memory for the pages of preempted sequences; without it they are recomputed.
+        steps_in_flight: 1 or 2. With 2, a step is submitted before the results of the one before it are there.
+        swap_space_bytes: Bytes of host memory for the pages of preempted sequences. With 0 they are recomputed.
+        num_speculative_tokens: Largest number of draft tokens of a sequence in one step. Above 0 it needs a proposer.
     """
 
     max_num_seqs: int | None = None
@@ -48,16 +49,16 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The settings of an engine, frozen.
+    """Holds all settings of an engine. They never change.
 
     block_size: tokens in a page of keys and values. state_snapshot_tokens: tokens between two kept recurrent states.
     kv_cache_dtype: the type of keys and values; the states of recurrent layers are float32. num_pages: pages in each
-    group, with the null page. num_host_pages: pages in host memory for swapping; 0 where there is none.
-    workspace_bytes: peak memory of a step and of the page tables. free_bytes: memory that was free on the device for
-    all of this. reasons: one line for each option, by its name, whether it was given, chosen or cut.
-    num_speculative_tokens: draft tokens that a sequence may have in a step. threads: threads of the kernels, None where
-    the device has its own.
-    preempt: the cost of preemption where there are host pages, None if it is measured at the start.
+    group, with the null page. num_host_pages: pages of each group in host memory; 0 without swap space.
+    workspace_bytes: peak memory of a step and of the page tables. free_bytes: device memory that was free before pages
+    and workspace were allocated. reasons: one line for each setting, by its name; it says whether the user gave the
+    value, or why it was chosen or lowered. num_speculative_tokens: most draft tokens of a sequence in a step. threads:
+    number of threads of the kernels; None on a device without such threads. preempt: the cost of preemption with host
+    pages; None if it is measured at the start.
     """
 
     max_model_len: int
@@ -90,7 +91,7 @@ class EngineConfig:
     def memory(self, weight_bytes: int, *, on_host: bool = True) -> tuple[tuple[str, int], ...]:
         """Return the uses of memory and their bytes.
 
-        On_host: whether the device computes in host memory, like swap space.
+        on_host: whether the device computes in host memory, where swap space is too.
         """
         left = self.free_bytes - self.state_bytes - self.workspace_bytes - (self.swap_bytes if on_host else 0)
         return (
@@ -124,6 +125,7 @@ class EngineConfig:
             found.append(Setting("preemption", how, self.reasons["preemption"], "--swap-space-bytes 0: recompute"))
         pages = " + ".join(f"{n - 1:,}" for n in self.num_pages)
         why = (
-            "by group, from kv_cache_memory_bytes: for max_num_seqs sequences of max_model_len, or fewer by one factor"
+            "pages of each group of layers: enough for max_num_seqs sequences of max_model_len tokens, as far as "
+            "kv_cache_memory_bytes allows"
         )
         return (*found, Setting("num_pages", pages, why, "--kv-cache-memory-bytes"))

@@ -111,7 +111,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """A choice of settings, and the memory that it takes.
+    """Holds a choice of settings and computes the memory that it takes.
 
     page_tokens: tokens of a page of keys and values. tokens, seqs: tokens and sequences of a step. length: tokens of
     the longest sequence. groups: state groups, with the largest possible number of snapshots until `with_snapshots`.
@@ -126,7 +126,7 @@ class Settings:
     length: int
 
     def workspace(self) -> int:
-        """Return the bytes that a step holds."""
+        """Return the bytes of a step's workspace."""
         return self.count.bytes(self.tokens, self.seqs, self.length, self.problem.swap)
 
     def room(self) -> int:

@@ -14,12 +14,12 @@ from ridgeline.spec import ModelSpec
 from ridgeline.spec.storage import EXACT, STORAGES, Storage, has_rows
 from ridgeline.spec.text import num_bytes
 
-NO_ROWS = "without effect: no layer keeps a row for each token, and other state is float32"
+NO_ROWS = "without effect: no layer has keys and values, and recurrent state is always float32"
 SWAP_SHARE, MAX_SWAP_BYTES = 10, 4 << 30  # divisor of the host's free memory; vLLM's default
 # Reasons for the sequences and the tokens of a step on a machine that is not calibrated.
 UNCALIBRATED = (
-    "vLLM's default, within the tokens of a step; pages are taken only when they are needed",
-    "a chunk of prefill beside the decodes",
+    "vLLM's default, at most max_num_batched_tokens; a sequence takes pages only when it needs them",
+    "room for a chunk of a prompt beside the sequences that decode",
 )
 # Option -> the least and the largest value.
 RANGES: dict[str, tuple[int, int | None]] = {
@@ -61,13 +61,13 @@ def resolve(
     )  # fmt: skip
     found = problem.solve()
     if found is None and options.swap_space_bytes is None:  # its bookkeeping may take too much
-        problem, why_swap = replace(problem, swap=0), "none: there is no room on the device to make use of it"
+        problem, why_swap = replace(problem, swap=0), "none: the device has no memory for the workspace of swaps"
         found = problem.solve()
     if found is None:
         raise RequestError(_failure(problem, {n: value for n, value in given.items() if n != "steps_in_flight"}))
     pages, host_pages = found.pages(), found.host_pages()
     if problem.swap and not any(host_pages):
-        why_swap = f"none: {num_bytes(problem.swap)} do not hold a page of each state group"
+        why_swap = f"none: {num_bytes(problem.swap)} are too few for a page of each group of layers"
     return EngineConfig(
         max_model_len=found.length,
         max_num_seqs=found.seqs,
@@ -96,7 +96,7 @@ def choose_storage(kv_cache_dtype: str) -> tuple[Storage, str]:
     `auto` is always float32, so that an answer is what the model computes without rounding, whatever the batch.
     """
     if kv_cache_dtype == "auto":
-        return EXACT, "as computed; bfloat16, float16 and int8 are smaller, at a price that is printed"
+        return EXACT, "stored as computed; bfloat16, float16 and int8 take less memory, and their loss is printed"
     if kv_cache_dtype not in STORAGES:
         known = ", ".join(("auto", *STORAGES))
         raise RequestError(f"kv_cache_dtype (--kv-cache-dtype) {kv_cache_dtype!r} is not known; known are {known}")
@@ -124,37 +124,38 @@ def _check_snapshots(spec: ModelSpec, options: EngineOptions) -> None:
     both = any(s.snapshot for s in states) and any(s.elements and not s.snapshot for s in states)
     if given and given % page and both:
         raise RequestError(
-            f"state_snapshot_tokens is {given}, not a multiple of block_size {page}: attention resumes at whole pages; "
-            f"set --state-snapshot-tokens to {-(-given // page) * page}"
+            f"state_snapshot_tokens is {given}, not a multiple of block_size {page}: attention continues at whole "
+            f"pages; set --state-snapshot-tokens to {-(-given // page) * page}"
         )
 
 
 def _swap_space(given: int | None, device_is_host: bool, host_free: int | None) -> tuple[int, str]:
-    """Bytes of swap space, and why. Raises RequestError for more than another host has."""
+    """Return the bytes of swap space, and the reason. Raises RequestError for more than the host has free."""
     if given is not None:
         if not device_is_host and host_free is not None and given > host_free:
             raise RequestError(
-                f"swap_space_bytes is {given}, the host has {host_free} bytes free; lower --swap-space-bytes to that"
+                f"swap_space_bytes is {given}, but the host has {host_free} bytes free; lower --swap-space-bytes to "
+                "that"
             )
         return given, "as given"
     if device_is_host:
-        return 0, "none: the device's memory is the host's, where more pages do better"
+        return 0, "none: pages are in host memory already, so more pages are better than swap space"
     if host_free is None:
-        return 0, "none: how much memory the host has free is not known"
+        return 0, "none: the free memory of the host is not known"
     chosen = min(MAX_SWAP_BYTES, host_free // SWAP_SHARE)
-    return chosen, f"one part in {SWAP_SHARE} of the host's {num_bytes(host_free)}, at most {num_bytes(MAX_SWAP_BYTES)}"
+    return chosen, f"1/{SWAP_SHARE} of the host's free {num_bytes(host_free)}, at most {num_bytes(MAX_SWAP_BYTES)}"
 
 
 def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[str, str]:
     """Return the reason for every setting except the swap space."""
     limit, workspace = num_bytes(problem.limit), num_bytes(found.workspace())
     tokens, seqs = problem.most()
-    lowered = f"lowered from {{}}: a step's workspace takes {workspace} of {limit}"
-    length = "as given" if problem.fixed_len else "the model's"
+    lowered = f"lowered from {{}}, so that a step fits: its workspace takes {workspace} of {limit}"
+    length = "as given" if problem.fixed_len else "the model's longest context"
     if found.length < problem.max_model_len:
-        length = f"{found.length} instead of the model's {problem.max_model_len}: what {limit} hold"
+        length = f"lowered from the model's {problem.max_model_len}: {limit} hold no longer sequence"
     seqs_why, tokens_why = UNCALIBRATED
-    drafts_why = "none: there is no proposer but LLM(proposer=...)"
+    drafts_why = "none: draft tokens need LLM(proposer=...) in Python"
     if advice:
         drafts_why += f"; {advice.reasons['num_speculative_tokens']}"
         seqs_why, tokens_why = advice.reasons["max_num_seqs"], advice.reasons["max_num_batched_tokens"]
@@ -165,13 +166,13 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
         if found.seqs == seqs else lowered.format(seqs),
         "max_num_batched_tokens": tokens_why
         if found.tokens == tokens else lowered.format(tokens),
-        "block_size": "without effect: no layer keeps a row for each token"
-        if all(g.snapshot for g in found.groups) else "half a page of waste per sequence"
+        "block_size": "without effect: no layer has keys and values"
+        if all(g.snapshot for g in found.groups) else "vLLM's default; on average half a page per sequence stays empty"
         if found.page_tokens == PAGE_TOKENS else f"lowered from {PAGE_TOKENS}: larger pages do not fit",
         "state_snapshot_tokens": _why_snapshots(found),
-        "kv_cache_memory_bytes": f"{problem.fraction:.0%} of {num_bytes(problem.free)} free, less {workspace} of "
-        f"workspace; at most {found.seqs} sequences of {found.length} tokens",
-        "steps_in_flight": "the host's part of a step is small on this device",
+        "kv_cache_memory_bytes": f"{problem.fraction:.0%} of the free {num_bytes(problem.free)} less {workspace} of "
+        f"workspace, but no more than {found.seqs} sequences of {found.length} tokens need",
+        "steps_in_flight": "with 2 the host's work overlaps the device's, but it is short on this device",
         "num_speculative_tokens": drafts_why,
     }  # fmt: skip
 
@@ -183,8 +184,8 @@ def _why_snapshots(found: Settings) -> str:
     between = max(found.state_snapshot_tokens, found.tokens)  # a step leaves one at most
     again = min(between, found.prefix) / 2 / found.prefix
     return (
-        f"of {num_bytes(found.state_bytes)} each; for {found.seqs} prefixes of {found.prefix} tokens they take at most "
-        f"{share:.1%} of the pages, and up to {again:.1%} of a prefix is computed again"
+        f"a snapshot takes {num_bytes(found.state_bytes)}; those of {found.seqs} prefixes of {found.prefix} tokens "
+        f"take at most {share:.1%} of the pages, and up to {again:.1%} of a prefix is recomputed"
     )
 
 
@@ -193,8 +194,8 @@ def _failure(problem: Problem, given: dict[str, Any]) -> str:
     least = problem.least(problem.options.block_size or PAGE_TOKENS, problem.least_length)
     asked = "".join(f", {name} is {value}" for name, value in given.items())
     text = (
-        f"one sequence of {least.length} tokens needs {num_bytes(least.sequence())} of state, a step "
-        f"{num_bytes(least.workspace())} of workspace; {num_bytes(max(problem.limit, 0))} are there{asked}; "
+        f"one sequence of {least.length} tokens needs {num_bytes(least.sequence())} of state, and a step needs "
+        f"{num_bytes(least.workspace())} of workspace; {num_bytes(max(problem.limit, 0))} are available{asked}; "
     )
     remedies = []
     if problem.fixed_len and (found := replace(problem, fixed_len=False).solve()):
@@ -202,13 +203,17 @@ def _failure(problem: Problem, given: dict[str, Any]) -> str:
     for name in given:
         swap = 0 if name == "swap_space_bytes" else problem.swap
         if found := replace(problem, options=replace(problem.options, **{name: None}), swap=swap).solve():
-            remedies.append(f"set --{name.replace('_', '-')} to {_chosen(found, name)}")
+            remedies.append(f"set {_flag(name)} to {_chosen(found, name)}")
     if problem.storage.is_exact and replace(problem, storage=STORAGES["bfloat16"]).solve():
         remedies.append("set --kv-cache-dtype to bfloat16")
     if not remedies and replace(problem, fixed_len=False, options=EngineOptions(), swap=0).solve():
         names = [*given, "max_model_len"] if problem.fixed_len else list(given)
-        remedies.append(f"leave {' and '.join(names)} open")
-    return text + (" or ".join(remedies) or "take a smaller model or a narrower dtype, or free memory")
+        remedies.append(f"leave out {' and '.join(map(_flag, names))}")
+    return text + (" or ".join(remedies) or "use a smaller model or a smaller dtype, or free some memory")
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
 
 
 def _chosen(found: Settings, option: str) -> int:

@@ -54,7 +54,8 @@ def _title(report: dict[str, Any], planner: Planner, load: Load) -> Text:
     experts = f" (experts {d.precision.experts})" if d.precision.experts else ""
     tokens = f"{load.context:,} tokens ({load.prompt:,} of prompt, {load.output:,} of answer)"
     first = Text.assemble((report["model"], "bold"), " on ", (d.hardware.name, "bold"), scheme)
-    first.append(f": {params / 1e9:,.2f} B parameters{used}")
+    billions = params >= 1e8
+    first.append(f": {params / (1e9 if billions else 1e6):,.2f} {'B' if billions else 'M'} parameters{used}")
     return first.append(
         f"\n{d.precision.weights} weights{experts}, {d.precision.state} state, {d.precision.activations} activations; "
         f"batch {load.batch:,} of {tokens}"
@@ -70,7 +71,7 @@ def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Fi
     slack = m["pages_bytes"] / m["formula_bytes"] - 1 if m["formula_bytes"] else 0.0
     yield "weights", size(m["weight_bytes"]), f"{d.precision.weights} matrices and their scales, float32 vectors"
     yield "state, by formula", size(m["formula_bytes"]), (
-        f"{load.batch:,} sequences x {size(m['sequence_bytes'])}, the state alone"
+        f"batch {load.batch:,} x {size(m['sequence_bytes'])} per sequence, without empty parts of pages"
     )  # fmt: skip
     yield (
         "state, allocated",
@@ -86,7 +87,7 @@ def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Fi
         (f"for a step of {max(d.chunk, load.batch):,} tokens, with tables and libraries, as the engine counts them"),
     )
     yield "logits", size(m["logits_bytes"]), "with the buffers of sampling and log probabilities"
-    reserve = "10 % of the memory that the weights leave, for the allocator and other programs"
+    reserve = "10% of the memory besides weights, for the allocator and other programs"
     yield "reserve", size(m["reserve_bytes"]), reserve
     free = m["spare_bytes"]
     yield "free", size(free) if m["fits"] else Text(size(free), "red"), (
@@ -98,8 +99,8 @@ def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Fi
         "longest context",
         f"{m['longest_context']:,}",
         (
-            f"tokens for each of {load.batch:,} sequences"
-            + (": the model's maximum" if m["longest_context"] == limit else "")
+            f"tokens per sequence that fit at batch {load.batch:,}"
+            + ("; it is the model's maximum" if m["longest_context"] == limit else "")
         ),
     )
     if heads := query_heads(d.spec):
@@ -132,7 +133,11 @@ def _time(report: dict[str, Any], load: Load) -> Iterator[Figure]:
     t, step = report["time"], report["decode"]
     causes = {name: s / step["seconds"] for name, s in step["by_cause"].items() if s / step["seconds"] > 0.005}
     shares = ", ".join(f"{name} {share:.0%}" for name, share in sorted(causes.items(), key=lambda x: -x[1]))
-    yield "step", seconds(t["step_s"]), f"one token for each of {load.batch:,} at {load.context:,} tokens: {shares}"
+    yield (
+        "step",
+        seconds(t["step_s"]),
+        f"decode at batch {load.batch:,}, {load.context:,} tokens each; limited by {shares}",
+    )
     yield "TTFT", seconds(t["ttft_s"]), f"a prompt of {load.prompt:,} tokens alone, in chunks of {_chunk(report):,}"
     yield "TPOT", seconds(t["tpot_s"]), "mean time per token after the first, in steps without prefill"
     yield "latency", seconds(t["latency_s"]), f"TTFT + {load.output - 1:,} x TPOT"
@@ -142,17 +147,21 @@ def _time(report: dict[str, Any], load: Load) -> Iterator[Figure]:
         "served",
         f"{number(t['served_tokens_per_s'])} tokens/s",
         (
-            f"in steady state, with prefill in the steps: TPOT {seconds(t['served_tpot_s'])}, "
+            f"in steady state, where prefill shares the steps: TPOT {seconds(t['served_tpot_s'])}, "
             f"TTFT {seconds(t['served_ttft_s'])}"
         ),
     )
-    yield "knee", f"batch {t['knee_batch']:,}", "largest throughput per step time; a larger batch adds more latency"
+    yield (
+        "knee",
+        f"batch {t['knee_batch']:,}",
+        "largest throughput per step time; above it, latency grows faster than throughput",
+    )
     yield (
         "without a cache",
         seconds(t["naive_step_s"]),
         (
-            f"a step without a KV cache, which computes all {load.context:,} tokens again: "
-            f"{t['naive_step_s'] / t['step_s']:.0f} x"
+            f"a step without a KV cache, which computes all {load.context:,} tokens again; it takes "
+            f"{t['naive_step_s'] / t['step_s']:.0f} times as long"
         ),
     )
 
@@ -228,7 +237,7 @@ def _promise(answer: Answer, promise: Slo) -> Table:
     if answer.settings:
         title, found = f"Settings within {asked} in steady state, the cheapest first", answer.settings
     else:
-        title = f"Nothing stays within {asked} as this machine is; the closest setting, and changes that would help"
+        title = f"No setting stays within {asked} on this machine; the closest setting, and changes that would help"
         found = ((answer.closest,) if answer.closest else ()) + answer.otherwise
     table = Table(title, columns)
     for s in found:

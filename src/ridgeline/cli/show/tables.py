@@ -101,7 +101,9 @@ class Table:
         if dropped := [column.name for i, column in enumerate(self.columns) if i not in layout.shown]:
             enough = sum(self._least(i) + GAP for i in range(len(self.columns))) - GAP
             names = ", ".join(dropped)
-            yield from wrapped(Text(f"No room for {names}: a width of {enough} columns shows all.", "dim"), width)
+            yield from wrapped(
+                Text(f"Not shown: {names}. A width of {enough} columns shows every column.", "dim"), width
+            )
 
     def _cells(self, i: int) -> list[Text]:
         return [row[i] for row in self.rows]

@@ -215,7 +215,7 @@ class Worker:
             self._meters.page_checks["agreed"] += 1
         except AssertionError:  # a bug that has harmed no request yet: the cached state is dropped
             self._meters.page_checks["wrong"] += 1
-            logging.getLogger(__name__).exception("the bookkeeping of pages was inconsistent; cached state was dropped")
+            logging.getLogger(__name__).exception("the bookkeeping of pages is inconsistent; the cache was reset")
 
     def _flush(self, *, last: bool = False) -> None:
         chunks, self._chunks = self._chunks, []
