@@ -1,15 +1,15 @@
-"""Run llama.cpp's own server tests against `ridgeline serve`, and say for each failure whose fault it is.
+"""Run llama.cpp's own server tests against `ridgeline serve`, and print the reason for each failure.
 
     pip download --no-binary :all: --no-deps llama-cpp-python     # its sdist holds llama.cpp
     tar xzf llama_cpp_python-*.tar.gz
     python bench/foreign_llama_cpp.py llama_cpp_python-*/vendor/llama.cpp/tools/server/tests --data ../shared/data
 
 Their suite starts the program that LLAMA_SERVER_BIN_PATH names. This file is that program: it reads llama-server's
-options, starts `ridgeline serve` with the same meaning, or uses a server that already runs with these settings, and
+options, starts `ridgeline serve` with the same meaning, or uses one that runs with these settings already, and
 forwards the port. Their files are neither changed nor copied; foreign_llama_cpp_plugin.py is loaded into their pytest.
-A test passes; or it is "to come" (it uses endpoints, options or fields of llama.cpp's own that Ridgeline does not
-have), or "theirs" (it checks something other than the API; foreign_llama_cpp.json says what), or "ours", which is a
-defect of Ridgeline.
+The result of a test is "passed", "to come" (it uses endpoints, options or fields of llama.cpp that Ridgeline does not
+have), "theirs" (it checks something other than the API; foreign_llama_cpp.json says what) or "ours" (Ridgeline is
+wrong; no test should have this result).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ KINDS = ("passed", "ours", "theirs", "to come", "skipped")  # skipped: by the te
 NOT_STARTED = 3  # exit status
 START_SECONDS = 120.0
 
-# The models that their tests name, and the folder of ../shared/data/models that is used instead. Their tests of
-# embeddings need nothing that a decoder lacks.
+# Models that their tests name, and the folder of ../shared/data/models that is used instead. A decoder can do all that
+# their tests of embeddings need.
 MODELS = {
     "ggml-org/test-model-stories260K": "stories260K",
     "tinyllamas/stories260K.gguf": "stories260K",
     "bert-bge-small/ggml-model-f16.gguf": "stories260K",
 }
-# Names that their tests give as `model`: llama-server does not look at it.
+# Names that their tests give as `model`. llama-server accepts any name.
 NAMES = (
     "gpt-3.5-turbo-instruct", "gpt-3.5-turbo", "gpt-4.1", "davinci-002", "text-embedding-3-small", "codellama70b",
     "dummy", "test",
@@ -58,12 +58,13 @@ WITHOUT_VALUE = frozenset(
 )
 # Options of features that Ridgeline does not have.
 TO_COME = {
-    "--reranking": "reranking", "--lora": "LoRA", "--models-dir": "several models in one server",
+    "--reranking": "reranking", "--lora": "LoRA adapters", "--models-dir": "several models in one server",
     "--models-preset": "several models in one server", "--mmproj-url": "images", "--media-path": "images",
-    "--spec-type": "drafts in the server", "--model-draft": "drafts in the server", "--slot-save-path": "saved slots",
-    "--context-shift": "context shift", "--tools": "tools of the server's own", "--mcp-servers-config": "MCP",
-    "--mcp-servers-json": "MCP", "--ui-mcp-proxy": "MCP", "--sleep-idle-seconds": "sleep", "--no-ui": "no page",
-    "--tags": "tags of models", "--cors-origins": "CORS by origin patterns", "--grp-attn-n": "self-extend",
+    "--spec-type": "draft tokens", "--model-draft": "draft tokens", "--slot-save-path": "saved slots",
+    "--context-shift": "context shift", "--tools": "tools that the server runs", "--mcp-servers-config": "MCP",
+    "--mcp-servers-json": "MCP", "--ui-mcp-proxy": "MCP", "--sleep-idle-seconds": "sleep",
+    "--no-ui": "a server without a page", "--tags": "tags of models", "--cors-origins": "CORS with patterns of origins",
+    "--grp-attn-n": "self-extend",
 }  # fmt: skip
 CHATML = """{%- for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
@@ -107,16 +108,16 @@ def mapped(given: dict[str, str], data: Path, state: Path) -> list[str]:
     """Return the arguments of `ridgeline serve`. Raises LookupError with the reason where there are none."""
     for name, what in TO_COME.items():
         if name in given:
-            raise LookupError(f"to come: {what} ({name})")
+            raise LookupError(f"to come: needs {what} ({name})")
     if "," in given["--host"]:
-        raise LookupError("to come: several addresses (--host)")
+        raise LookupError("to come: needs several addresses (--host)")
     model = given.get("--hf-file") or given.get("--hf-repo") or given.get("--model")
     if model is None:
-        raise LookupError("to come: several models in one server (no model is given)")
+        raise LookupError("to come: needs several models in one server (the test names no model)")
     if model not in MODELS:
         raise LookupError(f"theirs: needs the model {model}, which is not in ../shared/data")
     if given.get("--pooling") == "none":
-        raise LookupError("to come: vectors of each token (--pooling none)")
+        raise LookupError("to come: needs a vector for each token (--pooling none)")
     folder = data / "models" / MODELS[model]
     context = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
     slots = int(given.get("--parallel", 1))
@@ -177,7 +178,7 @@ async def forward(host: str, port: int, to: int) -> None:
     await server.serve_forever()
 
 
-# The run, and the kind of each result ------------------------------------------------------------------
+# The run and its results ------------------------------------------------------------------------------
 
 
 def judged(result: dict[str, Any], table: list[dict[str, str]]) -> tuple[str, str]:
@@ -253,10 +254,12 @@ def by_file(rows: list[tuple[str, str, str]]) -> list[str]:
 
 def by_reason(rows: list[tuple[str, str, str]]) -> list[str]:
     """Return a Markdown table: how many tests did not pass, by reason."""
-    named = [(kind, re.sub(r"the model \S+,", "a model", reason)) for _, kind, reason in rows if kind != "passed"]
+    named = [
+        (kind, re.sub(r"the model \S+, which", "a model that", reason)) for _, kind, reason in rows if kind != "passed"
+    ]
     counts = Counter(named)
     lines = [f"| {kind} | {count} | {reason} |" for (kind, reason), count in sorted(counts.items(), reverse=True)]
-    return ["| whose | tests | reason |", "|---|---|---|", *lines]
+    return ["| result | tests | reason |", "|---|---|---|", *lines]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Load this plugin into pytest for llama.cpp's server tests: it skips tests of missing features and writes a line of
-JSON for each result.
+"""A pytest plugin for llama.cpp's server tests: skips tests of missing features, and writes a JSON line per result.
 
-bench/foreign_llama_cpp.py loads it. Paths without /v1, which llama-server also has, get that prefix.
+bench/foreign_llama_cpp.py loads it. Paths without /v1, which llama-server also accepts, become paths with /v1.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ import requests
 
 STATE = Path(os.environ["FOREIGN_STATE"])
 ALIASES = {f"/{name}": f"/v1/{name}" for name in ("chat/completions", "responses", "models")}
-# Endpoints of llama.cpp's own, or of other APIs, that Ridgeline does not have. Without /v1, /completions and
-# /embeddings are not OpenAI's there.
+# Endpoints of llama.cpp and of other APIs that Ridgeline does not have. In llama.cpp, /completions and /embeddings
+# without /v1 differ from OpenAI's.
 TO_COME = (
     "/completion", "/completions", "/embeddings", "/props", "/slots", "/infill", "/apply-template", "/rerank",
     "/v1/rerank", "/v1/messages", "/lora-adapters", "/tools", "/cors-proxy", "/predict", "/v1/stream", "/models/load",
     "/chat/completions/input_tokens", "/sw.js",
 )  # fmt: skip
-# Fields of requests and of answers that only llama.cpp has: a pattern in a test's source, and the name.
+# Fields of requests and answers that only llama.cpp has: a pattern in a test's source, and the name.
 DIALECT = (
     (r'"(__verbose|timings_per_token|return_progress)"', "{}"), (r'"(grammar)": ', "{}"),
     (r'"(json_schema)": json_schema', "{}"), (r'"/(?:de)?tokenize"[\s\S]*"(content)": ', "{} of /tokenize"),
@@ -53,10 +52,10 @@ def _to_come(item: pytest.Item) -> str:
     for path in asked:
         first = next((own for own in TO_COME if path == own or path.startswith(own + "/")), "")
         if first:
-            return f"to come: {first}"
+            return f"to come: uses the endpoint {first}"
     for pattern, name in DIALECT:
         if found := re.search(pattern, source):
-            return f"to come: the field {name.format(found[1])}"
+            return f"to come: uses the field {name.format(found[1])}"
     return ""
 
 
