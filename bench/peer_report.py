@@ -90,7 +90,7 @@ def errors(results: Results, shape: str) -> Iterator[str]:
 
 
 def bar_rows(results: Results, shape: str) -> Rows:
-    """Return one row for each bar: kind, our value, rival, ratio, bar, and pass or miss."""
+    """Return rows of a goal: figure, type, own value, best peer, its value, ratio, goal, and whether it was met."""
     return [row for bar in BARS for kind in bar.kinds if (row := bar_row(results, shape, bar, kind))]
 
 
@@ -99,18 +99,19 @@ def bar_row(results: Results, shape: str, bar: Bar, kind: str) -> list[str] | No
     if bar.value not in ours:
         return None
     mine, limit = ours[bar.value], bar.limits[shape]
-    name, ratio, against = f"{bar.case}: {bar.value}", mine, ""
+    name, ratio, peer, theirs = f"{bar.case}: {FIGURES[bar.value]}", mine, "", None
     if bar.over:
         other = rival(results, shape, bar, kind, ours)
         if other is None:
-            return [name, kind, f"{mine:g}", "no peer in the same run", "", f"{limit:g}", ""]
+            return [name, kind, f"{mine:g}", "none in the same run", "", "", f"{limit:g}", ""]
         lower = bar.value in LOWER_IS_BETTER and not bar.at_most
-        theirs = other[bar.value]
-        ratio, against = theirs / mine if lower else mine / theirs, f"{other['contender']} {theirs:g}"
+        peer, theirs = other["contender"], other[bar.value]
+        ratio = theirs / mine if lower else mine / theirs
     passed = ratio <= limit if bar.at_most else ratio >= limit
     sign = "<=" if bar.at_most else ">="
-    verdict = ("pass" if passed else "MISS") + ("" if ours["correct"] else ", gate not passed")
-    return [name, kind, f"{mine:g}", against, f"{ratio:.2f}", f"{sign} {limit:g}", verdict]
+    verdict = ("met" if passed else MISSED) + ("" if ours["correct"] else ", gate not passed")
+    figure = "" if theirs is None else f"{theirs:g}"
+    return [name, kind, f"{mine:g}", peer, figure, f"{ratio:.2f}", f"{sign} {limit:g}", verdict]
 
 
 def rival(results: Results, shape: str, bar: Bar, kind: str, ours: dict[str, Any]) -> dict[str, Any] | None:
@@ -131,22 +132,31 @@ def own_rows(results: Results) -> Rows:
     for case, value, unit in ((SIZE, "installed_mb", "MB"), (STARTUP, "seconds", "s")):
         for line in results.lines(case):
             what = " ".join(filter(None, (case, line["shape"] or "", line.get("weights", ""))))
-            verdict = line.get("error") or ("pass" if line[value] <= line["limit"] else "MISS")
+            verdict = line.get("error") or ("met" if line[value] <= line["limit"] else MISSED)
             rows.append([what, f"{line[value]:g} {unit}", f"<= {line['limit']:g} {unit}", verdict])
     return rows
 
 
 HEADINGS = ["", *(column[0] for column in COLUMNS)]
-BAR_HEADINGS = ["bar", "kind", "ours", "best peer", "ratio", "asked", ""]
-OWN_HEADINGS = ["installation without torch", "measured", "asked", ""]
+BAR_HEADINGS = ["figure", "type", "Ridgeline", "best peer", "its figure", "ratio", "goal", ""]
+OWN_HEADINGS = ["installation without torch", "measured", "goal", ""]
+MISSED = "missed"
+FIGURES = {
+    "read_share": "share of the read limit", "tokens_per_s": "tokens/s", "first_token_ms": "time to first token, ms",
+    "peak_mb": "peak memory, MB",
+}  # fmt: skip
+LIMITS = {
+    "read_gb_s": "memory read at {:g} GB/s", "fp32_gflop_s": "float32 peak {:g} GFLOP/s",
+    "int8_gop_s": "int8 peak {:g} GOP/s",
+}  # fmt: skip
 
 
 def tables(results: Results) -> Iterator[tuple[str, list[str], Rows]]:
     for shape in peer_shapes.CONFIGS:
         if rows := shape_rows(results, shape):
-            limits = ", ".join(f"{name} {value:g}" for name, value in results.limits(shape).items())
-            yield f"{shape} ({limits})", HEADINGS, rows
-            yield f"{shape}: bars", BAR_HEADINGS, bar_rows(results, shape)
+            limits = ", ".join(LIMITS[name].format(value) for name, value in results.limits(shape).items())
+            yield f"{shape}: {limits}", HEADINGS, rows
+            yield f"{shape}: goals", BAR_HEADINGS, bar_rows(results, shape)
     if rows := own_rows(results):
         yield "Start and size", OWN_HEADINGS, rows
 
@@ -155,7 +165,7 @@ def show(results: Results, console: Console) -> None:
     for title, headings, rows in tables(results):
         table = Table(*headings, title=title, title_justify="left")
         for row in rows:
-            style = "red" if row[-1].startswith("MISS") else "bold" if row[0].startswith(OURS) else None
+            style = "red" if row[-1].startswith(MISSED) else "bold" if row[0].startswith(OURS) else None
             table.add_row(*row, style=style)
         console.print(table)
     for shape in peer_shapes.CONFIGS:
