@@ -15,7 +15,7 @@ COLORS = (
     "#4b4b4b", "#1f77b4", "#17a2b8", "#d62728", "#9467bd", "#e8710a", "#2ca02c", "#8c564b", "#c2185b", "#6b8e23",
 )  # fmt: skip
 UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-LABEL_GAP = 0.045  # distance between two labels, as a share of the height of the axes
+LABEL_GAP = 0.045  # least distance of two labels, as a share of the height of the axes
 
 
 def by_name(lines: Iterable[Line]) -> dict[str, list[Line]]:
@@ -30,13 +30,13 @@ def plot(lines: Sequence[Line], folder: Path) -> None:
     """Draw architectures-state.png and architectures-decode.png: points are measured, dashed lines are computed."""
     _plot(
         lines, folder / "architectures-state.png", measured="state_bytes", counted="state_bytes_by_formula", unit=1e6,
-        title="What one sequence keeps", ylabel="state, MB", joined="",
-        note="Points: the pages that it has. Dashed: the formula of each mixer.",
+        title="State of one sequence", ylabel="state, MB", joined="",
+        note="Points: its pages. Dashed: the formula of each mixer.",
     )  # fmt: skip
     _plot(
         lines, folder / "architectures-decode.png", measured="ms", counted="floor_ms", unit=1.0,
-        title="What the next token costs", ylabel="milliseconds per token", joined="-",
-        note="Points: measured. Dashed: the bytes of weights and state, at the speed at which the machine reads.",
+        title="Time of the next token", ylabel="milliseconds per token", joined="-",
+        note="Points: measured. Dashed: bytes of weights and state, divided by the measured read bandwidth.",
     )  # fmt: skip
 
 

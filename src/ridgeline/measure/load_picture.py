@@ -1,6 +1,6 @@
-"""A server under load as a picture: latencies over time, how they spread, requests that were open, tokens per second.
+"""Draw a server under load: latencies over time, their distribution, open requests, tokens per second.
 
-Drawing needs matplotlib, an extra: pip install ridgeline[plot]. No pyplot, so nothing global is touched.
+Drawing needs matplotlib, an extra: pip install ridgeline[plot]. It does not use pyplot, which has global state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BINS = 60  # time bins of a picture
 
 
 def check_name(path: str) -> None:
-    """Before anything is measured. Raises RequestError for a picture that could not be drawn."""
+    """Raise RequestError if a picture of this name cannot be drawn. Call this before the measurement."""
     new_figure(path, SIZE_INCHES)
 
 
@@ -69,7 +69,12 @@ def _latencies(axes: Axes, good: list[Answer], start: int, found: Measured) -> N
     for limit, color in _limits(found):
         if limit:
             axes.axhline(limit, color=color, linestyle="--", linewidth=1)
-    axes.set(title="Each request (dashed: the SLO)", xlabel="due after (s)", ylabel="seconds", yscale="log")
+    axes.set(
+        title="Latency of each request (dashed: SLO)",
+        xlabel="time at which it was due, s",
+        ylabel="seconds",
+        yscale="log",
+    )
 
 
 def _spread(axes: Axes, good: list[Answer], found: Measured) -> None:
@@ -84,7 +89,7 @@ def _spread(axes: Axes, good: list[Answer], found: Measured) -> None:
     for limit, color in _limits(found):
         if limit:
             axes.axvline(limit, color=color, linestyle="--", linewidth=1)
-    axes.set(title="How they spread", xlabel="seconds", ylabel="% of requests at most", xscale="log")
+    axes.set(title="Distribution of latencies", xlabel="seconds", ylabel="% of requests at most", xscale="log")
 
 
 def _load(axes: Axes, good: list[Answer], start: int) -> None:
@@ -92,7 +97,7 @@ def _load(axes: Axes, good: list[Answer], start: int) -> None:
         events = sorted([(a.arrival_ns, 1) for a in good] + [(a.times_ns[place], -1) for a in good])
         at = [(time - start) / SECOND for time, _ in events]
         axes.step(at, np.cumsum([step for _, step in events]), where="post", color=color, label=name)
-    axes.set(title="Requests", xlabel="seconds", ylabel="at once")
+    axes.set(title="Requests", xlabel="seconds", ylabel="number of requests")
 
 
 def _tokens(axes: Axes, good: list[Answer], start: int) -> None:

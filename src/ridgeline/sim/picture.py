@@ -84,7 +84,7 @@ def _spread(axes: Axes, answered: Answered) -> None:
         known = values[~np.isnan(values)]
         if len(known):
             axes.plot(np.percentile(known, shares) * 1e3, shares, color=color, label=name)
-    axes.set(xscale="log", xlabel="ms", ylabel="% of requests", title="how latencies spread")
+    axes.set(xscale="log", xlabel="ms", ylabel="% of requests", title="distribution of latencies")
 
 
 def _load(axes: Axes, run: Run) -> None:
