@@ -23,7 +23,7 @@ def settings_tables(name: str, config: EngineConfig, weight_bytes: int, *, on_ho
     )  # fmt: skip
     for s in config.settings():
         settings.add_row(s.name, s.value, s.reason, s.override)
-    memory = Table("memory", (Column("for", right=False), Column("takes")))
+    memory = Table("memory", (Column("use", right=False), Column("size")))
     for what, size in config.memory(weight_bytes, on_host=on_host):
         memory.add_row(what, num_bytes(size))
     return settings, memory
