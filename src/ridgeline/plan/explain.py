@@ -88,8 +88,8 @@ def _state(planner: Planner, load: Load) -> Iterator[Line]:
         yield (
             f"state of {name}",
             (
-                f"{state.elements:,} numbers x {tokens} in {what} = {decimal_bytes(size)} per layer, x {count} layers x "
-                f"batch {load.batch:,} = {decimal_bytes(size * count * load.batch)}"
+                f"{state.elements:,} numbers x {tokens} in {what} = {decimal_bytes(size)} per layer, x {count} layers "
+                f"x batch {load.batch:,} = {decimal_bytes(size * count * load.batch)}"
             ),
         )
 
