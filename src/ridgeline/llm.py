@@ -71,6 +71,7 @@ class LLM:
         seed: int = 0,
         ops: Mapping[str, str] | None = None,
         weights: str = "auto",
+        activations: str | None = None,
         threads: int | None = None,
         engine: EngineOptions | None = None,
         proposer: Proposer | None = None,
@@ -80,7 +81,9 @@ class LLM:
         _one_of("cache", cache, CACHE_CHOICES)
         _one_of("batching", batching, BATCHING_CHOICES)
         _check_proposer(proposer, engine or EngineOptions(), cache)
-        self.options = LoadOptions(device, dtype, max_model_len, load_format, revision, seed, ops, weights, threads)
+        self.options = LoadOptions(
+            device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations, threads
+        )
         self._kv_cache_dtype = kv_cache_dtype
         storage, _ = choose_storage(kv_cache_dtype)
         self.loaded: LoadedModel = self._load(model, tokenizer, storage, progress_bar, on_wait)
@@ -121,7 +124,7 @@ class LLM:
         self, model: str, tokenizer: str | None, progress_bar: ProgressBar, on_wait: Callable[[str], None]
     ) -> tuple[LoadedModel, tuple[str, ...]]:
         """Return the model with an exact KV cache, and notes on the cost of quantized weights."""
-        if not format_of(self.options.weights).is_lossy:
+        if not format_of(self.options.weights, self.options.activations).is_lossy:
             return load_model(model, self.options, progress_bar), ()
         from ridgeline.evals.price import Appraisal
 

@@ -20,6 +20,7 @@ class StorageFlags:
 
     dtype: o.DType = "auto"
     weights: o.WeightFormat = "auto"
+    activations: o.Activations = None
     kv_cache_dtype: o.KVCacheDType = "auto"
     max_model_len: o.MaxModelLen = None
 
@@ -70,7 +71,7 @@ def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[Engin
     from ridgeline.spec.text import num_bytes
     from ridgeline.system import free_bytes, num_cores
 
-    known, format = find_writer(model), format_of(flags.weights)
+    known, format = find_writer(model), format_of(flags.weights, flags.activations)
     dtype = DTYPE_NAMES.get(flags.dtype if flags.dtype != "auto" else known.weights, "bfloat16")
     storage, _ = choose_storage(flags.kv_cache_dtype)
     length = known.spec.resolve_max_model_len(flags.max_model_len)

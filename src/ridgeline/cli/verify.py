@@ -40,6 +40,7 @@ def verify(
     device: o.Device = "auto",
     dtype: o.DType = "auto",
     weights: o.WeightFormat = "auto",
+    activations: o.Activations = None,
     max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto",
     revision: o.Revision = None,
@@ -54,8 +55,8 @@ def verify(
 
     _spare_threads(model, revision)
     options = {
-        "cache": "off", "device": device, "dtype": dtype, "weights": weights, "max_model_len": max_model_len,
-        "load_format": load_format, "revision": revision, "seed": seed, "kv_cache_dtype": kv_cache_dtype,
+        "cache": "off", "device": device, "dtype": dtype, "weights": weights, "activations": activations,
+        "max_model_len": max_model_len, "load_format": load_format, "revision": revision, "seed": seed, "kv_cache_dtype": kv_cache_dtype,
     }  # fmt: skip
     llm = load(model, options)
     from ridgeline.verify import verify

@@ -151,7 +151,7 @@ def _key(folder: Path, with_tokenizer: Path, options: LoadOptions, **more: str) 
     device = resolve_device(options.device)
     settings = {"dtype": options.dtype, "max_model_len": options.max_model_len, "device": device}
     other = "" if with_tokenizer == folder else model_fingerprint(with_tokenizer, SMALL_FILES, size=16)
-    format = as_fields(format_of(options.weights))
+    format = as_fields(format_of(options.weights, options.activations))
     return model_fingerprint(
         folder, MODEL_FILES, size=16, version=VERSION, sample=sample, tokenizer=other, format=format, **settings, **more
     )

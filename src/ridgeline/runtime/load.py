@@ -34,7 +34,8 @@ class LoadOptions:
 
     dtype: type of weight matrices; `auto` keeps the checkpoint's. max_model_len: longest context to serve, in tokens;
     None: the model's own. load_format: `dummy` draws random weights from `seed`. weights: format of the weight
-    matrices: `auto` as they are stored; `int8`, `int4` or `int4-128` rounded to nearest. threads: number of threads of
+    matrices: `auto` as they are stored; others (`int8`, `int4-128-asym`, see spec.quant.format_of) are rounded to
+    nearest. activations: how inputs of products with quantized matrices are taken; None: as the format says. threads: number of threads of
     the kernels of device cpu; None: the number of physical cores.
     """
 
@@ -46,6 +47,7 @@ class LoadOptions:
     seed: int = 0
     ops: Mapping[str, str] | None = None
     weights: str = "auto"
+    activations: str | None = None
     threads: int | None = None
 
 
@@ -163,7 +165,9 @@ def _check(options: LoadOptions) -> tuple[DType | None, Format]:
         )
     if type(options.seed) is not int or not 0 <= options.seed < 2**63:
         raise RequestError(f"seed is {options.seed!r}; it must be a whole number from 0 to 2**63 - 1")
-    return None if options.dtype == "auto" else DTYPE_NAMES[options.dtype], format_of(options.weights)
+    return None if options.dtype == "auto" else DTYPE_NAMES[options.dtype], format_of(
+        options.weights, options.activations
+    )
 
 
 def _check_memory(need: int, table: OpsTable) -> None:

@@ -28,6 +28,7 @@ class LoadFlags:
     device: o.Device = "auto"
     dtype: o.DType = "auto"
     weights: o.WeightFormat = "auto"
+    activations: o.Activations = None
     max_model_len: o.MaxModelLen = None
     load_format: o.LoadFormat = "auto"
     revision: o.Revision = None

@@ -55,8 +55,16 @@ WeightFormat = Annotated[
     str,
     _model(
         "--weights",
-        help="Quantize the weight matrices, round to nearest: int8, int4 (groups of 32) or "
-        "int4-128. auto: as stored. The cost in accuracy is printed.",
+        help="Quantize the weight matrices, round to nearest: int8, int4, int3, int2 (groups of 32) or fp8; int4-128 "
+        "has groups of 128, int4-asym zero points. auto: as stored. The cost in accuracy is printed.",
+    ),
+]
+Activations = Annotated[
+    str | None,
+    _model(
+        "--activations",
+        help="How inputs of products with quantized weights are taken: exact (float32), int8 (rounded for each token; "
+        "faster), outliers (int8, but 6 and more exact) or fp8. Default: the format's own.",
     ),
 ]
 MaxModelLen = Annotated[
