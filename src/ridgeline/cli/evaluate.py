@@ -54,7 +54,8 @@ def evaluate(
     limit_tokens: _LimitTokens = None,
     json_output: _JsonOutput = False,
     tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
-    weights: o.WeightFormat = "auto", activations: o.Activations = None, kv_cache_dtype: o.KVCacheDType = "auto", max_model_len: o.MaxModelLen = None,
+    weights: o.WeightFormat = "auto", activations: o.Activations = None,
+    kv_cache_dtype: o.KVCacheDType = "auto", max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
 ) -> None:  # fmt: skip
     """Measure perplexity and bits per byte of texts. With --against, also compare the model with its original."""

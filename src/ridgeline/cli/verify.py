@@ -56,7 +56,8 @@ def verify(
     _spare_threads(model, revision)
     options = {
         "cache": "off", "device": device, "dtype": dtype, "weights": weights, "activations": activations,
-        "max_model_len": max_model_len, "load_format": load_format, "revision": revision, "seed": seed, "kv_cache_dtype": kv_cache_dtype,
+        "max_model_len": max_model_len, "load_format": load_format, "revision": revision, "seed": seed,
+        "kv_cache_dtype": kv_cache_dtype,
     }  # fmt: skip
     llm = load(model, options)
     from ridgeline.verify import verify

@@ -35,8 +35,8 @@ class LoadOptions:
     dtype: type of weight matrices; `auto` keeps the checkpoint's. max_model_len: longest context to serve, in tokens;
     None: the model's own. load_format: `dummy` draws random weights from `seed`. weights: format of the weight
     matrices: `auto` as they are stored; others (`int8`, `int4-128-asym`, see spec.quant.format_of) are rounded to
-    nearest. activations: how inputs of products with quantized matrices are taken; None: as the format says. threads: number of threads of
-    the kernels of device cpu; None: the number of physical cores.
+    nearest. activations: how inputs of products with quantized matrices are taken; None: as the format says. threads:
+    number of threads of the kernels of device cpu; None: the number of physical cores.
     """
 
     device: str = "auto"
