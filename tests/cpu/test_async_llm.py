@@ -116,8 +116,9 @@ def test_a_bad_request_fails_alone(folder: str, wanted: list[list[list[int]]]) -
     run(main())
 
 
+@pytest.mark.parametrize("error", [MemoryError("the device is full"), SystemExit("an extension gave up")], ids=repr)
 def test_an_error_in_a_step_ends_only_open_requests(
-    folder: str, wanted: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch
+    folder: str, wanted: list[list[list[int]]], monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     async def main() -> None:
         async with AsyncLLM(folder) as llm:
@@ -128,12 +129,13 @@ def test_an_error_in_a_step_ends_only_open_requests(
                 # all requests have arrived
                 if not failed and len(plan.works) == sum(len(answers) for answers in wanted):
                     failed = True
-                    raise MemoryError("the device is full")
+                    raise error
                 return submit(runner, plan, sampling)
 
             monkeypatch.setattr(DeviceRunner, "submit", failing)
             lost = await asyncio.gather(*(collect(llm, i) for i in range(4)), return_exceptions=True)
-            assert failed and all(isinstance(e, MemoryError) for e in lost)
+            kind = MemoryError if isinstance(error, MemoryError) else RuntimeError  # nobody's client should exit
+            assert failed and all(isinstance(e, kind) for e in lost)
             assert [await collect(llm, i) for i in range(4)] == wanted
 
     run(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -175,6 +176,12 @@ class Failing(Recorder):
                 return {w.sequence: [VOCAB] for w in wanted}
             if self.where == "sequence":
                 return {-1: [5]}
+            if self.where == "fraction":
+                return {w.sequence: [3.7] for w in wanted}  # type: ignore[list-item]
+            if self.where == "exit":
+                sys.exit("no table")
+            if self.where == "change":
+                wanted[0].tokens.append(5)  # type: ignore[attr-defined]
         return found
 
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -190,6 +197,9 @@ class Failing(Recorder):
         ("commit", "KeyError: 'no such table'"),
         ("token", "ValueError: it proposed token 97; the vocabulary has 97"),
         ("sequence", "ValueError: it proposed drafts for sequence -1, which can take none"),
+        ("fraction", "TypeError: 'float' object cannot be interpreted as an integer"),
+        ("exit", "SystemExit: no table"),
+        ("change", "AttributeError: 'ReadOnly' object has no attribute 'append'"),
     ],
 )
 def test_a_failing_proposer_changes_no_answer(where: str, why: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -85,6 +85,8 @@ class EngineThread:
                     self._session.step()
             except Exception as e:
                 self._end_all(e)
+            except BaseException as e:  # sys.exit() too: without this thread all would wait forever
+                self._end_all(RuntimeError(f"a step of the engine raised {type(e).__name__}: {e}"))
         self._read_inbox(wait=False)
         self._end_all(EngineClosed("the engine was closed"))
 

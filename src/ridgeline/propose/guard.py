@@ -3,9 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import index
+from typing import overload
 
 from ridgeline.propose.proposer import Proposer, Wanted
+
+
+class ReadOnly(Sequence[int]):
+    """Shows a list that changes elsewhere. A proposer that could change it would change the answer."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens)
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        return self._tokens[at]  # a slice of a list is a copy
 
 
 class Guard:
@@ -21,10 +45,11 @@ class Guard:
     def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Sequence[int]]:
         """Return drafts by sequence id, at most as many as each sequence can take; none after an error."""
         most = {w.sequence: w.most for w in wanted}
+        shown = [w._replace(tokens=ReadOnly(w.tokens)) for w in wanted]
         drafts: dict[int, Sequence[int]] = {}
 
         def ask() -> None:
-            for sequence, tokens in self._proposer.propose(wanted).items():
+            for sequence, tokens in self._proposer.propose(shown).items():
                 if sequence not in most:
                     raise ValueError(f"it proposed drafts for sequence {sequence}, which can take none")
                 drafts[sequence] = self._checked(tokens[: most[sequence]])
@@ -51,7 +76,7 @@ class Guard:
 
     def _checked(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Return drafts as plain integers. Raises ValueError for what is no token of the model."""
-        found = tuple(int(token) for token in tokens)
+        found = tuple(index(token) for token in tokens)
         if wrong := [token for token in found if not 0 <= token < self._vocab_size]:
             raise ValueError(f"it proposed token {wrong[0]}; the vocabulary has {self._vocab_size}")
         return found
@@ -61,6 +86,8 @@ class Guard:
             return
         try:
             call()
-        except Exception as e:
-            self.refusal = f"the proposer {type(self._proposer).__name__} failed with {type(e).__name__}: {e}"
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # sys.exit() and panics of extensions are no Exception, and would end the engine
+            self.refusal = f"the proposer {type(self._proposer).__name__} failed with {type(e).__name__}: {e!s:.500}"
             logging.getLogger(__name__).exception("%s; answers continue without drafts", self.refusal)

@@ -11,8 +11,8 @@ from ridgeline.sched.watcher import Watcher
 class Wanted(NamedTuple):
     """A sequence that can verify drafts in the next step.
 
-    tokens: its prompt and answer so far; they must not be changed, and change with the next commit. most: the number
-    of drafts that the step can take.
+    tokens: its prompt and answer so far, read-only; they change with the next commit. most: the number of drafts that
+    the step can take.
     """
 
     sequence: int
@@ -24,8 +24,8 @@ class Proposer(Watcher, Protocol):
     """Proposes tokens that may follow those of sequences; the model verifies them, so answers stay as they are.
 
     It is told of every commit, fork, preemption and end of the scheduler's sequences (sched/watcher.py), and is called
-    once before each step for all sequences. Calls come from one thread. If it raises, or proposes what is no token,
-    the engine stops using it and continues without drafts.
+    once before each step for all sequences. Calls come from one thread, and the step waits for them. If it raises, or
+    proposes what is no token, the engine stops using it and continues without drafts.
     """
 
     def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Sequence[int]]:
