@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
 from oracle.data import shared_data
+from ridgeline.archs import spec_from_config
 from ridgeline.errors import CheckpointError, RidgelineError, TokenizerError
 from ridgeline.load import growth, tokenizer_files
 from ridgeline.load.checkpoint import open_checkpoint
@@ -245,3 +246,33 @@ def test_many_declared_tokens_are_added_at_once(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": declared}), encoding="utf-8")
     files = tokenizer_files.read_folder(tmp_path)
     assert files.backend.token_to_id("<3999>") == 4002
+
+
+def test_a_tensor_of_many_axes(tmp_path: Path) -> None:
+    """The file is valid for its library, and numpy raised a ValueError when the weight was read."""
+    entry = {"dtype": "F32", "shape": [1] * 100 + [4], "data_offsets": [0, 16]}
+    header = json.dumps({"model.norm.weight": entry}).encode()
+    (tmp_path / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(CheckpointError, match="has 101 axes; a weight has at most 8"):
+        TensorFiles(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_size": 10**4000}, {"hidden_act": "x" * 5000}, {"model_type": "y" * 5000},
+        {"num_hidden_layers": -(10**4000)},
+        {"rope_scaling": {"rope_type": "w" * 5000}}, {f"unknown_{i}": 1 for i in range(5000)},
+        {"quantization_config": {"quant_method": "q" * 5000}}, {"layer_types": ["l" * 5000]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)  # fmt: skip
+def test_a_long_value_makes_no_long_error(fields: dict[str, Any]) -> None:
+    """Some errors repeated the whole value, of up to the size of the file."""
+    llama = {
+        "model_type": "llama", "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "max_position_embeddings": 128, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    }  # fmt: skip
+    with pytest.raises(RidgelineError) as caught:
+        spec_from_config(llama | fields)
+    assert len(str(caught.value)) < 1000

@@ -62,7 +62,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     if model_type == OUR_MODEL_TYPE:
         return Family(OUR_MODEL_TYPE, lambda c: from_json(c.raw("spec")), OURS)
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        named = f"model_type {model_type!r}" if model_type is not None else "a missing model_type"
+        named = f"model_type {model_type!r:.100}" if model_type is not None else "a missing model_type"
         known = ", ".join(sorted(FAMILIES))
         raise ConfigError(f"config.json: {named} is not a supported architecture; supported: {known}")
     return FAMILIES[model_type]

@@ -98,7 +98,7 @@ class Config:
         """Return a whole number. Raises ConfigError for anything else."""
         value = self._get(name, (int,), default, null)
         if type(value) is int and abs(value) > MAX_INT:
-            raise self.error(name, f"is {value}; no model is that large, so check the value")
+            raise self.error(name, f"is {value!r:.100}; no model is that large, so check the value")
         return value
 
     @overload
@@ -126,7 +126,7 @@ class Config:
         if type(value) not in (int, float):
             return value
         if not abs(value) <= MAX_FLOAT:  # also true of NaN
-            raise self.error(name, f"is {value}; it must be a number of at most {MAX_FLOAT:g}")
+            raise self.error(name, f"is {value!r:.100}; it must be a number of at most {MAX_FLOAT:g}")
         return float(value)
 
     def get_auto(self, name: str, auto: int) -> int:
@@ -202,7 +202,7 @@ class Config:
         """Return a list of whole numbers, such as indices of layers; a null means the default."""
         values: list[int] | T = self.get_list(name, default, default)
         if isinstance(values, list) and not all(type(v) is int for v in values):
-            raise self.error(name, f"is {values!r}; it must be a list of whole numbers")
+            raise self.error(name, f"is {values!r:.100}; it must be a list of whole numbers")
         return values
 
     def sub(self, name: str) -> Config | None:
@@ -226,13 +226,13 @@ class Config:
             raise self.error(name, "is null, which has no meaning here")
         if not any(value is a or (type(value) is type(a) and value == a) for a in (None, *allowed)):
             wanted = " or ".join(repr(a) for a in allowed) or "absent"
-            raise ConfigError(f"{self._path}{name} is {value!r}, which is not supported; it must be {wanted}")
+            raise ConfigError(f"{self._path}{name} is {value!r:.100}, which is not supported; it must be {wanted}")
 
     def get_activation(self, name: str, default: str) -> Activation:
         """Return the activation function with this name."""
         value = self.get_str(name, default)
         if value not in ACTIVATIONS:
-            raise self.error(name, f"is {value!r}; supported: {', '.join(sorted(ACTIVATIONS))}")
+            raise self.error(name, f"is {value!r:.100}; supported: {', '.join(sorted(ACTIVATIONS))}")
         return ACTIVATIONS[value]
 
     def divide(self, name: str, value: int, other: str, divisor: int) -> None:
@@ -247,7 +247,7 @@ class Config:
         """Raise ConfigError, which names them, if there are fields that were not read and are not harmless."""
         if unread := sorted(set(self._raw) - self._read - set(harmless)):
             raise ConfigError(
-                f"{self._path}{', '.join(unread)}: not understood for model_type {self.model_type!r}; "
+                f"{self._path}{', '.join(unread):.500}: not understood for model_type {self.model_type!r}; "
                 "the model is refused, because ignoring the field could change its outputs"
             )
 
@@ -260,5 +260,5 @@ class Config:
             return found
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             wanted = " or ".join(t.__name__ for t in types)
-            raise self.error(name, f"is {value!r}, not {wanted}")
+            raise self.error(name, f"is {value!r:.100}, not {wanted}")
         return value

@@ -68,11 +68,13 @@ def deepseek_v2(c: Config) -> ModelSpec:
     groups = None
     if method == "group_limited_greedy":
         if count is None or chosen is None:
-            raise c.error("n_group" if count is None else "topk_group", f"is missing, but topk_method is {method!r}")
+            raise c.error(
+                "n_group" if count is None else "topk_group", f"is missing, but topk_method is {method!r:.100}"
+            )
         experts = c.get_size("n_routed_experts", 64)
         groups = expert_groups(c, ("n_routed_experts", experts), ("n_group", count), ("topk_group", chosen), "best")
     elif method != "greedy":
-        raise c.error("topk_method", f"is {method!r}; supported: greedy, group_limited_greedy")
+        raise c.error("topk_method", f"is {method!r:.100}; supported: greedy, group_limited_greedy")
     moe = replace(
         _experts(c, dense, c.get_size("num_experts_per_tok"), count=64, num_shared=2, size=1407),
         normalize=False,

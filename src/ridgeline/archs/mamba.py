@@ -69,7 +69,7 @@ def step_limits(c: Config) -> tuple[float, float | None]:
     """Return the smallest and the largest step of a Mamba-2 layer; None if there is no largest one."""
     limit = [math.inf if x in UNLIMITED else x for x in c.get_list("time_step_limit", [0.0, math.inf])]
     if len(limit) != 2 or not all(type(x) in (int, float) for x in limit) or not 0 <= limit[0] <= limit[1]:
-        raise c.error("time_step_limit", f"is {limit!r}; it must be a smallest and a largest step")
+        raise c.error("time_step_limit", f"is {limit!r:.100}; it must be a smallest and a largest step")
     return float(limit[0]), float(limit[1]) if math.isfinite(limit[1]) else None
 
 

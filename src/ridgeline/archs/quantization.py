@@ -29,7 +29,7 @@ def packing_method(config: Mapping[str, Any], packings: Collection[str]) -> str 
     if not isinstance(raw, Mapping) or method not in packings:
         blocks = " without weight_block_size" if method == "fp8" else ""
         raise ConfigError(
-            f"{AT} with quant_method {method!r} is not supported yet{blocks}; use the unquantized checkpoint"
+            f"{AT} with quant_method {method!r:.100} is not supported yet{blocks}; use the unquantized checkpoint"
         )
     Config(raw, f"{AT}.").finish(_HARMLESS)
     return str(method)
@@ -48,7 +48,7 @@ def weight_blocks(config: Mapping[str, Any]) -> tuple[int, int] | None:
     c.expect("activation_scheme", "dynamic")  # static schemes store scales of activations, which are not supported
     sizes = c.get_list("weight_block_size")
     if len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
-        raise c.error("weight_block_size", f"is {sizes!r}; it must be two positive numbers, rows and columns")
+        raise c.error("weight_block_size", f"is {sizes!r:.100}; it must be two positive numbers, rows and columns")
     c.finish(_HARMLESS_FP8)
     return sizes[0], sizes[1]
 

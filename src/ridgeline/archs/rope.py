@@ -136,7 +136,7 @@ def _rope(c: Config, r: Config, head_dim: int, rotation: Rotation, outer: Config
     kind = r.get_str("rope_type") if r.present("rope_type") else r.get_str("type", "default")
     r.raw("type")  # old files contain both spellings
     if kind not in kinds:
-        raise r.error("rope_type", f"is {kind!r}; supported: {', '.join(sorted(kinds))}")
+        raise r.error("rope_type", f"is {kind!r:.100}; supported: {', '.join(sorted(kinds))}")
     scaling = kinds[kind](_Fields(c, r, outer, rotation.length))
     rope = _plain(c, r, head_dim, rotation, scaled=scaling is not None)
     r.finish(rotation.harmless)

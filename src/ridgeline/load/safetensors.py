@@ -30,6 +30,8 @@ _DTYPES: Mapping[str, tuple[str, Any]] = {
     "BF16": ("bfloat16", np.uint16),
 }
 
+MAX_AXES = 8  # weights have up to 4, numpy at most 64
+
 
 def dtype_code(dtype: str) -> str:
     """Return safetensors' name for one of our types."""
@@ -164,5 +166,7 @@ def _read_header(file: Path) -> Iterator[tuple[str, TensorInfo]]:
         raise CheckpointError(f"{file.name} is not a readable safetensors file (truncated?): {e}") from None
     header.pop("__metadata__", None)
     for name, entry in header.items():
+        if (axes := len(entry["shape"])) > MAX_AXES:
+            raise CheckpointError(f"{name:.100} in {file.name} has {axes} axes; a weight has at most {MAX_AXES}")
         start, stop = (8 + length + offset for offset in entry["data_offsets"])
         yield name, TensorInfo(file, entry["dtype"], tuple(entry["shape"]), start, stop)
