@@ -270,11 +270,11 @@ class EngineClient:
             try:
                 await self.watch.run(self._listen(reader))
             except EngineSilent as e:
-                silent, patience_s = f", since it {e},", 0.0
+                silent, patience_s = f", since it {e}", 0.0
             self.state = "restarting"
-            why = silent + await self._reap(patience_s)
+            why = await self._reap(patience_s) + silent
             log.error("the engine process ended%s; it is restarting", why)
-            self._fail_all(f"the engine process ended{why} and is restarting; try again")
+            self._fail_all(f"the engine process ended{why}, and is restarting; try again")
             backoff = 0.0 if time.perf_counter() - started > STEADY_SECONDS else max(1.0, backoff * 2)
             reader = await self._restart(backoff if self.restarts else 0.0)
 
@@ -319,7 +319,8 @@ class EngineClient:
             try:
                 status = await asyncio.to_thread(process.wait, END_SECONDS)
             except subprocess.TimeoutExpired:
-                return f"; process {process.pid} was killed but has not ended yet"
+                log.warning("process %d of the engine was killed but has not ended yet", process.pid)
+                return ""
         return f" by signal {-status}" if status < 0 else f" with status {status}"
 
     # ---- messages ---------------------------------------------------------------------------------------------
