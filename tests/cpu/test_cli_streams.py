@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.machinery
 import io
 import json
 import os
 import resource
 import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -207,6 +209,19 @@ def test_missing_kernels_are_reported_once(run: Run, monkeypatch: pytest.MonkeyP
         assert "several times slower; install a C++20 compiler, then install Ridgeline again" in said
     notes = ready(LLM("pocket", device="cpu")).notes  # the notes that `serve` prints
     assert sum(note.startswith(told.removeprefix("note: ")) for note in notes) == 1
+
+
+def test_kernels_of_another_version_are_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New sources with an extension that was compiled before: an editable install after a pull."""
+    for name in [n for n in sys.modules if n.startswith("ridgeline.ops.cpu")]:
+        monkeypatch.delitem(sys.modules, name)
+    old = types.ModuleType("ridgeline._kernels")
+    old.__spec__ = importlib.machinery.ModuleSpec("ridgeline._kernels", None)
+    monkeypatch.setitem(sys.modules, "ridgeline._kernels", old)
+    status, said = run("generate hi --max-tokens 2 --device cpu", io.StringIO())
+    assert status == 2 and "Traceback" not in said
+    assert "the compiled kernels do not fit this version of Ridgeline: cannot import name" in said
+    assert said.count("\n") == 1
 
 
 def test_reprs_are_short() -> None:

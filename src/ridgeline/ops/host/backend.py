@@ -67,13 +67,19 @@ class NumpyBackend:
 def open_host(threads: int | None = None) -> tuple[Memory, tuple[Backend, ...], Driver | None]:
     """Return numpy's memory, the backends that work on it, best first, and the driver of their kernels.
 
-    threads: number of threads for kernels. Default: the number of usable physical cores.
+    threads: number of threads for kernels. Default: the number of usable physical cores. Raises DeviceError for kernels
+    that were compiled from other sources.
     """
     if find_spec("ridgeline._kernels") is None:
         return NumpyMemory(), (NumpyBackend(),), None
-    from ridgeline._kernels import Pool, usable_cores
-    from ridgeline.ops.cpu.backend import CpuBackend
-    from ridgeline.ops.cpu.record import CpuDriver
-
+    try:
+        from ridgeline._kernels import Pool, usable_cores
+        from ridgeline.ops.cpu.backend import CpuBackend
+        from ridgeline.ops.cpu.record import CpuDriver
+    except ImportError as e:
+        raise DeviceError(
+            f"the compiled kernels do not fit this version of Ridgeline: {e}; install Ridgeline again, or compile them "
+            "again in a checkout"
+        ) from None
     pool = Pool(threads or usable_cores())
     return NumpyMemory(), (CpuBackend(pool), NumpyBackend()), CpuDriver(pool)
