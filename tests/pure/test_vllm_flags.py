@@ -149,6 +149,8 @@ def test_the_command_takes_the_model_in_three_ways(started: list[ServedFlags]) -
     assert all(served.served_model_name == ["a"] for served in started)
     with pytest.raises(RequestError, match="MODEL is a and --model is b; give only one of them"):
         _ = ServedFlags("a", "b").model
+    for given in ((None, ""), ("", None)):  # an unset variable of a shell is no wish for the built-in model
+        assert ServedFlags(*given).model == ""
     assert CliRunner().invoke(main.app, ["serve", "m", "--no-such-flag"]).exit_code == 2
 
 

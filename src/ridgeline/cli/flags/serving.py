@@ -36,7 +36,8 @@ class ServedFlags:
             raise RequestError(
                 f"MODEL is {self.model_argument} and --model is {self.model_option}; give only one of them"
             )
-        return self.model_argument or self.model_option or o.DEFAULT_MODEL
+        given = (self.model_argument, self.model_option, o.DEFAULT_MODEL)
+        return next(name for name in given if name is not None)
 
 
 @dataclass(eq=False, repr=False)
