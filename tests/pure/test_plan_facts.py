@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from published import PUBLISHED
+from typer.testing import CliRunner
 
 from ridgeline.archs import spec_from_config
 from ridgeline.catalog.machines import hardware, link, machines
 from ridgeline.catalog.models import find_model, published
-from ridgeline.errors import CheckpointError, ConfigError, RequestError
+from ridgeline.cli.main import app
+from ridgeline.errors import CheckpointError, ConfigError, RequestError, RidgelineError
 from ridgeline.spec import to_json
 from ridgeline.spec.hardware import HardwareSpec, Link
 
@@ -53,6 +55,15 @@ def test_unknown_names_have_the_nearest_as_remedy() -> None:
         assert wrong != "mistal-7b" or five[0] == "mistral-7b"
     with pytest.raises(RequestError, match="did you mean"):
         hardware("zzzzzz")
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "~nobody-has-this-name/x", "a\0b"])
+@pytest.mark.parametrize("command", ["inspect", "plan"])
+def test_a_name_that_no_file_can_have(command: str, name: str) -> None:
+    """The system raised an error for it, and the command ended with a traceback."""
+    result = CliRunner().invoke(app, [command, name])
+    assert isinstance(result.exception, RidgelineError | SystemExit)
+    assert len(str(result.exception)) < 600
 
 
 @pytest.mark.parametrize("build", [

@@ -16,7 +16,7 @@ from ridgeline.catalog.machines import nearest, read_data
 from ridgeline.errors import RequestError
 from ridgeline.spec import ModelSpec, from_json
 from ridgeline.spec.dtype import DTYPE_NAMES, config_dtype
-from ridgeline.spec.folders import read_json
+from ridgeline.spec.folders import existing, read_json
 
 BUILT_IN = ("pocket", "pocket-draft")
 
@@ -51,17 +51,16 @@ def find_model(name: str) -> KnownModel:
 
     Raises CheckpointError or ConfigError for a file that is not a model, and RequestError with the nearest names.
     """
-    path = Path(name).expanduser()
-    if path.exists():
+    if (path := existing(name)) is not None:
         return _read(path)
     if name in BUILT_IN:
         folder = files("ridgeline").joinpath("models", name)
         return from_config(name, json.loads(folder.joinpath("config.json").read_text(encoding="utf-8")))
     entry = _names().get(name.lower())
     if entry is None:
-        meant = nearest(name.lower(), [*(n for n in _names() if "," not in n), *BUILT_IN], _names())
+        meant = nearest(name.lower()[:100], [*(n for n in _names() if "," not in n), *BUILT_IN], _names())
         raise RequestError(
-            f"unknown model {name!r}: there is no such file or published name; {meant} "
+            f"unknown model {name!r:.100}: there is no such file or published name; {meant} "
             "(for any other model, give the path of its config.json)"
         )
     return from_config(entry["name"], entry["config"])

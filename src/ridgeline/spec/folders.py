@@ -50,6 +50,15 @@ def _check_kind(path: Path, found: os.stat_result) -> None:
         raise CheckpointError(f"{path} is {kind}; it must be a regular file")
 
 
+def existing(name: str) -> Path | None:
+    """Return the path of a file or folder; None if there is none, or if the system allows no such name."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long a name, an unknown home folder, a NUL character
+        return None
+
+
 def cache_folder() -> Path:
     """Return the cache folder by the platform's convention."""
     home = Path.home()
