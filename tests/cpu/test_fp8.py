@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ridgeline.load.fp8 import VALUES, BlockScaledFiles
 from safetensors.torch import load_file, save_file
 
 from oracle.build import build, oracle_logits
@@ -18,7 +19,6 @@ from oracle.families import CASES
 from ridgeline.errors import CheckpointError
 from ridgeline.llm import LLM
 from ridgeline.load.checkpoint import open_checkpoint
-from ridgeline.load.fp8 import VALUES, BlockScaledFiles
 from ridgeline.load.packed import open_tensors
 from ridgeline.load.safetensors import SINGLE, TensorFiles
 from ridgeline.load.weights import load_weights

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ridgeline.load.mxfp4 import LARGEST_SCALE, unpack
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -21,7 +22,6 @@ from ridgeline import LLM
 from ridgeline.archs import packing_of, spec_from_config
 from ridgeline.errors import CheckpointError, ConfigError
 from ridgeline.load.checkpoint import open_checkpoint
-from ridgeline.load.mxfp4 import LARGEST_SCALE, unpack
 from ridgeline.load.packed import open_tensors
 
 TOLERANCE = 1e-4

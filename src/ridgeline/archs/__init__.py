@@ -32,7 +32,7 @@ from ridgeline.archs import (
 from ridgeline.archs.config import HARMLESS, Config
 from ridgeline.archs.family import Family
 from ridgeline.archs.names import OURS, Names, Read
-from ridgeline.archs.quantization import packing_method, weight_blocks
+from ridgeline.archs.quantization import Quantization, read_quantization
 from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec, from_json
 
@@ -50,9 +50,8 @@ __all__ = [
     "Names",
     "Read",
     "family_of",
-    "packing_of",
+    "quantization_of",
     "spec_from_config",
-    "weight_blocks",
 ]
 
 
@@ -68,13 +67,12 @@ def family_of(config: Mapping[str, Any]) -> Family:
     return FAMILIES[model_type]
 
 
-def packing_of(config: Mapping[str, Any]) -> str | None:
-    """Return how the checkpoint packs some of its matrices: "fp8" (see `weight_blocks`) in any family, or one of its
-    family's `packings`; None if it does not.
+def quantization_of(config: Mapping[str, Any]) -> Quantization | None:
+    """Return how the checkpoint stores its matrices; None if nothing is quantized.
 
-    Raises ConfigError for a packing that the family's loader cannot unpack, and for unknown fields of it.
+    Raises ConfigError for a method that is not supported, and for unknown fields of it.
     """
-    return packing_method(config, family_of(config).packings)
+    return read_quantization(config, family_of(config).packings)
 
 
 def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -84,7 +82,7 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     supported, an unsupported quantization, and for any field that was not read and is not listed as harmless.
     """
     family = family_of(config)
-    packing_of(config)
+    quantization_of(config)
     reader = Config(config)
     reader.raw("quantization_config")
     try:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ridgeline.archs import packing_of, spec_from_config
+from ridgeline.archs import quantization_of, spec_from_config
 from ridgeline.archs.llada import MODEL_TYPE, llama_of
 from ridgeline.catalog.machines import nearest, read_data
 from ridgeline.errors import RequestError
@@ -84,8 +84,9 @@ def from_config(name: str, config: Mapping[str, Any]) -> KnownModel:
     if config.get("model_type") == MODEL_TYPE:
         return replace(from_config(name, llama_of(config)), denoises=True)
     plain = config_dtype(config) if {"dtype", "torch_dtype"} & set(config) else "bfloat16"
-    packing = packing_of(config) or plain
-    return KnownModel(name, spec_from_config(config), plain if packing == "mxfp4" else packing, packing)
+    scheme = quantization_of(config)
+    stored = plain if scheme is None else scheme.storage
+    return KnownModel(name, spec_from_config(config), plain if stored == "mxfp4" else stored, stored)
 
 
 def _read(path: Path) -> KnownModel:

@@ -60,12 +60,11 @@ def _config(model: str, revision: str | None) -> dict[str, Any]:
 
 def weight_dtype(config: dict[str, Any], wanted: str) -> DType:
     """Return the type of the weight matrices: the requested one, or for "auto" the checkpoint's."""
-    from ridgeline.archs import weight_blocks
     from ridgeline.errors import RequestError
     from ridgeline.spec.dtype import DTYPE_NAMES, config_dtype
 
     if wanted == "auto":
-        return "float32" if weight_blocks(config) else config_dtype(config)  # fp8 blocks are dequantized to float32
+        return config_dtype(config)
     if wanted not in DTYPE_NAMES:
         raise RequestError(f"--dtype is {wanted}; use auto, {', '.join(DTYPE_NAMES)}")
     return DTYPE_NAMES[wanted]

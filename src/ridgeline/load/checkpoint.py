@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ridgeline.archs import Family, family_of, spec_from_config, weight_blocks
+from ridgeline.archs import Family, family_of, quantization_of, spec_from_config
+from ridgeline.archs.quantization import SIDE_FILES, Quantization
 from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.folders import read_json
@@ -34,8 +35,8 @@ class Checkpoint:
     """The facts about a model that are known before its weights are read.
 
     sampling_defaults: fields of generation_config.json that are sampling parameters (SAMPLING_FIELDS); temperature 0 if
-    it disables sampling. notes: settings that are not applied, and parts of the model that are left out. weight_blocks:
-    rows and columns that share a scale, for matrices in fp8; None for plain matrices.
+    it disables sampling. notes: settings that are not applied, and parts of the model that are left out. quantization:
+    how matrices are stored; None for plain ones.
     """
 
     folder: Path
@@ -45,24 +46,35 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float]
     notes: tuple[str, ...]
-    weight_blocks: tuple[int, int] | None = None
+    quantization: Quantization | None = None
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Read the configs of a local folder. Raises CheckpointError or ConfigError."""
-    config = read_json(folder / "config.json")
+    config = _with_side_file(read_json(folder / "config.json"), folder)
     spec = spec_from_config(config)
     path = folder / "generation_config.json"
     generation = read_json(path) if path.exists() else {}
     family = family_of(config)
     language = config if family.within is None else {**config, **config[family.within]}
+    scheme = quantization_of(config)
     return Checkpoint(
         folder, config, spec, family,
         eos_token_ids=_token_ids(generation, language, "eos_token_id", spec.vocab_size),
         sampling_defaults=_sampling_defaults(generation),
-        notes=((family.note,) if family.note else ()) + _unapplied(generation),
-        weight_blocks=weight_blocks(config),
+        notes=((family.note,) if family.note else ()) + _unapplied(generation) + (scheme.notes if scheme else ()),
+        quantization=scheme,
     )  # fmt: skip
+
+
+def _with_side_file(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the config with the quantization that some tools write into a file beside it, unless it has its own."""
+    if config.get("quantization_config") is not None:
+        return config
+    for name, convert in SIDE_FILES.items():
+        if (folder / name).exists():
+            return {**config, "quantization_config": convert(read_json(folder / name))}
+    return config
 
 
 def _token_ids(generation: Mapping[str, Any], config: Mapping[str, Any], name: str, vocab: int) -> tuple[int, ...]:

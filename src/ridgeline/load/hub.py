@@ -12,6 +12,9 @@ CONFIG_FILES = ("config.json",)
 SMALL_FILES = (
     *CONFIG_FILES,
     "generation_config.json",
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
     "tokenizer*",
     "special_tokens_map.json",
     "chat_template*",

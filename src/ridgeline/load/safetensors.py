@@ -10,12 +10,14 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ridgeline.errors import CheckpointError
+from ridgeline.load.stored import Stored
 from ridgeline.ops.mapped import release
 from ridgeline.spec.folders import check_regular, read_text
 
@@ -31,11 +33,23 @@ _DTYPES: Mapping[str, tuple[str, Any]] = {
 }
 
 MAX_AXES = 8  # weights have up to 4, numpy at most 64
+# Numpy types with the same bits, for the parts of quantized matrices.
+_BITS: Mapping[str, Any] = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F8_E4M3": np.uint8,
+    "F8_E8M0": np.uint8,    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
+}  # fmt: skip
+
+
+# Our names of types -> safetensors' names. fp8 is stored as uint8 bits.
+_CODES: Mapping[str, str] = {
+    **{ours: code for code, (ours, _) in _DTYPES.items()},
+    "int64": "I64", "int32": "I32", "int8": "I8", "uint8": "U8", "fp8": "F8_E4M3",
+}  # fmt: skip
 
 
 def dtype_code(dtype: str) -> str:
     """Return safetensors' name for one of our types."""
-    return next(code for code, (ours, _) in _DTYPES.items() if ours == dtype)
+    return _CODES[dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +76,11 @@ class HostTensor:
 class TensorFiles:
     """All tensors of a checkpoint's folder, by name.
 
-    Raises CheckpointError if there are no safetensors files, if one is missing, truncated or malformed, or if a name
-    occurs in two files.
+    stored: matrices that are stored as codes; there are none here. Raises CheckpointError if there are no safetensors
+    files, if one is missing, truncated or malformed, or if a name occurs in two files.
     """
+
+    stored: Mapping[str, Stored] = MappingProxyType({})
 
     def __init__(self, folder: Path) -> None:
         self.files = _find_files(folder)
@@ -102,9 +118,14 @@ class TensorFiles:
         dtype, numpy_type = _DTYPES[info.dtype]
         return HostTensor(self._view(info, numpy_type), dtype)
 
-    def codes(self, name: str) -> np.ndarray[Any, Any]:
-        """Return a tensor of single bytes, whatever they mean, as a uint8 view of the mapped file."""
-        return self._view(self._tensors[name], np.uint8)
+    def array(self, name: str) -> np.ndarray[Any, Any]:
+        """Return a tensor as a view of the mapped file, in numpy's type with the same bits. Raises CheckpointError for
+        a type that no format uses.
+        """
+        info = self._tensors[name]
+        if info.dtype not in _BITS:
+            raise CheckpointError(f"{name} in {info.file.name} has type {info.dtype}; supported: {', '.join(_BITS)}")
+        return self._view(info, _BITS[info.dtype])
 
     def release(self, name: str) -> None:
         """Release the memory that reading a tensor used. Views stay valid."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,14 @@ import numpy as np
 from ridgeline.archs import Names, Read
 from ridgeline.errors import CheckpointError
 from ridgeline.load.packed import Files
+from ridgeline.load.packed.parts import KV_SUFFIXES
 from ridgeline.load.safetensors import HostTensor
-from ridgeline.ops.api import Array, Memory
+from ridgeline.load.stored import Stored, cut_format, cut_rows, dequantized
+from ridgeline.ops.api import Array, Memory, QuantizedMatrix
+from ridgeline.ops.arrays import QuantizedStack
 from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
+from ridgeline.spec.quant import Activations, Format, FormatTable, coded_bytes, format_of
 
 Progress = Callable[[int], None]  # called with the bytes of each weight that has been read
 
@@ -22,23 +28,33 @@ Progress = Callable[[int], None]  # called with the bytes of each weight that ha
 class StoredWeights(Mapping[str, Array]):
     """Every weight of a spec by our name. Each access reads it from the checkpoint onto the device.
 
-    dtype: type of the matrices, None for the checkpoint's own; vectors (norms, biases) are always float32. On a CPU, a
-    contiguous matrix that keeps its type is a view of the mapped file. progress: called when a weight is read for the
-    first time. Raises CheckpointError, which names the tensors, for missing and unknown ones and, when they are read,
-    for wrong shapes.
+    Matrices that the checkpoint stores as codes are QuantizedMatrix, or QuantizedStack for experts. A weight that is
+    not multiplied as one matrix (kv_b of latent attention) is dequantized to float32.
+
+    dtype: type of the matrices of floats, None for the checkpoint's own; vectors (norms, biases) are always float32. On
+    a CPU, a contiguous matrix that keeps its type is a view of the mapped file. progress: called when a weight is read
+    for the first time. activations: how inputs of matrices in codes are taken; None: as the checkpoint says. Raises
+    CheckpointError, which names the tensors, for missing and unknown ones, for codes of wrong shapes and, when they are
+    read, for floats of wrong shapes; and RequestError for activations that the codes do not allow.
     """
 
     def __init__(
-        self, spec: ModelSpec, names: Names, files: Files, memory: Memory, dtype: DType | None, progress: Progress
-    ) -> None:
+        self, spec: ModelSpec, names: Names, files: Files, memory: Memory, dtype: DType | None, progress: Progress,
+        activations: Activations | None = None,
+    ) -> None:  # fmt: skip
         names = names.fitting(spec, {key.removeprefix(names.optional_prefix) for key in files})
         self._weights, self._reads = {w.name: w for w in spec.weights()}, names.reads(spec)
         self._keys = _resolve_keys(spec, names, self._reads, files)
         self._files, self._memory, self._dtype, self._progress = files, memory, dtype, progress
         self._fresh = set(self._weights)
+        self._activations = activations
+        self._coded = {w.name: found for w in self._weights.values() if (found := self._codes_of(w)) is not None}
+        self.formats = self._format_table(spec)
 
     def __getitem__(self, name: str) -> Array:
         w = self._weights[name]
+        if name in self._coded:
+            return self._quantized(w, self._coded[name])
         host = _read(w, self._reads[name], self._keys, self._files)
         target = (self._dtype or host.dtype) if w.is_matrix else "float32"
         if target == "float16" and host.dtype != "float16":
@@ -47,9 +63,7 @@ class StoredWeights(Mapping[str, Array]):
         if isinstance(found, np.ndarray) and not np.may_share_memory(found, host.data):  # it was copied
             for key in self._reads[name].keys:
                 self._files.release(self._keys[key])
-        if name in self._fresh:
-            self._fresh.remove(name)
-            self._progress(host.data.nbytes)
+        self._report(name, host.data.nbytes)
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -57,6 +71,96 @@ class StoredWeights(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._weights)
+
+    @property
+    def kv_scales(self) -> Mapping[int, tuple[float, float]]:
+        """Scales of keys and of values in the KV cache, by layer. Raises CheckpointError for one without the other."""
+        found: dict[int, dict[str, float]] = {}
+        for name, scale in getattr(self._files, "kv_scales", {}).items():
+            layer = re.search(r"\.(\d+)\.", name)
+            kind = next(kind for suffix, kind in KV_SUFFIXES.items() if name.endswith(suffix))
+            if layer is None or found.setdefault(int(layer[1]), {}).setdefault(kind, scale) != scale:
+                raise CheckpointError(
+                    f"{name} is a scale of a KV cache, but the layer is not clear, or has another one"
+                )
+        for i, scales in found.items():
+            if len(scales) != 2:
+                raise CheckpointError(f"layer {i} has a scale of the KV cache for {', '.join(scales)} only")
+        return {i: (scales["k"], scales["v"]) for i, scales in sorted(found.items())}
+
+    def _report(self, name: str, num_bytes: int) -> None:
+        if name in self._fresh:
+            self._fresh.remove(name)
+            self._progress(num_bytes)
+
+    def _codes_of(self, w: Weight) -> list[Stored] | None:
+        """Return the stored matrices of a weight, or None for floats. Raises CheckpointError for wrong shapes."""
+        read, stored = self._reads[w.name], self._files.stored
+        keys = [self._keys[key] for key in read.keys]
+        found = [stored[key] for key in keys if key in stored]
+        if not found:
+            return None
+        if len(found) < len(keys) or any(other.format != found[0].format for other in found):
+            raise CheckpointError(f"the experts of {w.name} have different types in the checkpoint")
+        wanted = stored_shape(w, replace(read, transpose=False))  # codes are always [out, in]
+        for key, one in zip(keys, found, strict=True):
+            if one.shape != wanted:
+                raise CheckpointError(
+                    f"{key} has codes for shape {list(one.shape)}, but config.json requires {list(wanted)}"
+                )
+        return found
+
+    def _format_table(self, spec: ModelSpec) -> FormatTable:
+        """Return the format of each matrix, from headers alone."""
+        by_name: dict[str, Format] = {}
+        for name, found in self._coded.items():
+            w = self._weights[name]
+            if _stays_coded(w):
+                cut = cut_format(found[0].format, _rows(w, self._reads[name], found[0].shape))
+                by_name[name] = format_of(cut.name, self._activations)
+        if spec.tie_word_embeddings and "embed.weight" in by_name:
+            by_name["head.weight"] = by_name["embed.weight"]
+        return FormatTable(by_name=by_name or None)
+
+    def _quantized(self, w: Weight, found: list[Stored]) -> Array:
+        """Read a weight that is stored as codes."""
+        read = self._reads[w.name]
+        rows = _rows(w, read, found[0].shape)
+        count = 1 if read.stacked or len(found[0].shape) == 2 else found[0].shape[0]
+        matrices: list[QuantizedMatrix] = []
+        for key, stored in zip(read.keys, found, strict=True):
+            matrices.extend(cut_rows(stored.read(i), rows) for i in range(count))
+            self._files.release(self._keys[key])
+        self._report(w.name, sum(coded_bytes(m.format, m.shape[0], m.shape[1]) for m in matrices))
+        if not _stays_coded(w):
+            wide = np.concatenate([dequantized(m) for m in matrices]).reshape(w.shape)
+            return self._memory.put(wide, "float32", self._dtype or "float32")
+        device = [self._memory.quantized(self._taken(m)) for m in matrices]
+        return QuantizedStack(device) if len(w.shape) == 3 else device[0]
+
+    def _taken(self, matrix: QuantizedMatrix) -> QuantizedMatrix:
+        """Return a matrix whose input is taken as the user wants it."""
+        if self._activations is None:
+            return matrix
+        keeps = matrix.format.activations == self._activations
+        format = format_of(matrix.format.name, self._activations)
+        return replace(matrix, format=format, input_scale=matrix.input_scale if keeps else None)
+
+
+def _stays_coded(w: Weight) -> bool:
+    """Return whether a weight is one matrix, or experts: others are not multiplied as one."""
+    return len(w.shape) == 2 or ".experts." in w.name
+
+
+def _rows(w: Weight, read: Read, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Return the rows of a stored matrix [out, in], or of each of a stack, that a weight consists of, in order.
+
+    Raises CheckpointError for a read that does not take whole rows.
+    """
+    if any(read.axes):
+        raise CheckpointError(f"{w.name} is stored as codes, which a weight with other axes cannot be")
+    rows = np.arange(shape[-2]).reshape(*(1,) * (len(shape) - 2), -1, 1)
+    return part_of(rows, replace(read, transpose=False)).reshape(-1)
 
 
 def load_weights(
@@ -121,6 +225,11 @@ def _is_tied_head(key: str, spec: ModelSpec, names: Names, files: Files, found: 
     head, embed = (names.root.get(n) for n in ("head", "embed"))
     if not spec.tie_word_embeddings or key != found.get(f"{head}.weight"):
         return False
+    if key in files.stored or found[f"{embed}.weight"] in files.stored:
+        raise CheckpointError(
+            f"config.json ties the output head to the embedding, but the checkpoint stores {key} as codes of its own; "
+            'set "tie_word_embeddings": false to use it'
+        )
     a, b = files.read(key), files.read(found[f"{embed}.weight"])
     is_equal = a.dtype == b.dtype and np.array_equal(a.data, b.data)
     files.release(key)

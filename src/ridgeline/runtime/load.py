@@ -140,7 +140,7 @@ def _weights(
 ) -> _Sizes:
     """Return the sizes of the weights. files: None for random weights. dtype: the user's; None: the checkpoint's."""
     spec = checkpoint.spec
-    own = dtype or ("float32" if checkpoint.weight_blocks else config_dtype(checkpoint.config))
+    own = dtype or config_dtype(checkpoint.config)
     packs = table.choose(api.PRODUCT, format).backend != COMPOSED
     stored = footprint(spec, AS_STORED, own, packs=False).total
     kept = footprint(spec, FormatTable(format), own, packs=packs)
