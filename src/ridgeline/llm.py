@@ -13,7 +13,7 @@ from ridgeline.engine.session import error_output
 from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
-from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.load.tokenizer import Tokenizer, has_tokenizer
 from ridgeline.propose import Proposer
 from ridgeline.runtime import generator
 from ridgeline.runtime.captured import Receive, capture
@@ -383,7 +383,7 @@ class LLM:
         Raises TokenizerError for a tokenizer that does not fit the model.
         """
         folder = find_model(other, files=SMALL_FILES) if other else self.checkpoint.folder
-        if not other and not any(folder.glob("tokenizer*")):
+        if not other and not has_tokenizer(folder):
             return f"{folder} has none"
         self.tokenizer, self.tokenizer_folder = Tokenizer.from_folder(folder), folder
         # Added tokens beyond the model's vocabulary (Gemma 3's image token) are an error only if a text has one.

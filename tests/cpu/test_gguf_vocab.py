@@ -9,7 +9,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from ridgeline.errors import CheckpointError, TokenizerError
-from ridgeline.load.gguf_vocab import build_vocab
+from ridgeline.load.gguf.vocab import build_vocab
 from ridgeline.load.tokenizer import Tokenizer
 
 
@@ -30,8 +30,7 @@ def bpe_metadata(**changes: Any) -> dict[str, Any]:
 
 def from_metadata(metadata: dict[str, Any]) -> Tokenizer:
     vocab = build_vocab(metadata)
-    around = (vocab.prefix, vocab.suffix)
-    return Tokenizer(vocab.backend, special_tokens=vocab.special_tokens, templates=vocab.templates, around=around)
+    return Tokenizer(vocab.backend, special_tokens=vocab.special_tokens, templates=vocab.templates, around=vocab.around)
 
 
 def test_gguf_sentencepiece() -> None:

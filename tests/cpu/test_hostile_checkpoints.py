@@ -21,7 +21,7 @@ from ridgeline.archs import spec_from_config
 from ridgeline.errors import CheckpointError, RidgelineError, TokenizerError
 from ridgeline.load import growth, tokenizer_files
 from ridgeline.load.checkpoint import open_checkpoint
-from ridgeline.load.gguf import read_header
+from ridgeline.load.gguf.header import read_header
 from ridgeline.load.growth import MAX_GROWTH, check_growth
 from ridgeline.load.hub import BUILT_IN
 from ridgeline.load.safetensors import INDEX, SINGLE, TensorFiles

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oracle.data import gguf_vocab
 from ridgeline.errors import CheckpointError
-from ridgeline.load.gguf import read_header
+from ridgeline.load.gguf.header import read_header
 
 SCALARS = [
     (0, "B", 255),

@@ -91,6 +91,11 @@ def from_config(name: str, config: Mapping[str, Any]) -> KnownModel:
 
 def _read(path: Path) -> KnownModel:
     file = path / "config.json" if path.is_dir() else path
+    if file.suffix == ".gguf":
+        raise RequestError(
+            f"{path} is a GGUF file, which only commands that load a model read, and `ridgeline inspect`; "
+            "give the config.json of the original model"
+        )
     value = read_json(file)
     if "layers" not in value:
         return from_config(str(path), value)

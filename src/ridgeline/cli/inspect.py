@@ -48,12 +48,13 @@ def inspect(
 def _config(model: str, revision: str | None) -> dict[str, Any]:
     """Return the parsed config.json of a folder, of a published model in `plan`'s catalog, or of a model on the hub."""
     from ridgeline.catalog.models import find_writer, published_config
+    from ridgeline.load.checkpoint import read_config
     from ridgeline.load.hub import CONFIG_FILES, find_model
-    from ridgeline.spec.folders import existing, read_json
+    from ridgeline.spec.folders import existing
 
     known = published_config(model) if revision is None and existing(model) is None else None
     if known is None:
-        return read_json(find_model(model, revision=revision, files=CONFIG_FILES) / "config.json")
+        return dict(read_config(find_model(model, revision=revision, files=CONFIG_FILES)))
     find_writer(model)  # raises RequestError for a diffusion model
     return known
 

@@ -81,11 +81,16 @@ def _spare_threads(model: str, revision: str | None) -> None:
     threads therefore make it ten times slower or worse.
     """
     from ridgeline.archs import spec_from_config
+    from ridgeline.load.gguf.paths import is_gguf, parts_of
     from ridgeline.load.hub import CONFIG_FILES, find_model
     from ridgeline.spec.folders import read_json
 
-    config = read_json(find_model(model, revision=revision, files=CONFIG_FILES) / "config.json")
-    if spec_from_config(config).num_params() < SMALL:
+    folder = find_model(model, revision=revision, files=CONFIG_FILES)
+    if is_gguf(folder):  # reading its description would import numpy
+        size = sum(part.stat().st_size for part in parts_of(folder))
+    else:
+        size = spec_from_config(read_json(folder / "config.json")).num_params()
+    if size < SMALL:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

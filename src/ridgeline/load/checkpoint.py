@@ -1,16 +1,18 @@
-"""Read a model folder's small files: config.json and generation_config.json."""
+"""Read what is known of a model before its weights: config.json and generation_config.json, or a GGUF's metadata."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ridgeline.archs import Family, family_of, quantization_of, spec_from_config
 from ridgeline.archs.quantization import SIDE_FILES, Quantization
 from ridgeline.errors import ConfigError
+from ridgeline.load.gguf.model import GgufModel, open_gguf
+from ridgeline.load.gguf.paths import is_gguf
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.folders import read_json
 from ridgeline.spec.request import SAMPLING
@@ -36,7 +38,8 @@ class Checkpoint:
 
     sampling_defaults: fields of generation_config.json that are sampling parameters (SAMPLING_FIELDS); temperature 0 if
     it disables sampling. notes: settings that are not applied, and parts of the model that are left out. quantization:
-    how matrices are stored; None for plain ones.
+    how matrices are stored; None for plain ones. folder: the model's folder or its GGUF file. gguf: the description of
+    the file; None for a folder.
     """
 
     folder: Path
@@ -47,11 +50,21 @@ class Checkpoint:
     sampling_defaults: Mapping[str, float]
     notes: tuple[str, ...]
     quantization: Quantization | None = None
+    gguf: GgufModel | None = None
+
+
+def read_config(folder: Path) -> Mapping[str, Any]:
+    """Return the config.json of a local folder, or what a GGUF file says instead. Raises CheckpointError."""
+    if is_gguf(folder):
+        return open_gguf(folder).config
+    return _with_side_file(read_json(folder / "config.json"), folder)
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read the configs of a local folder. Raises CheckpointError or ConfigError."""
-    config = _with_side_file(read_json(folder / "config.json"), folder)
+    """Read the configs of a local folder, or the metadata of a GGUF file. Raises CheckpointError or ConfigError."""
+    if is_gguf(folder):
+        return _open_gguf(folder)
+    config = read_config(folder)
     spec = spec_from_config(config)
     path = folder / "generation_config.json"
     generation = read_json(path) if path.exists() else {}
@@ -64,6 +77,15 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         sampling_defaults=_sampling_defaults(generation),
         notes=((family.note,) if family.note else ()) + _unapplied(generation) + (scheme.notes if scheme else ()),
         quantization=scheme,
+    )  # fmt: skip
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    model = open_gguf(path)
+    return Checkpoint(
+        path, model.config, model.spec, replace(family_of(model.config), names=model.architecture.names),
+        eos_token_ids=_token_ids({}, model.config, "eos_token_id", model.spec.vocab_size),
+        sampling_defaults=model.sampling, notes=model.notes, gguf=model,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from ridgeline.errors import CheckpointError
+from ridgeline.load.gguf.paths import is_gguf, only_gguf
 
 # The files of a model folder that are read. Pickled weights are never downloaded.
 CONFIG_FILES = ("config.json",)
@@ -28,6 +29,8 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 def find_model(model: str, *, revision: str | None = None, files: tuple[str, ...] = MODEL_FILES) -> Path:
     """Return the folder of a model: one that ships with Ridgeline, a local folder, or a download from the hub.
+
+    For a GGUF model it is the file: the given one, or the only one in a folder without safetensors.
 
     A local folder with a built-in model's name is written ./NAME.
 
@@ -52,11 +55,13 @@ def find_model(model: str, *, revision: str | None = None, files: tuple[str, ...
     if revision is not None and (is_dir or exists):
         raise CheckpointError(f"{model} is a local folder; leave out --revision {revision}, which is for hub ids")
     if is_dir:
-        return path
+        return only_gguf(path) or path
     if exists and path.name == "config.json":
         return path.parent
+    if exists and is_gguf(path):
+        return path
     if exists:
-        raise CheckpointError(f"{model} is a file; give a model's folder or a hub id")
+        raise CheckpointError(f"{model} is a file; give a model's folder, a GGUF file or a hub id")
     if path.is_absolute() or model.startswith((".", "~")) or not _HUB_ID.fullmatch(model):
         raise CheckpointError(f"no such folder: {model}")
     return _download(model, revision, files)

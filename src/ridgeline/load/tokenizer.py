@@ -16,8 +16,9 @@ import tokenizers
 
 from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.detokenize import Detokenizer, TokenText
-from ridgeline.load.gguf import read_header
-from ridgeline.load.gguf_vocab import build_vocab
+from ridgeline.load.gguf.header import read_header
+from ridgeline.load.gguf.paths import is_gguf
+from ridgeline.load.gguf.vocab import build_vocab, has_vocab
 from ridgeline.load.lengths import characters_per_token, least_tokens
 from ridgeline.load.tokenizer_files import guarded, read_folder
 from ridgeline.spec.prompt import Side, truncated
@@ -64,10 +65,12 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Return the tokenizer of a Hugging Face model folder.
+        """Return the tokenizer of a Hugging Face model folder, or of a GGUF file.
 
         Raises TokenizerError if tokenizer.json is missing, or if a file is unreadable, damaged or contradicts another.
         """
+        if is_gguf(folder):
+            return cls.from_gguf(folder)
         files = read_folder(folder)
         return cls(files.backend, special_tokens=files.special_tokens, templates=files.templates)
 
@@ -79,8 +82,7 @@ class Tokenizer:
         supported.
         """
         vocab = build_vocab(read_header(path).metadata)
-        around = (vocab.prefix, vocab.suffix)
-        return cls(vocab.backend, special_tokens=vocab.special_tokens, templates=vocab.templates, around=around)
+        return cls(vocab.backend, special_tokens=vocab.special_tokens, templates=vocab.templates, around=vocab.around)
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None,
@@ -195,6 +197,20 @@ class Tokenizer:
         """Return a token's name, such as "</s>"; "" for an unknown id."""
         return self._backend.id_to_token(token_id) or "" if 0 <= token_id < self.vocab_size else ""
 
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token, or None."""
+        return self._backend.token_to_id(token)
+
+    @property
+    def leading_ids(self) -> tuple[int, ...]:
+        """The ids that are put before a text."""
+        return tuple(self._prefix)
+
+    @property
+    def template_texts(self) -> dict[str, str]:
+        """The sources of the chat templates by name."""
+        return dict(self._templates)
+
     def token_texts(self) -> list[str]:
         """Return what each id adds to a text after another id; "" for special ids and parts of a character."""
         return [
@@ -263,6 +279,11 @@ class Tokenizer:
                 "or put the model's chat_template.jinja into its folder"
             )
         return self.chat_templates[name]
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a model's folder or GGUF file has a tokenizer. Raises CheckpointError for a damaged file."""
+    return has_vocab(read_header(folder).metadata) if is_gguf(folder) else any(folder.glob("tokenizer*"))
 
 
 def _compiled(templates: Mapping[str, str]) -> dict[str, ChatTemplate]:

@@ -1,9 +1,10 @@
 """Build a tokenizer from the metadata of a GGUF file (`tokenizer.ggml.*`, keys as llama.cpp writes them).
 
-There are two kinds. "gpt2" is byte-level BPE with explicit merges and a word pattern named by `pre`. "llama" is
-SentencePiece BPE, which has scores instead of merges: of all neighbors, the pair whose union has the highest score is
-joined first. So the merges are all cuts of every piece into two parts, best score first. Only normal pieces take part,
-as in llama.cpp's and Hugging Face's conversions of the same vocabularies.
+A file may contain a whole tokenizer.json, which then is the tokenizer. Otherwise there are two kinds. "gpt2" is
+byte-level BPE with explicit merges and a word pattern named by `pre`. "llama" is SentencePiece BPE, which has scores
+instead of merges: of all neighbors, the pair whose union has the highest score is joined first. So the merges are all
+cuts of every piece into two parts, best score first. Only normal pieces take part, as in llama.cpp's and Hugging Face's
+conversions of the same vocabularies.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from ridgeline.errors import TokenizerError
-from ridgeline.load.gguf import GgufValue
-from ridgeline.load.gguf_splits import SPLITS, Split
+from ridgeline.load.gguf.header import GgufValue
+from ridgeline.load.gguf.splits import SPLITS, Split
+from ridgeline.load.growth import check_growth
+from ridgeline.load.tokenizer_files import guarded
 
 Metadata = Mapping[str, GgufValue]
 T = TypeVar("T", str, int, float, bool)
 
+HUGGING_FACE = "tokenizer.huggingface.json"  # the whole tokenizer.json, a key of the GGUF specification
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "\u2581"
@@ -37,13 +41,19 @@ _LLAMA_IDS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}  # SentencePiece's
 
 @dataclass(frozen=True)
 class GgufVocab:
-    """A tokenizer, its named special tokens, the ids before and after a text, and the chat templates by name."""
+    """A tokenizer, its named special tokens, the ids before and after a text (None: those of its post-processor), and
+    the chat templates by name.
+    """
 
     backend: Tokenizer
     special_tokens: dict[str, str]
-    prefix: list[int]
-    suffix: list[int]
+    around: tuple[list[int], list[int]] | None
     templates: dict[str, str]
+
+
+def has_vocab(metadata: Metadata) -> bool:
+    """Return whether the file says that it has a tokenizer."""
+    return HUGGING_FACE in metadata or metadata.get(f"{_PREFIX}model", "none") != "none"
 
 
 def build_vocab(metadata: Metadata) -> GgufVocab:
@@ -52,6 +62,8 @@ def build_vocab(metadata: Metadata) -> GgufVocab:
     Raises TokenizerError if a key is missing, has the wrong type or contradicts another, or if the model or the
     pre-tokenizer has an unknown name.
     """
+    if HUGGING_FACE in metadata:
+        return _whole(metadata)
     kind = _get(metadata, "model", str)
     if kind not in ("gpt2", "llama"):
         raise TokenizerError(f"tokenizer.ggml.model is {kind!r}; supported: 'gpt2' and 'llama'")
@@ -69,10 +81,24 @@ def build_vocab(metadata: Metadata) -> GgufVocab:
     return GgufVocab(
         backend,
         {name: tokens[index] for name, index in named.items()},
-        [named["bos_token"]] if add_bos and "bos_token" in named else [],
-        [named["eos_token"]] if add_eos and "eos_token" in named else [],
+        (
+            [named["bos_token"]] if add_bos and "bos_token" in named else [],
+            [named["eos_token"]] if add_eos and "eos_token" in named else [],
+        ),
         _templates(metadata),
     )
+
+
+def _whole(metadata: Metadata) -> GgufVocab:
+    """Return the tokenizer of a tokenizer.json that the file contains."""
+    text = metadata[HUGGING_FACE]
+    if not isinstance(text, str):
+        raise TokenizerError(f"{HUGGING_FACE} is a {type(text).__name__}; it must be a string")
+    check_growth(text, HUGGING_FACE)
+    backend = guarded(lambda: Tokenizer.from_str(text), HUGGING_FACE)
+    ids = {name: _get(metadata, key, int) for name, key in _NAMED.items() if _has(metadata, key)}
+    named = {name: backend.id_to_token(index) for name, index in ids.items() if index >= 0}
+    return GgufVocab(backend, {name: token for name, token in named.items() if token}, None, _templates(metadata))
 
 
 def _byte_level(metadata: Metadata, tokens: list[str], split: Split) -> Tokenizer:
