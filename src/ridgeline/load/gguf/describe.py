@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.archs.rope import yarn_temperature
 from ridgeline.errors import ConfigError
 from ridgeline.load.gguf.rope import llama3_divisors
 from ridgeline.spec import (
@@ -41,6 +42,8 @@ def metadata_of(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, Fields
     if spec.family not in WRITTEN:
         known = ", ".join(sorted(WRITTEN))
         raise ConfigError(f"llama.cpp's format cannot hold a {spec.family} model; it can hold: {known}")
+    if spec.family == "gemma2" and not spec.tie_word_embeddings:
+        raise ConfigError("llama.cpp cannot hold a gemma2 model with an output head of its own")
     architecture, length = WRITTEN[spec.family], config.get("max_position_embeddings", spec.max_position_embeddings)
     fields = {
         "vocab_size": spec.vocab_size, "context_length": length, "embedding_length": spec.hidden_size,
@@ -56,6 +59,14 @@ def metadata_of(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, Fields
             **(_EXTRA[architecture](spec) if architecture in _EXTRA else {}),
         }
     return architecture, fields
+
+
+def ignored_by_llama_cpp(architecture: str, fields: Fields) -> tuple[str, ...]:
+    """Return notes about what the file says and llama.cpp does not compute."""
+    window = fields.get("attention.sliding_window")
+    if architecture in ("llama", "phi3") and window and window < fields["context_length"]:
+        return (f"llama.cpp ignores the sliding window of {window} tokens, so that its answers to longer texts differ",)
+    return ()
 
 
 def rope_tensors(spec: ModelSpec) -> dict[str, np.ndarray[Any, Any]]:
@@ -122,7 +133,7 @@ def _rotation(spec: ModelSpec) -> Fields:
             fields |= {
                 "rope.scaling.type": "yarn", "rope.scaling.factor": yarn.factor,
                 "rope.scaling.original_context_length": yarn.original_max_position_embeddings,
-                "rope.scaling.yarn_attn_factor": yarn.attention_factor,
+                "rope.scaling.attn_factor": yarn.attention_factor / yarn_temperature(yarn.factor, 1.0),
                 "rope.scaling.yarn_beta_fast": yarn.beta_fast, "rope.scaling.yarn_beta_slow": yarn.beta_slow,
             }  # fmt: skip
         case LongRopeScaling() as long:
@@ -134,8 +145,8 @@ def _rotation(spec: ModelSpec) -> Fields:
 
 
 def _experts(spec: ModelSpec) -> Fields:
-    mlp = spec.layers[0].mlp
-    if not isinstance(mlp, MoE):
+    mlp = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, MoE)), None)
+    if mlp is None:
         return {}
     fields: Fields = {"expert_count": mlp.num_experts, "expert_used_count": mlp.num_experts_per_tok}
     if spec.family == "qwen3_moe":

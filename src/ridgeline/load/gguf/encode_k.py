@@ -88,12 +88,12 @@ def _scales_and_minima(groups: Floats, most: int) -> tuple[Floats, Floats]:
         divisor = count * squares - ones * ones
         scale = (count * both - total * ones) * inverse(divisor)
         minimum = (ones * both - squares * total) * inverse(divisor)
-        at_zero = (minimum < 0) | (divisor <= 0)  # the values are all positive: no minimum
+        at_zero = (minimum < 0) | (divisor <= 0)  # the best minimum is none
         scale = np.maximum(np.where(at_zero, both * inverse(squares), scale), 0)
         minimum = np.where(at_zero, np.float32(0), minimum)
         rest = codes * scale[..., None] - minimum[..., None] - groups
         error = np.einsum("...i,...i", rest, rest)
-        better = error < best
+        better = (error < best) & (squares > 0)  # equal negative values: the minimum alone gives them
         best[better], scales[better], minima[better] = error[better], scale[better], minimum[better]
     return scales, minima
 

@@ -15,7 +15,7 @@ from ridgeline.load.gguf.layout import GgufLayout
 _REQUIRED: Final[Any] = object()
 _MOST_LAYERS = 10_000
 # Keys below the architecture that change no output: sizes that the tensors give, and how the file was made.
-_HARMLESS = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.yarn_log_multiplier", "attention.causal"})
+_HARMLESS = frozenset({"vocab_size", "tensor_data_layout"})
 
 
 class Facts:

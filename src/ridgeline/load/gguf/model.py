@@ -17,9 +17,9 @@ from ridgeline.load.gguf.files import GGUFFiles
 from ridgeline.load.gguf.layout import GgufLayout, read_layout
 from ridgeline.spec import Attention, ModelSpec
 
-# Sampling parameters that a file may recommend -> ours.
-_SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
-             "penalty_repeat": "repetition_penalty"}  # fmt: skip
+# Our sampling parameters that a file may recommend -> their names there.
+SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
+            "repetition_penalty": "penalty_repeat"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def open_gguf(path: Path) -> GgufModel:
 def _sampling(layout: GgufLayout) -> dict[str, float]:
     """Return the sampling parameters that the file recommends."""
     found: dict[str, float] = {}
-    for key, ours in _SAMPLING.items():
+    for ours, key in SAMPLING.items():
         value = layout.metadata.get(f"general.sampling.{key}")
         if value is None:
             continue

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.archs.rope import yarn_temperature
 from ridgeline.errors import CheckpointError
 from ridgeline.load.gguf.facts import Facts, shortest
 
 # The factors of low and high frequencies and the trained length of all published Llama 3 models.
 _LLAMA3: dict[str, Any] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_YARN = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
 
 
 def rope_fields(f: Facts, rotated: int, length: int) -> dict[str, Any]:
@@ -30,14 +30,27 @@ def rope_fields(f: Facts, rotated: int, length: int) -> dict[str, Any]:
     elif kind == "linear" and factor not in (0.0, 1.0):
         fields |= {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
-        original = f.number("rope.scaling.original_context_length", length)
-        fields |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        f.expect("rope.scaling.yarn_ext_factor", 1.0)
-        fields |= {ours: f.real(f"rope.scaling.{key}") for ours, key in _YARN.items() if f"rope.scaling.{key}" in f}
+        fields |= _yarn(f, factor, length)
     elif kind not in ("none", "linear"):
         raise f.error("rope.scaling.type", f"is {kind!r}, which is not supported without tensors of factors")
     f.skip("rope.scaling.original_context_length")
     return {"rope_parameters": fields}
+
+
+def _yarn(f: Facts, factor: float, length: int) -> dict[str, Any]:
+    """Return yarn's fields. The file may give the factor of queries and keys, or how it differs from the usual one."""
+    if factor <= 0:
+        raise f.error("rope.scaling.factor", f"is {factor}; it must be positive")
+    f.expect("rope.scaling.yarn_ext_factor", 1.0)
+    usual = yarn_temperature(factor, 1.0) * f.real("rope.scaling.attn_factor", 1.0)
+    usual /= yarn_temperature(factor, f.real("rope.scaling.yarn_log_multiplier", 0.0))
+    return {
+        "rope_type": "yarn", "factor": factor,
+        "original_max_position_embeddings": f.number("rope.scaling.original_context_length", length),
+        "attention_factor": f.real("rope.scaling.yarn_attn_factor", usual),
+        "beta_fast": f.real("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": f.real("rope.scaling.yarn_beta_slow", 1.0),
+    }  # fmt: skip
 
 
 def _long(f: Facts, rotated: int, length: int) -> dict[str, Any]:

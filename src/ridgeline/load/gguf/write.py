@@ -13,14 +13,14 @@ from typing import IO, Any
 import numpy as np
 
 from ridgeline.archs import Names, Read, spec_from_config
-from ridgeline.errors import ConfigError
+from ridgeline.errors import CheckpointError, ConfigError
 from ridgeline.load.gguf.architectures import ARCHITECTURES, Architecture
 from ridgeline.load.gguf.blocks import TYPES, BlockType
-from ridgeline.load.gguf.describe import metadata_of, rope_tensors
+from ridgeline.load.gguf.describe import ignored_by_llama_cpp, metadata_of, rope_tensors
 from ridgeline.load.gguf.encode import quantize
 from ridgeline.load.gguf.files import paired
 from ridgeline.load.gguf.layout import ALIGNMENT
-from ridgeline.load.gguf.model import open_gguf
+from ridgeline.load.gguf.model import SAMPLING, open_gguf
 from ridgeline.load.gguf.paths import SUFFIX
 from ridgeline.load.gguf.vocab_write import vocab_fields
 from ridgeline.load.safetensors import HostTensor
@@ -74,14 +74,16 @@ def choose_types(config: Mapping[str, Any], kind: str) -> tuple[dict[str, str], 
 
 def write_gguf(
     path: Path, config: Mapping[str, Any], weights: Mapping[str, HostTensor], tokenizer: Tokenizer | None,
-    types: Mapping[str, str],
+    types: Mapping[str, str], sampling: Mapping[str, float] | None = None,
 ) -> tuple[str, ...]:  # fmt: skip
     """Write a model as a GGUF file, and return notes for the user.
 
     config: its config.json. weights: all weights of the spec by our names, in float32, float16 or bfloat16; each is
     read once. tokenizer: None leaves it out. types: type of each matrix by our name (`choose_types`); all others, and
-    all vectors, are F32. Weights that share a tensor need one type. The file is written under another name first, read
-    back, and renamed if its description gives the same model. Raises ConfigError if the format cannot hold the model.
+    all vectors, are F32. Weights that share a tensor need one type. sampling: recommended sampling parameters.
+
+    The file is written under another name first, read back, and renamed if its description gives the same model. Raises
+    ConfigError if the format cannot hold the model.
     """
     spec = spec_from_config(config)
     architecture, fields = metadata_of(config, spec)
@@ -93,7 +95,9 @@ def write_gguf(
         "general.file_type": _FILE_TYPES.get(max(set(kinds), key=kinds.count), 0), "general.alignment": ALIGNMENT,
     }  # fmt: skip
     vocab, notes = vocab_fields(tokenizer, spec.vocab_size, config)
-    metadata = {**general, **{f"{architecture}.{key}": value for key, value in fields.items()}, **vocab}
+    recommended = {f"general.sampling.{SAMPLING[k]}": v for k, v in (sampling or {}).items() if k in SAMPLING}
+    described = {f"{architecture}.{key}": value for key, value in fields.items()}
+    metadata = {**general, **recommended, **described, **vocab}
     partial = path.with_name(f".{path.name.removesuffix(SUFFIX)}.partial{SUFFIX}")
     try:
         with partial.open("wb") as file:
@@ -104,11 +108,11 @@ def write_gguf(
                 _write_padded(file, _encoded(plan, weights, spec, known))
             file.flush()
             os.fsync(file.fileno())
-        _check_same(spec, open_gguf(partial).spec, path)
+        _check_same(spec, partial, path)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    return notes
+    return (*notes, *ignored_by_llama_cpp(architecture, fields))
 
 
 def _plans(spec: ModelSpec, names: Names, types: Mapping[str, str]) -> list[_Plan]:
@@ -209,9 +213,13 @@ def _write_padded(file: IO[bytes], data: np.ndarray[Any, Any]) -> None:
     file.write(bytes(-data.nbytes % ALIGNMENT))
 
 
-def _check_same(spec: ModelSpec, found: ModelSpec, path: Path) -> None:
-    """Raise ConfigError, which names it, for a part of the model that the file describes otherwise."""
-    if difference := _difference(spec, found, ""):
+def _check_same(spec: ModelSpec, partial: Path, path: Path) -> None:
+    """Raise ConfigError, which names it, for a part of the model that the written file describes otherwise."""
+    try:
+        difference = _difference(spec, open_gguf(partial).spec, "")
+    except (CheckpointError, ConfigError) as e:
+        difference = str(e).removeprefix(f"{partial.name}: ")
+    if difference:
         raise ConfigError(
             f"{path.name} is not written, because llama.cpp's format cannot hold this model: {difference}"
         )
