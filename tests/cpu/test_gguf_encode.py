@@ -61,7 +61,7 @@ def test_what_cannot_be_quantized() -> None:
         with pytest.raises(ValueError, match="infinite or NaN"):
             quantize(TYPES["Q8_0"], x)
     for kind in ("F16", "Q8_0", "Q4_K", "Q6_K", "Q4_0"):
-        with pytest.raises(ValueError, match="float16 only reaches 65504"):
+        with pytest.raises(ValueError, match="float16"):
             quantize(TYPES[kind], np.full((1, 256), 3e38, np.float32))
     with pytest.raises(ValueError, match="multiple of the 256"):
         quantize(TYPES["Q4_K"], np.ones((2, 128), np.float32))

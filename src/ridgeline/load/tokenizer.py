@@ -202,9 +202,9 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     @property
-    def leading_ids(self) -> tuple[int, ...]:
-        """The ids that are put before a text."""
-        return tuple(self._prefix)
+    def around(self) -> tuple[list[int], list[int]]:
+        """The ids that are put before and after a text."""
+        return list(self._prefix), list(self._suffix)
 
     @property
     def template_texts(self) -> dict[str, str]:

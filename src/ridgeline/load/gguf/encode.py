@@ -16,6 +16,7 @@ from ridgeline.load.gguf.codes import Bytes, Floats, gather
 from ridgeline.load.gguf.encode_k import half, inverse, q4_k, q6_k
 
 _CHUNK = 1 << 20  # weights that are quantized at once, which bounds the memory of intermediate results
+_LARGEST = 1e9
 
 
 def quantize(kind: BlockType, rows: Floats) -> Bytes:
@@ -28,6 +29,8 @@ def quantize(kind: BlockType, rows: Floats) -> Bytes:
     flat = np.ascontiguousarray(rows, np.float32).reshape(-1, kind.weights)
     if not np.isfinite(flat).all():
         raise ValueError("has values that are infinite or NaN")
+    if kind.group and flat.size and (largest := float(np.abs(flat).max())) > _LARGEST:  # its square would overflow
+        raise ValueError(f"has {largest:g}, which no scale in float16 can reach")
     out = np.empty((len(flat), kind.size), np.uint8)
     step = max(1, _CHUNK // kind.weights)
     for start in range(0, len(flat), step):

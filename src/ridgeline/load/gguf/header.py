@@ -150,7 +150,7 @@ class Reader:
         return key
 
     def string(self, what: str) -> str:
-        """Read a text. what: what it is, for the error if the file ends inside it."""
+        """Read a text. what: name of the text, for the error if the file ends inside it."""
         length = int(self.scalar("Q"))
         raw = self._take(length, what)
         try:

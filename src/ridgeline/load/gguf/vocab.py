@@ -76,15 +76,10 @@ def build_vocab(metadata: Metadata) -> GgufVocab:
     else:
         backend = _sentencepiece(metadata, tokens, types, named.get("unk_token"))
     _add_tokens(backend, tokens, types)
-    add_bos = _flag(metadata, "add_bos_token", split.add_bos if split else True)
-    add_eos = _flag(metadata, "add_eos_token", False)
     return GgufVocab(
         backend,
         {name: tokens[index] for name, index in named.items()},
-        (
-            [named["bos_token"]] if add_bos and "bos_token" in named else [],
-            [named["eos_token"]] if add_eos and "eos_token" in named else [],
-        ),
+        _around(metadata, named, split.add_bos if split else True),
         _templates(metadata),
     )
 
@@ -98,7 +93,19 @@ def _whole(metadata: Metadata) -> GgufVocab:
     backend = guarded(lambda: Tokenizer.from_str(text), HUGGING_FACE)
     ids = {name: _get(metadata, key, int) for name, key in _NAMED.items() if _has(metadata, key)}
     named = {name: backend.id_to_token(index) for name, index in ids.items() if index >= 0}
-    return GgufVocab(backend, {name: token for name, token in named.items() if token}, None, _templates(metadata))
+    around = None
+    if _has(metadata, "add_bos_token") or _has(metadata, "add_eos_token"):
+        around = _around(metadata, ids, False)
+    return GgufVocab(backend, {name: token for name, token in named.items() if token}, around, _templates(metadata))
+
+
+def _around(metadata: Metadata, named: Mapping[str, int], bos: bool) -> tuple[list[int], list[int]]:
+    """Return the ids before and after a text. bos: whether BOS is added if the file does not say."""
+    add_bos, add_eos = _flag(metadata, "add_bos_token", bos), _flag(metadata, "add_eos_token", False)
+    return (
+        [named["bos_token"]] if add_bos and "bos_token" in named else [],
+        [named["eos_token"]] if add_eos and "eos_token" in named else [],
+    )
 
 
 def _byte_level(metadata: Metadata, tokens: list[str], split: Split) -> Tokenizer:

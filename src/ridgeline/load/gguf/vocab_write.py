@@ -42,10 +42,10 @@ def vocab_fields(
     fields: dict[str, Any] = {HUGGING_FACE: tokenizer.to_json(), **_templates(tokenizer)}
     named = {_IDS[name]: tokenizer.token_id(token) for name, token in tokenizer.special_tokens.items() if name in _IDS}
     ids = {**_ids(config), **{f"tokenizer.ggml.{k}": v for k, v in named.items() if v is not None and v < vocab_size}}
-    flags = {"tokenizer.ggml.add_bos_token": tokenizer.bos_token_id in tokenizer.leading_ids}
+    ids |= _flags(tokenizer)
     for candidate in _candidates(described, tokenizer, vocab_size):
-        if _is_same(tokenizer, {**candidate, **ids, **flags}):
-            return {**fields, **candidate, **ids, **flags}, ()
+        if _is_same(tokenizer, {**candidate, **ids}):
+            return {**fields, **candidate, **ids}, ()
     note = "llama.cpp has no rule for this tokenizer, so that it can run the file with token ids only"
     return {**fields, "tokenizer.ggml.model": "none", **ids}, (note,)
 
@@ -57,6 +57,14 @@ def _ids(config: Mapping[str, Any]) -> dict[str, Any]:
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
     found = {"bos_token_id": config.get("bos_token_id"), **dict(zip(names, ends, strict=False))}
     return {f"tokenizer.ggml.{name}": value for name, value in found.items() if type(value) is int and value >= 0}
+
+
+def _flags(tokenizer: Tokenizer) -> dict[str, bool]:
+    """Return whether BOS and EOS are put around a text; nothing if other tokens are."""
+    before, after = tokenizer.around
+    if before not in ([], [tokenizer.bos_token_id]) or after not in ([], [tokenizer.eos_token_id]):
+        return {}
+    return {"tokenizer.ggml.add_bos_token": bool(before), "tokenizer.ggml.add_eos_token": bool(after)}
 
 
 def _templates(tokenizer: Tokenizer) -> dict[str, str]:
@@ -82,7 +90,13 @@ def _candidates(described: Mapping[str, Any], tokenizer: Tokenizer, size: int) -
     if not merges or any(" " in part for pair in merges for part in pair):
         return []
     whole = {**common, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": [" ".join(pair) for pair in merges]}
-    return [{**whole, "tokenizer.ggml.pre": name} for name in SPLITS]
+    return [{**whole, "tokenizer.ggml.pre": name} for name in sorted(SPLITS, key=lambda name: _likely(described, name))]
+
+
+def _likely(described: Mapping[str, Any], rule: str) -> tuple[bool, int]:
+    """Return a sort key that puts the rules first whose patterns the tokenizer has literally."""
+    text, patterns = json.dumps(described.get("pre_tokenizer")), SPLITS[rule].patterns
+    return any(json.dumps(pattern)[1:-1] not in text for pattern in patterns), -len(patterns)
 
 
 def _tokens(described: Mapping[str, Any], tokenizer: Tokenizer, size: int) -> tuple[list[str], list[int]]:

@@ -32,7 +32,7 @@ _U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64 = 4, 5, 6, 7, 8, 9, 10
 _CLOSE = 1e-6  # relative distance of equal numbers: metadata holds float32
 # The number that `general.file_type` has for a file whose matrices are mostly of a type.
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "Q4_K": 15, "Q6_K": 18, "BF16": 32}
-# What llama-quantize takes instead if rows are not a multiple of 256, and if they are not a multiple of 32.
+# llama-quantize takes these instead if rows are not a multiple of 256, and floats if they are not one of 32.
 _SHORTER = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
 _FLOAT = "F16"
 
