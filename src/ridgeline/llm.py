@@ -44,7 +44,7 @@ ChunkStream = Generator[OutputChunk, None, None]
 class LLM:
     """A model that is ready to answer, in this process. Only one thread at a time may call it.
 
-    model: a folder or a Hugging Face hub id. tokenizer: folder or hub id of the tokenizer, if not the model's. cache:
+    model: a folder, a GGUF file or a hub id. tokenizer: folder or hub id of the tokenizer, if not the model's. cache:
     "on" is the engine (paged state), "off" naive sampling. batching: "continuous", or "static" for whole batches with
     room for the longest context. "off" and "static" are baselines to measure against. kv_cache_dtype: data type of the
     KV cache, "auto", "float32", "bfloat16", "float16" or "int8"; with cache="off" keys and values are rounded in the

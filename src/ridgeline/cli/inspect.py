@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def inspect(
     model: Annotated[
-        str, typer.Argument(help="A published model's name (mistral-7b), a folder with a config.json, or a hub id.")
+        str,
+        typer.Argument(
+            help="A published model's name (mistral-7b), a folder with a config.json, a GGUF file, or a hub id."
+        ),
     ],
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     dtype: o.DType = "auto",

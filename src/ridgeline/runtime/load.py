@@ -88,7 +88,7 @@ def no_progress(total: int) -> Callable[[int], None]:
 
 
 def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_progress) -> LoadedModel:
-    """Load a local folder or a hub id.
+    """Load a local folder, a GGUF file or a hub id.
 
     Raises CheckpointError, ConfigError, DeviceError or RequestError, each with one clear line.
     """

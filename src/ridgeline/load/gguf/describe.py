@@ -63,10 +63,14 @@ def metadata_of(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, Fields
 
 def ignored_by_llama_cpp(architecture: str, fields: Fields) -> tuple[str, ...]:
     """Return notes about what the file says and llama.cpp does not compute."""
-    window = fields.get("attention.sliding_window")
+    window, notes = fields.get("attention.sliding_window"), []
     if architecture in ("llama", "phi3") and window and window < fields["context_length"]:
-        return (f"llama.cpp ignores the sliding window of {window} tokens, so that its answers to longer texts differ",)
-    return ()
+        notes.append(
+            f"llama.cpp ignores the sliding window of {window} tokens, so that its answers to longer texts differ"
+        )
+    if architecture == "olmo2" and "rope.freq_base_swa" in fields:
+        notes.append("llama.cpp ignores the RoPE base of layers with a window, so that its answers differ")
+    return tuple(notes)
 
 
 def rope_tensors(spec: ModelSpec) -> dict[str, np.ndarray[Any, Any]]:
