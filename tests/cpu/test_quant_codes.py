@@ -108,7 +108,7 @@ def test_products_of_minimums_levels_and_given_scales(device: str, activations: 
     rng, table, columns = np.random.default_rng(5), TABLES[device], 100
     x = tokens(columns)
     x[2, 7], x[2, 9] = 40.0, -8.0
-    codes = rng.integers(-8, 8, (37, columns)).astype(np.int8)
+    codes = rng.integers(0, 16, (37, columns)).astype(np.int8)
     scales, minimums = (rng.uniform(0.01, 1, (37, 4)).astype(np.float32) for _ in range(2))
     at = np.arange(columns) // 32
     format = format_of(f"int4-min-{activations}")
@@ -136,7 +136,7 @@ def agree(table: OpsTable, matrix: QuantizedMatrix, x: np.ndarray, wanted: np.nd
 
 @pytest.mark.parametrize("device", TABLES)
 @pytest.mark.parametrize("scheme", ROUNDED)
-@pytest.mark.parametrize(("part", "value"), [("scale", np.nan), ("scale", np.inf), ("scale", -1.0), ("code", -9)])
+@pytest.mark.parametrize(("part", "value"), [("scale", np.nan), ("scale", np.inf), ("code", -9)])
 def test_codes_that_a_format_cannot_have_are_refused(device: str, scheme: str, part: str, value: float) -> None:
     if part == "code" and scheme == "int8":
         pytest.skip("each byte is a code of int8")

@@ -29,25 +29,27 @@ class StoredWeights(Mapping[str, Array]):
     """Every weight of a spec by our name. Each access reads it from the checkpoint onto the device.
 
     Matrices that the checkpoint stores as codes are QuantizedMatrix, or QuantizedStack for experts. A weight that is
-    not multiplied as one matrix (kv_b of latent attention) is dequantized to float32.
+    not multiplied as one matrix (kv_b of latent attention) is dequantized, and so is one whose format is not kept.
+    `formats` has the format of each matrix that stays codes, `dequantized` the format of each that does not.
 
     dtype: type of the matrices of floats, None for the checkpoint's own; vectors (norms, biases) are always float32. On
     a CPU, a contiguous matrix that keeps its type is a view of the mapped file. progress: called when a weight is read
-    for the first time. activations: how inputs of matrices in codes are taken; None: as the checkpoint says. Raises
+    for the first time. activations: how inputs of matrices in codes are taken; None: as the checkpoint says. keeps:
+    whether the device multiplies with codes of a format. Raises
     CheckpointError, which names the tensors, for missing and unknown ones, for codes of wrong shapes and, when they are
     read, for floats of wrong shapes; and RequestError for activations that the codes do not allow.
     """
 
     def __init__(
         self, spec: ModelSpec, names: Names, files: Files, memory: Memory, dtype: DType | None, progress: Progress,
-        activations: Activations | None = None,
+        activations: Activations | None = None, keeps: Callable[[Format], bool] = lambda format: True,
     ) -> None:  # fmt: skip
         names = names.fitting(spec, {key.removeprefix(names.optional_prefix) for key in files})
         self._weights, self._reads = {w.name: w for w in spec.weights()}, names.reads(spec)
         self._keys = _resolve_keys(spec, names, self._reads, files)
         self._files, self._memory, self._dtype, self._progress = files, memory, dtype, progress
         self._fresh = set(self._weights)
-        self._activations = activations
+        self._activations, self._keeps = activations, keeps
         self._coded = {w.name: found for w in self._weights.values() if (found := self._codes_of(w)) is not None}
         self.formats = self._format_table(spec)
 
@@ -88,6 +90,16 @@ class StoredWeights(Mapping[str, Array]):
                 raise CheckpointError(f"layer {i} has a scale of the KV cache for {', '.join(scales)} only")
         return {i: (scales["k"], scales["v"]) for i, scales in sorted(found.items())}
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors as they are read."""
+        return self._files.num_bytes()
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the tensors that are views of the files."""
+        return self._files.mapped_bytes()
+
     def _report(self, name: str, num_bytes: int) -> None:
         if name in self._fresh:
             self._fresh.remove(name)
@@ -113,11 +125,14 @@ class StoredWeights(Mapping[str, Array]):
     def _format_table(self, spec: ModelSpec) -> FormatTable:
         """Return the format of each matrix, from headers alone."""
         by_name: dict[str, Format] = {}
+        self.dequantized: dict[str, Format] = {}
         for name, found in self._coded.items():
             w = self._weights[name]
-            if _stays_coded(w):
-                cut = cut_format(found[0].format, _rows(w, self._reads[name], found[0].shape))
-                by_name[name] = format_of(cut.name, self._activations)
+            cut = cut_format(found[0].format, _rows(w, self._reads[name], found[0].shape))
+            own = format_of(cut.name, self._activations)
+            is_looked_up = name == "embed.weight" and not spec.tie_word_embeddings
+            stays = _is_one_matrix(w) and (is_looked_up or self._keeps(own))
+            (by_name if stays else self.dequantized)[name] = own
         if spec.tie_word_embeddings and "embed.weight" in by_name:
             by_name["head.weight"] = by_name["embed.weight"]
         return FormatTable(by_name=by_name or None)
@@ -132,9 +147,9 @@ class StoredWeights(Mapping[str, Array]):
             matrices.extend(cut_rows(stored.read(i), rows) for i in range(count))
             self._files.release(self._keys[key])
         self._report(w.name, sum(coded_bytes(m.format, m.shape[0], m.shape[1]) for m in matrices))
-        if not _stays_coded(w):
+        if w.name in self.dequantized:
             wide = np.concatenate([dequantized(m) for m in matrices]).reshape(w.shape)
-            return self._memory.put(wide, "float32", self._dtype or "float32")
+            return self._memory.put(wide, "float32", self._dtype or float_type(self.dequantized[w.name]))
         device = [self._memory.quantized(self._taken(m)) for m in matrices]
         return QuantizedStack(device) if len(w.shape) == 3 else device[0]
 
@@ -147,7 +162,15 @@ class StoredWeights(Mapping[str, Array]):
         return replace(matrix, format=format, input_scale=matrix.input_scale if keeps else None)
 
 
-def _stays_coded(w: Weight) -> bool:
+def float_type(format: Format) -> DType:
+    """Return the type that holds each number of a matrix after it was dequantized, to within one rounding of float32.
+
+    A scale of MXFP4 is a power of two, so that each number is a bfloat16 number.
+    """
+    return "bfloat16" if format == format_of("fp4-32", format.activations) else "float32"
+
+
+def _is_one_matrix(w: Weight) -> bool:
     """Return whether a weight is one matrix, or experts: others are not multiplied as one."""
     return len(w.shape) == 2 or ".experts." in w.name
 

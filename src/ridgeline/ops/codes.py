@@ -5,18 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from ridgeline.ops.api import Memory, QuantizedMatrix
-from ridgeline.spec.quant import NUMBERS
+from ridgeline.spec.quant import code_range
 
 
 def check_codes(matrix: QuantizedMatrix, memory: Memory) -> None:
     """Raise ValueError for codes, scales, offsets or a permutation that the format cannot have."""
-    name, numbers = matrix.format.name, NUMBERS[matrix.format.numbers]
+    name, (low, high) = matrix.format.name, code_range(matrix.format)
     codes, scales = memory.get(matrix.codes).astype(np.int16), memory.get(matrix.scales)
-    low, high = (0, len(numbers.levels) - 1) if numbers.levels else (numbers.low, numbers.high)
     is_code = low <= codes.min() and codes.max() <= high
     if matrix.format.numbers == "fp8":
         is_code = is_code and not ((codes & 127) == 127).any()  # NaN
-    if not (np.isfinite(scales).all() and (scales >= 0).all() and is_code):
+    if not (np.isfinite(scales).all() and is_code):
         raise ValueError(f"a code or a scale is outside of the range of {name}")
     if matrix.zero_points is not None:
         zeros = memory.get(matrix.zero_points)

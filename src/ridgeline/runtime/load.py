@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -10,17 +11,16 @@ from ridgeline.errors import DeviceError, RequestError
 from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
 from ridgeline.load.packed import Files, open_tensors
-from ridgeline.load.weights import RandomWeights, StoredWeights
+from ridgeline.load.weights import RandomWeights, StoredWeights, float_type
 from ridgeline.nn import Model, PassingModel
 from ridgeline.ops import OpsTable, api, open_table, resolve_device
-from ridgeline.ops.api import Array
 from ridgeline.ops.devices import missing_kernels
 from ridgeline.ops.table import COMPOSED
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.dtype import DTYPE_NAMES, DType, config_dtype
 from ridgeline.spec.footprint import footprint
-from ridgeline.spec.quant import AS_STORED, Format, FormatTable, format_of
+from ridgeline.spec.quant import AS_STORED, Format, FormatTable, activations_of, format_of
 from ridgeline.spec.storage import EXACT, Storage
 from ridgeline.spec.text import num_bytes
 
@@ -109,20 +109,27 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
     max_model_len = spec.resolve_max_model_len(options.max_model_len)
     table = open_table(resolve_device(options.device), options.ops, options.threads, exact=True)
     files = None if is_dummy else open_tensors(checkpoint)
-    found = _weights(checkpoint, files, table, format, dtype)
-    if build is not PassingModel:
-        _check_memory(found.total - found.mapped + spec.frequency_bytes(max_model_len), table)
-    weights: Mapping[str, Array]
+    _check_activations(options, format, files)
+    weights: RandomWeights | StoredWeights
     if files is None:
-        weights = RandomWeights(spec, table.memory, found.dtype, options.seed, progress_bar(found.stored))
+        sizes = _sizes(checkpoint, None, table, FormatTable(format), dtype)
+        weights = RandomWeights(spec, table.memory, sizes.dtype, options.seed, progress_bar(sizes.stored))
+        formats = FormatTable(format)
     else:
-        progress = progress_bar(files.num_bytes())
-        weights = StoredWeights(spec, checkpoint.family.names, files, table.memory, dtype, progress)
-    model = build(spec, weights, table, max_model_len, FormatTable(format))
+        weights = StoredWeights(
+            spec, checkpoint.family.names, files, table.memory, dtype, progress_bar(files.num_bytes()),
+            None if options.activations is None else activations_of(options.activations),
+            lambda own: not format.is_lossy and table.choose(api.PRODUCT, own).backend != COMPOSED,
+        )  # fmt: skip
+        formats = FormatTable(format, weights.formats.by_name)
+        sizes = _sizes(checkpoint, weights, table, formats, dtype)
+    if build is not PassingModel:
+        _check_memory(sizes.total - sizes.mapped + spec.frequency_bytes(max_model_len), table)
+    model = build(spec, weights, table, max_model_len, formats)
+    notes = (*checkpoint.notes, *missing_kernels(table.memory.device), *_dequantized(weights))
     return LoadedModel(
-        model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), found.mapped, found.total,
-        notes=(*checkpoint.notes, *missing_kernels(table.memory.device)),
-        dtype=found.dtype,
+        model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), sizes.mapped, sizes.total,
+        notes=notes, dtype=sizes.dtype,
     )  # fmt: skip
 
 
@@ -135,21 +142,43 @@ class _Sizes(NamedTuple):
     mapped: int
 
 
-def _weights(
-    checkpoint: Checkpoint, files: Files | None, table: OpsTable, format: Format, dtype: DType | None
+def _sizes(
+    checkpoint: Checkpoint, weights: StoredWeights | None, table: OpsTable, formats: FormatTable, dtype: DType | None
 ) -> _Sizes:
-    """Return the sizes of the weights. files: None for random weights. dtype: the user's; None: the checkpoint's."""
+    """Return the sizes of the weights. weights: None for random ones. dtype: the user's; None: the checkpoint's."""
     spec = checkpoint.spec
     own = dtype or config_dtype(checkpoint.config)
-    packs = table.choose(api.PRODUCT, format).backend != COMPOSED
+    if weights is not None and dtype is None and weights.dequantized:
+        own = "float32" if "float32" in map(float_type, weights.dequantized.values()) else own
+    packs = table.choose(api.PRODUCT, formats.default).backend != COMPOSED
     stored = footprint(spec, AS_STORED, own, packs=False).total
-    kept = footprint(spec, FormatTable(format), own, packs=packs)
-    is_mapped = files is not None and dtype is None and table.memory.on_host
-    if packs or format.is_lossy:
-        return _Sizes(own, stored, kept.total, kept.rest if is_mapped else 0)
-    if files is None or dtype is not None:
+    kept = footprint(spec, formats, own, packs=packs)
+    is_mapped = weights is not None and dtype is None and table.memory.on_host
+    if packs or formats.is_lossy:
+        looked_up = weights is not None and "embed.weight" not in {**(formats.by_name or {}), **weights.dequantized}
+        return _Sizes(own, stored, kept.total, kept.rest if is_mapped and looked_up else 0)
+    if weights is None or dtype is not None:
         return _Sizes(own, stored, kept.total, 0)
-    return _Sizes(own, stored, files.num_bytes(), files.mapped_bytes() if is_mapped else 0)
+    return _Sizes(own, stored, weights.num_bytes, weights.mapped_bytes if is_mapped else 0)
+
+
+def _check_activations(options: LoadOptions, format: Format, files: Files | None) -> None:
+    """Raise RequestError for activations of matrices that are not quantized."""
+    if options.activations is not None and not format.is_lossy and not (files is not None and files.stored):
+        raise RequestError(
+            f"activations (--activations) {options.activations}: the weights are not quantized; add --weights int8 or "
+            "int4, or leave it out"
+        )
+
+
+def _dequantized(weights: RandomWeights | StoredWeights) -> tuple[str, ...]:
+    """Return a note on the matrices of codes that became floats."""
+    found = weights.dequantized if isinstance(weights, StoredWeights) else {}
+    by_type = Counter((format.name, float_type(format)) for format in found.values())
+    return tuple(
+        f"{count} matrices in {name} are dequantized to {dtype}: no kernel of this device multiplies with {name}"
+        for (name, dtype), count in sorted(by_type.items())
+    )
 
 
 def _check(options: LoadOptions) -> tuple[DType | None, Format]:

@@ -35,6 +35,8 @@ def footprint(spec: ModelSpec, formats: FormatTable, dtype: DType, *, packs: boo
         is_product = weight.is_matrix and weight.name not in TABLES and (len(weight.shape) == 2 or _is_expert(weight))
         if is_product:
             products += _matrix(weight, formats, dtype, packs, weight.name in paired)
+        elif (own := (formats.by_name or {}).get(weight.name)) is not None and own.is_lossy:
+            rest += coded_bytes(own, *weight.shape)
         else:
             rest += weight.num_params * (DTYPE_BYTES[dtype] if weight.is_matrix else 4)
     if spec.tie_word_embeddings and (packs or formats.is_lossy):

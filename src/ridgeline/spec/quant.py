@@ -170,12 +170,15 @@ def format_of(name: str, activations: str | None = None) -> Format:
         )
     if activations is None or not found.is_lossy:
         return found
-    chosen = next((known for known in ACTIVATIONS if known == activations), None)
+    return _checked(replace(found, activations=activations_of(activations)), name)
+
+
+def activations_of(name: str) -> Activations:
+    """Return the way to take activations that users call `name`. Raises RequestError for an unknown name."""
+    chosen = next((known for known in ACTIVATIONS if known == name), None)
     if chosen is None:
-        raise RequestError(
-            f"activations (--activations) {activations!r} is not known; known are {', '.join(ACTIVATIONS)}"
-        )
-    return _checked(replace(found, activations=chosen), name)
+        raise RequestError(f"activations (--activations) {name!r} is not known; known are {', '.join(ACTIVATIONS)}")
+    return chosen
 
 
 def _parse(name: str) -> Format | None:
@@ -255,6 +258,19 @@ OUTLIER: Final = 6.0  # activations of this magnitude or more are exact where a 
 _LAYOUTS: Final[Mapping[NumberType, tuple[int, ...]]] = {"int8": (0,), "int4": (32, 128)}
 AS_STORED: Final = FormatTable()  # all matrices keep the type of the checkpoint
 PANEL = 32  # rows that the kernels store side by side (csrc/matrix.h)
+
+
+def code_range(format: Format) -> tuple[int, int]:
+    """Return the least and the largest code of a format of whole numbers or levels. Codes with minimums begin at 0."""
+    numbers = NUMBERS[format.numbers]
+    if numbers.levels:
+        return 0, len(numbers.levels) - 1
+    return (0, min(127, numbers.high - numbers.low)) if format.offsets == "minimums" else (numbers.low, numbers.high)
+
+
+def whole_numbers() -> tuple[NumberType, ...]:
+    """Return the kinds of whole numbers, the narrowest first."""
+    return tuple(sorted((name for name, n in NUMBERS.items() if not n.levels), key=lambda name: NUMBERS[name].bits))
 
 
 def has_layout(format: Format) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from ridgeline.load.gguf.architectures import Architecture
 from ridgeline.load.gguf.codes import Codes, dequantize, unpack
 from ridgeline.load.gguf.layout import GgufLayout, GgufTensor
 from ridgeline.load.safetensors import HostTensor
+from ridgeline.load.stored import Stored
 from ridgeline.ops.mapped import release
 
 # The name of a float type in files -> ours, and the numpy type with the same bits.
@@ -28,6 +29,7 @@ class GGUFFiles:
 
     def __init__(self, layout: GgufLayout, architecture: Architecture, num_heads: int, num_kv_heads: int) -> None:
         self.files = list(layout.files)
+        self.stored: Mapping[str, Stored] = {}  # matrices of codes, which `stored_matrices` finds
         self._tensors, self._architecture = layout.tensors, architecture
         self._heads = {"attn_q": num_heads, "attn_k": num_kv_heads}
         self._maps: dict[Any, Array] = {}
@@ -65,16 +67,20 @@ class GGUFFiles:
             self._last = name, self._copied(tensor)
         return self._last[1]
 
-    def codes(self, name: str) -> Codes | None:
-        """Return the codes, scales and minima of a quantized matrix, in the row order of our weights; None for floats.
+    def change(self, name: str) -> str | None:
+        """Return what llama.cpp's conversion changed in a tensor; None for nothing."""
+        return self._architecture.change(name)
 
-        The result needs about one byte for each weight. Raises CheckpointError as `read` does.
+    def codes(self, name: str, index: int | None = None) -> Codes:
+        """Return the codes, scales and minima of a quantized matrix, in the row order of our weights.
+
+        index: of one matrix in a stack. The result needs about one byte for each weight. Raises CheckpointError as
+        `read` does.
         """
         tensor = self._tensors[name]
-        if tensor.type.is_float:
-            return None
+        rows = self._rows(tensor)
         try:
-            return unpack(tensor.type, self._rows(tensor))
+            return unpack(tensor.type, rows if index is None else rows[index])
         except ValueError as e:
             raise CheckpointError(f"{name} in {tensor.file.name} {e}; the file is damaged") from None
 

@@ -53,9 +53,7 @@ def open_gguf(path: Path) -> GgufModel:
         spec = spec_from_config(config)
     except ConfigError as e:
         raise ConfigError(f"{path.name}: {str(e).removeprefix('config.json: ')}") from None
-    types = sorted({t.type.name for t in layout.tensors.values() if not t.type.is_float})
-    notes = (f"{path.name}: matrices in {', '.join(types)} are dequantized to float32 as they load",) if types else ()
-    return GgufModel(layout, ARCHITECTURES[facts.architecture], config, spec, _sampling(layout), notes)
+    return GgufModel(layout, ARCHITECTURES[facts.architecture], config, spec, _sampling(layout), ())
 
 
 def _sampling(layout: GgufLayout) -> dict[str, float]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from ridgeline.archs import quantization as q
 from ridgeline.load.checkpoint import Checkpoint
+from ridgeline.load.gguf.files import GGUFFiles
+from ridgeline.load.gguf.stored import stored_matrices
 from ridgeline.load.packed import awq, bitsandbytes, compressed, fp8, gptq, mxfp4
 from ridgeline.load.packed.files import PackedFiles
 from ridgeline.load.packed.parts import Found
@@ -14,7 +16,7 @@ from ridgeline.load.safetensors import TensorFiles
 
 __all__ = ["READERS", "Files", "PackedFiles", "open_tensors"]
 
-Files = TensorFiles | PackedFiles
+Files = TensorFiles | PackedFiles | GGUFFiles
 
 # Scheme -> the reader of its tensors: it checks all headers, and returns matrices that are read later.
 READERS: Mapping[type[q.Quantization], Callable[[Any, TensorFiles], Found]] = {
@@ -26,5 +28,9 @@ READERS: Mapping[type[q.Quantization], Callable[[Any, TensorFiles], Found]] = {
 
 def open_tensors(checkpoint: Checkpoint) -> Files:
     """Return the tensors under the names of the family's unpacked checkpoints. Raises CheckpointError."""
-    files, scheme = TensorFiles(checkpoint.folder), checkpoint.quantization
-    return files if scheme is None else PackedFiles(files, READERS[type(scheme)](scheme, files))
+    if checkpoint.gguf:
+        files = checkpoint.gguf.tensors()
+        files.stored = stored_matrices(files)
+        return files
+    tensors, scheme = TensorFiles(checkpoint.folder), checkpoint.quantization
+    return tensors if scheme is None else PackedFiles(tensors, READERS[type(scheme)](scheme, tensors))
