@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ridgeline.load.mxfp4 import LARGEST_SCALE, unpack
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
@@ -19,10 +20,14 @@ from oracle.build import double, make_model, oracle_logits, redraw
 from oracle.case import Case, prompts
 from oracle.families import CASES
 from ridgeline import LLM
-from ridgeline.archs import packing_of, spec_from_config
+from ridgeline.archs import quantization_of, spec_from_config
+from ridgeline.archs.quantization import Mxfp4
 from ridgeline.errors import CheckpointError, ConfigError
-from ridgeline.load.checkpoint import open_checkpoint
-from ridgeline.load.packed import open_tensors
+from ridgeline.load.packed import mxfp4, open_tensors
+from ridgeline.load.packed.compressed import LARGEST_POWER
+from ridgeline.load.safetensors import TensorFiles
+from ridgeline.load.stored import Stored, dequantized
+from ridgeline.ops.arrays import QuantizedStack
 
 TOLERANCE = 1e-4
 # Sizes that are multiples of a block.
@@ -31,44 +36,32 @@ PACKING = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.s
 Tensors = dict[str, torch.Tensor]
 
 
-def bits(x: torch.Tensor) -> np.ndarray:
-    return x.to(torch.bfloat16).contiguous().view(torch.uint16).numpy()
-
-
 # ---- numbers ------------------------------------------------------------------------------------------------
 
 
-def test_every_byte_under_every_scale() -> None:
-    """Compare with the format's definition: sign, two bits of exponent with bias 1, one bit of mantissa, times 2 **
-    (scale - 127).
-    """
-    blocks = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16).repeat(LARGEST_SCALE + 1, 1)
-    scales = np.arange(LARGEST_SCALE + 1, dtype=np.uint8)[None, :, None].repeat(16, 2)
-    got = torch.from_numpy(unpack(blocks, scales)[0].copy()).view(torch.bfloat16).double().numpy()
-    four = np.arange(16)
-    exponent, mantissa = four >> 1 & 3, four & 1
-    magnitude = np.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2.0 ** (exponent - 1))
-    numbers = np.where(four & 8, -magnitude, magnitude)
-    row = np.stack([numbers[np.arange(256) & 15], numbers[np.arange(256) >> 4]], 1).ravel()  # the low half comes first
-    wanted = row * 2.0 ** (np.arange(LARGEST_SCALE + 1)[:, None] - 127.0)
-    np.testing.assert_array_equal(got, wanted)
-    np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted))  # zeros have the right sign, too
-
-
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (2, 64, 3)])
-def test_it_unpacks_as_transformers_does(shape: tuple[int, int, int]) -> None:
+def test_it_unpacks_as_transformers_does(shape: tuple[int, int, int], tmp_path: Path) -> None:
+    """Every byte occurs in the largest stack; scales are those whose numbers bfloat16 holds."""
     generator = torch.Generator().manual_seed(sum(shape))
     blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8, generator=generator)
-    scales = torch.randint(10, 240, shape, dtype=torch.uint8, generator=generator)
-    theirs = convert_moe_packed_tensors(blocks, scales)  # [expert, in, out]
-    ours = unpack(blocks.numpy(), scales.numpy())
-    np.testing.assert_array_equal(ours.swapaxes(1, 2), bits(theirs))
+    scales = torch.randint(1, LARGEST_POWER + 1, shape, dtype=torch.uint8, generator=generator)
+    theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [expert, in, out]
+    found = read_stack(blocks, scales, tmp_path)
+    for e in range(shape[0]):
+        np.testing.assert_array_equal(dequantized(found.read(e)), theirs[e].T.numpy())
 
 
-@pytest.mark.parametrize("scale", [LARGEST_SCALE + 1, 254, 255])
-def test_a_scale_that_is_no_number_is_refused(scale: int) -> None:
-    with pytest.raises(ValueError, match=f"a scale of {scale}"):
-        unpack(np.zeros((1, 2, 1, 16), np.uint8), np.array([[[127], [scale]]], np.uint8))
+def read_stack(blocks: torch.Tensor, scales: torch.Tensor, folder: Path) -> Stored:
+    save_file({"x_blocks": blocks, "x_scales": scales}, folder / "model.safetensors")
+    return mxfp4.read(Mxfp4(), TensorFiles(folder)).stored["x"]
+
+
+@pytest.mark.parametrize("scale", [LARGEST_POWER + 1, 254, 255])
+def test_a_scale_that_is_no_number_is_refused(scale: int, tmp_path: Path) -> None:
+    scales = torch.tensor([[[127], [scale]]], dtype=torch.uint8)
+    found = read_stack(torch.zeros((1, 2, 1, 16), dtype=torch.uint8), scales, tmp_path)
+    with pytest.raises(CheckpointError, match=f"a scale of {scale}"):
+        found.read(0)
 
 
 # ---- a folder -----------------------------------------------------------------------------------------------
@@ -123,31 +116,14 @@ def test_a_packed_folder_is_the_model_that_transformers_unpacks(packed: tuple[Pa
     weights, theirs = llm.loaded.model.weights, model.state_dict()
     stack = theirs["model.layers.1.mlp.experts.gate_up_proj"]
     for name, first in (("gate", 0), ("up", 1)):
-        got = weights[f"layers.1.mlp.experts.{name}.weight"]
-        assert got.dtype is torch.bfloat16  # the type has half the bytes of float32, and is exact
-        assert torch.equal(got.float(), stack[:, :, first::2].transpose(1, 2))
+        got: Any = weights[f"layers.1.mlp.experts.{name}.weight"]
+        assert isinstance(got, QuantizedStack)
+        for e in range(got.shape[0]):
+            matrix = replace(got[e], codes=got[e].codes.numpy(), scales=got[e].scales.numpy())
+            assert torch.equal(torch.from_numpy(dequantized(matrix)), stack[e, :, first::2].T)
         bias = weights[f"layers.1.mlp.experts.{name}.bias"]
         assert torch.equal(bias, theirs["model.layers.1.mlp.experts.gate_up_proj_bias"][:, first::2])
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_another_type_holds_the_same_numbers(dtype: str, packed: tuple[Path, nn.Module, Case]) -> None:
-    folder = packed[0]
-    exact, other = (LLM(str(folder), device="reference", dtype=d) for d in ("auto", dtype))
-    name = "layers.2.mlp.experts.down.weight"
-    assert torch.equal(other.loaded.model.weights[name].float(), exact.loaded.model.weights[name].float())
-
-
-def test_bytes_are_those_of_the_numbers(packed: tuple[Path, nn.Module, Case]) -> None:
-    checkpoint = open_checkpoint(packed[0])
-    files = open_tensors(checkpoint)
-    assert files.num_bytes() == sum(files.read(name).data.nbytes for name in files)
-    experts = [name for name in files if name.endswith(("gate_up_proj", "down_proj"))]
-    assert len(experts) == 2 * len(checkpoint.spec.layers)
-    assert files.num_bytes() - files.mapped_bytes() == sum(files.read(name).data.nbytes for name in experts)
-    assert LLM(str(packed[0]), device="reference").loaded.mapped_bytes == files.mapped_bytes()
-    assert all(name in files for name in experts)
-    assert experts[0] + "_blocks" not in files
+    assert len(open_tensors(llm.loaded.checkpoint).stored) == 2 * len(llm.loaded.spec.layers)
 
 
 # ---- invalid files ------------------------------------------------------------------------------------------
@@ -162,7 +138,7 @@ BROKEN: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "wrong shape": (lambda t: t.update({SCALES: t[SCALES][:, :-1].contiguous()}), f"{SCALES} U8 [6, 63, 3]"),
     "other sizes": (
         lambda t: t.update({k: t[k][:, :32].contiguous() for k in (BLOCKS, SCALES)}),
-        "has shape [6, 96, 32], but config.json requires [6, 96, 64]",
+        "has codes for shape [6, 64, 32], but config.json requires [6, 64, 96]",
     ),
     "no number": (lambda t: t[SCALES].view(-1)[5:6].fill_(255), f"{SCALES} has a scale of 255"),
     "extra": (
@@ -199,11 +175,11 @@ def test_packed_tensors_need_a_config_that_says_so(packed: tuple[Path, nn.Module
 def test_other_families_and_other_packings_are_refused() -> None:
     llama = {"model_type": "llama", "quantization_config": PACKING}
     with pytest.raises(ConfigError, match="quant_method 'mxfp4' is not supported"):
-        packing_of(llama)
-    oss = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "fp8"}}
-    with pytest.raises(ConfigError, match="quant_method 'fp8' is not supported"):
+        quantization_of(llama)
+    oss: dict[str, Any] = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "aqlm"}}
+    with pytest.raises(ConfigError, match="quant_method 'aqlm' is not supported"):
         spec_from_config(oss)
     oss["quantization_config"] = {**PACKING, "block_size": 16}
     with pytest.raises(ConfigError, match=r"quantization_config\.block_size: not understood"):
         spec_from_config(oss)
-    assert packing_of({"model_type": "gpt_oss"}) is None
+    assert quantization_of({"model_type": "gpt_oss"}) is None

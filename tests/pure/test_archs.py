@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import ridgeline.archs
-from ridgeline.archs import FAMILIES, family_of, packing_of, spec_from_config, weight_blocks
+from ridgeline.archs import FAMILIES, family_of, quantization_of, spec_from_config
 from ridgeline.archs.config import HARMLESS
+from ridgeline.archs.quantization import Fp8Blocks
 from ridgeline.errors import ConfigError
 from ridgeline.spec import (
     MLP,
@@ -242,7 +243,7 @@ def test_no_value_of_the_rotation_ends_in_another_error(kind: str) -> None:
 
 
 def test_quantized_weights_are_refused_by_name() -> None:
-    for method in ("gptq", "awq", "bitsandbytes", "fp8"):
+    for method in ("aqlm", "quip", "hqq", "exl3"):
         message = refusal("llama", quantization_config={"quant_method": method, "bits": 4})
         assert f"quant_method '{method}' is not supported" in message
     assert "'unnamed'" in refusal("llama", quantization_config={"bits": 4})
@@ -255,18 +256,17 @@ FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "we
 
 def test_fp8_in_blocks_is_read() -> None:
     more = {"scale_fmt": "ue8m0", "modules_to_not_convert": ["lm_head"]}
-    assert weight_blocks({"quantization_config": FP8}) == weight_blocks({"quantization_config": FP8 | more})
-    assert weight_blocks({"quantization_config": FP8}) == (128, 64)
-    assert weight_blocks({"quantization_config": None}) is weight_blocks({}) is None
     for family in ("deepseek_v3", "llama"):
         assert read(family, quantization_config=FP8) == read(family)
-        assert packing_of({"model_type": family, "quantization_config": FP8}) == "fp8"
+        for config in (FP8, FP8 | more):
+            found = quantization_of({"model_type": family, "quantization_config": config})
+            assert isinstance(found, Fp8Blocks) and found.blocks == (128, 64)
+        assert quantization_of({"model_type": family}) is None
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight_block_size": None}, "quant_method 'fp8' is not supported yet without weight_block_size"),
         ({"weight_block_size": [128]}, "weight_block_size is [128]; it must be two positive numbers"),
         ({"weight_block_size": [128, 0]}, "it must be two positive numbers"),
         ({"weight_block_size": [128, True]}, "it must be two positive numbers"),
@@ -274,6 +274,7 @@ def test_fp8_in_blocks_is_read() -> None:
         ({"fmt": "e5m2"}, "quantization_config.fmt is 'e5m2', which is not supported"),
         ({"activation_scheme": "static"}, "quantization_config.activation_scheme is 'static'"),
         ({"group_size": 128}, "quantization_config.group_size: not understood"),
+        ({"weight_block_size": None, "activation_scheme": "x"}, "activation_scheme is 'x'"),
     ],
 )
 def test_other_fp8_is_refused(change: dict[str, Any], message: str) -> None:

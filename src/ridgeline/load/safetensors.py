@@ -36,7 +36,7 @@ MAX_AXES = 8  # weights have up to 4, numpy at most 64
 # Numpy types with the same bits, for the parts of quantized matrices.
 _BITS: Mapping[str, Any] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F8_E4M3": np.uint8,
-    "F8_E8M0": np.uint8,    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
+    "F8_E8M0": np.uint8, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ _MODELOPT = frozenset(
     "pre_quant_scale config_groups quantized_layers".split()
 )
 BOUND = "the upper bound of activations (activation_scale_ub) is not applied: each token has its own scale"
+BLOCKS = "activations are taken exactly: products with activations in fp8 by group are not computed"
 FP4 = "activations are taken exactly: products with activations in fp4 are not computed"
 
 
@@ -36,7 +37,7 @@ def read(c: Config) -> Quantization:
     if len(sizes) != 2 or not all(type(n) is int and 0 < n <= LARGEST_GROUP for n in sizes):
         raise c.error("weight_block_size", f"is {sizes!r}; it must be two positive numbers, rows and columns")
     c.finish(HARMLESS)
-    return Fp8Blocks(blocks=(sizes[0], sizes[1]))
+    return Fp8Blocks(notes=(BLOCKS,), blocks=(sizes[0], sizes[1]))
 
 
 def read_fbgemm(c: Config) -> Fp8:
