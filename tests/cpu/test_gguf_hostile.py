@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ridgeline.archs import spec_from_config
-from ridgeline.errors import RidgelineError
+from ridgeline.errors import CheckpointError, RidgelineError
 from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.load.gguf.layout import read_layout
 from ridgeline.load.gguf.write import choose_types, write_gguf
@@ -39,6 +39,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     weights = {w.name: HostTensor(r.normal(size=w.shape).astype(np.float32), "float32") for w in spec.weights()}
     write_gguf(path, CONFIG, weights, None, choose_types(CONFIG, "Q8_0")[0])
     return path.read_bytes()
+
+
+def test_weights_that_cannot_be_written(tmp_path: Path) -> None:
+    spec = spec_from_config(CONFIG)
+    weights = {w.name: HostTensor(np.ones(w.shape, np.float32), "float32") for w in spec.weights()}
+    weights["layers.1.mlp.up.weight"].data[3, 3] = np.nan
+    with pytest.raises(CheckpointError, match=r"blk.1.ffn_up.weight cannot be written as Q8_0: it has values that are"):
+        write_gguf(tmp_path / "m.gguf", CONFIG, weights, None, choose_types(CONFIG, "Q8_0")[0])
+    assert not list(tmp_path.iterdir())
 
 
 def read_all(path: Path) -> None:

@@ -83,7 +83,7 @@ def write_gguf(
     all vectors, are F32. Weights that share a tensor need one type. sampling: recommended sampling parameters.
 
     The file is written under another name first, read back, and renamed if its description gives the same model. Raises
-    ConfigError if the format cannot hold the model.
+    ConfigError if the format cannot hold the model, and CheckpointError for weights that the type cannot hold.
     """
     spec = spec_from_config(config)
     architecture, fields = metadata_of(config, spec)
@@ -154,7 +154,10 @@ def _encoded(
     elif change == "pairs":
         mixer = next(layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention))
         full = paired(full, mixer.num_heads if ".attn_q." in plan.name else mixer.num_kv_heads)
-    return quantize(plan.type, full.reshape(plan.shape))
+    try:
+        return quantize(plan.type, full.reshape(plan.shape))
+    except ValueError as e:
+        raise CheckpointError(f"{plan.name} cannot be written as {plan.type.name}: it {e}") from None
 
 
 def to_float(tensor: HostTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
