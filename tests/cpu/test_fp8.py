@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from ridgeline.llm import LLM
 from ridgeline.load.packed import PackedFiles, fp8, open_tensors
 from ridgeline.load.safetensors import SINGLE, TensorFiles
 from ridgeline.load.stored import dequantized
+from ridgeline.ops.arrays import QuantizedMatrix, QuantizedStack
 from ridgeline.spec.quant import NUMBERS
 
 Tensors = dict[str, torch.Tensor]

@@ -20,7 +20,7 @@ from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.dtype import DTYPE_NAMES, DType, config_dtype
 from ridgeline.spec.footprint import footprint
-from ridgeline.spec.quant import AS_STORED, Format, FormatTable, activations_of, format_of
+from ridgeline.spec.quant import AS_STORED, PLAIN, Format, FormatTable, activations_of, format_of
 from ridgeline.spec.storage import EXACT, Storage
 from ridgeline.spec.text import num_bytes
 
@@ -119,7 +119,7 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
         weights = StoredWeights(
             spec, checkpoint.family.names, files, table.memory, dtype, progress_bar(files.num_bytes()),
             None if options.activations is None else activations_of(options.activations),
-            lambda own: not format.is_lossy and table.choose(api.PRODUCT, own).backend != COMPOSED,
+            lambda own: not format.is_lossy and _multiplies(table, own),
         )  # fmt: skip
         formats = FormatTable(format, weights.formats.by_name)
         sizes = _sizes(checkpoint, weights, table, formats, dtype)
@@ -150,7 +150,7 @@ def _sizes(
     own = dtype or config_dtype(checkpoint.config)
     if weights is not None and dtype is None and weights.dequantized:
         own = "float32" if "float32" in map(float_type, weights.dequantized.values()) else own
-    packs = table.choose(api.PRODUCT, formats.default).backend != COMPOSED
+    packs = _packs(table, formats.default)
     stored = footprint(spec, AS_STORED, own, packs=False).total
     kept = footprint(spec, formats, own, packs=packs)
     is_mapped = weights is not None and dtype is None and table.memory.on_host
@@ -160,6 +160,16 @@ def _sizes(
     if weights is None or dtype is not None:
         return _Sizes(own, stored, kept.total, 0)
     return _Sizes(own, stored, weights.num_bytes, weights.mapped_bytes if is_mapped else 0)
+
+
+def _multiplies(table: OpsTable, format: Format) -> bool:
+    """Return whether codes of a format are multiplied by a kernel, or the device has no kernels at all."""
+    return _packs(table, format) or not _packs(table, PLAIN)
+
+
+def _packs(table: OpsTable, format: Format) -> bool:
+    """Return whether a kernel packs matrices of a format."""
+    return table.choose(api.PRODUCT, format).backend != COMPOSED
 
 
 def _check_activations(options: LoadOptions, format: Format, files: Files | None) -> None:
