@@ -5,10 +5,11 @@ S = SmolLM2-135M, M = Qwen3-0.6B and L = Llama-3.2-1B with random weights, in ev
 There are enough layers that the weights exceed the caches. The head is left out at 512 tokens, because only the last
 token of a prompt needs it. The time includes the quantization of the tokens.
 
-Each round also measures the limits: reading memory with all threads, and multiply-adds of float32 and of bytes in
-registers. `read_share` is bytes of weights over time over the limit, `peak_share` operations over time over the limit
-(of bytes for int8 and int4); figures are medians over rounds of the ratio within a round. The gate: two rows of each
-product differ from float64 by no more than the rounding error.
+Each round measures the limits too, and all formats, in turn: reading memory with all threads, multiply-adds of float32
+and of bytes in registers. `read_share` is bytes of weights over time over the limit, `peak_share` operations over time
+over the limit (of bytes where tokens are rounded to int8); medians over rounds of the ratio within a round. `best_` are
+the same from the shortest time and the highest limit, for a machine that others use too. `beside` is the shortest time of
+the first format over that of this one. The gate: two rows of each product are within its rounding of float64.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ import numpy as np
 from common import emit
 
 from ridgeline import _kernels as kernels
+from ridgeline.spec.quant import format_of
 
 READ_BYTES = 1 << 28
-FORMATS = (("fp32", 0), ("bf16", 0), ("fp16", 0), ("int8", 0), ("int4", 32), ("int4", 128))
+FLOATS = ("fp32", "bf16", "fp16")
+FORMATS = (
+    *FLOATS, "int8", "int8-32", "int8-exact", "int4", "int4-asym", "int4-128", "int4-128-asym", "int4-exact", "int3",
+    "int3-asym", "int3-128", "int3-128-asym", "int3-exact", "int2", "fp8",
+)  # fmt: skip
 
 
 class Shape(NamedTuple):
@@ -53,7 +59,7 @@ SHAPES = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shapes", default="SML")
-    parser.add_argument("--formats", default="fp32,bf16,fp16,int8,int4-32,int4-128")
+    parser.add_argument("--formats", default=",".join(FORMATS), help="floats, or formats of --weights; default: many")
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 32, 512])
     parser.add_argument("--threads", type=int, default=0, help="number of threads; default: 0, all physical cores")
     parser.add_argument("--rounds", type=int, default=7)
@@ -63,44 +69,70 @@ def main() -> None:
     args = parser.parse_args()
     pool = kernels.Pool(args.threads or kernels.usable_cores())
     for name in args.shapes:
-        for form, group in FORMATS:
-            if (f"{form}-{group}" if group else form) in args.formats.split(","):
-                for tokens in args.tokens:
-                    measure(pool, name, form, group, tokens, args.rounds, args.bytes)
+        for tokens in args.tokens:
+            measure(pool, name, args.formats.split(","), tokens, args.rounds, args.bytes)
 
 
-def measure(pool: Any, name: str, form: Any, group: int, tokens: int, rounds: int, enough: int) -> None:
-    shapes = SHAPES[name].products(head=tokens <= 32)
-    step = [build(pool, form, group, rows, columns) for rows, columns in shapes]
-    size = sum(w.nbytes for w in step)
-    # These are copies of the layer's matrices at other addresses. One head alone is larger than the caches.
-    copies = max(1, (enough - size) // sum(w.nbytes for w in step[:4])) if tokens <= 32 else 1
-    for _ in range(copies - 1):
-        step[:0] = [build(pool, form, group, rows, columns) for rows, columns in shapes[:4]]
-    calls = [call(pool, w, tokens) for w in step]
-    gate = all(is_right(pool, w, tokens) for w in step[-len(shapes) :])
-    weights, operations = sum(w.nbytes for w in step), 2 * tokens * sum(w.rows * w.columns for w in step)
-    limit = pool.dot_rate if form in ("int8", "int4") else pool.fma_rate
-    run_all(calls)
-    reads, peaks, times = [], [], []
+class Case:
+    """The products of a shape in one format, and what each round took."""
+
+    def __init__(self, pool: Any, shape: Shape, form: str, tokens: int, enough: int) -> None:
+        shapes = shape.products(head=tokens <= 32)
+        step = [build(pool, form, rows, columns) for rows, columns in shapes]
+        size = sum(w.nbytes for w in step)
+        # Copies of the layer's matrices at other addresses; one head is larger than the caches by itself.
+        copies = max(1, (enough - size) // sum(w.nbytes for w in step[:4])) if tokens <= 32 else 1
+        for _ in range(copies - 1):
+            step[:0] = [build(pool, form, rows, columns) for rows, columns in shapes[:4]]
+        self.form = form
+        self.calls = [call(pool, w, tokens) for w in step]
+        self.gate = all(is_right(pool, w, tokens) for w in step[-len(shapes) :])
+        self.weights = sum(w.nbytes for w in step)
+        self.numbers = sum(w.rows * w.columns for w in step)
+        self.peak = pool.fma_rate if form in FLOATS or format_of(form).activations == "exact" else pool.dot_rate
+        self.rounds: list[tuple[float, float, float]] = []  # seconds, bytes/s, operations/s
+
+
+def measure(pool: Any, name: str, forms: list[str], tokens: int, rounds: int, enough: int) -> None:
+    cases = [Case(pool, SHAPES[name], form, tokens, enough) for form in forms]
+    for case in cases:
+        run_all(case.calls)
     for _ in range(rounds):
-        read, peak, taken = pool.read_rate(READ_BYTES), limit(), run_all(calls)
-        times.append(taken)
-        reads.append(weights / taken / read)
-        peaks.append(operations / taken / peak)
-    emit(
-        f"products {name}", gate,
-        format=f"{form}-{group}" if group else form, tokens=tokens, threads=pool.size, isa=kernels.isa(),
-        seconds=statistics.median(times), weight_bytes=weights,
-        read_share=round(statistics.median(reads), 3), peak_share=round(statistics.median(peaks), 3),
-        best_read_share=round(max(reads), 3), best_peak_share=round(max(peaks), 3),
+        for case in cases:
+            read, peak = pool.read_rate(READ_BYTES), case.peak()
+            case.rounds.append((run_all(case.calls), read, peak))
+    first = cases[0]
+    highest = max(read for case in cases for _, read, _ in case.rounds)
+    for case in cases:
+        least, operations = min(t for t, _, _ in case.rounds), 2 * tokens * case.numbers
+        emit(
+            f"products {name}", case.gate, format=case.form, tokens=tokens, threads=pool.size, isa=kernels.isa(),
+            seconds=statistics.median(t for t, _, _ in case.rounds), weight_bytes=case.weights,
+            read_share=round(statistics.median(case.weights / t / read for t, read, _ in case.rounds), 3),
+            peak_share=round(statistics.median(operations / t / peak for t, _, peak in case.rounds), 3),
+            best_read_share=round(case.weights / least / highest, 3),
+            best_peak_share=round(operations / least / max(peak for _, _, peak in case.rounds), 3),
+            beside=round(min(t for t, _, _ in first.rounds) / first.numbers / least * case.numbers, 3),
+        )  # fmt: skip
+
+
+def build(pool: Any, form: str, rows: int, columns: int) -> Any:
+    rng = np.random.default_rng(rows + columns)
+    if form in FLOATS:
+        few = rng.normal(size=(min(rows, 509), columns)).astype(np.float32)
+        return kernels.Matrix(pool, [few[np.arange(rows) % len(few)]], "float32", form, 0, [None], False)
+    format = format_of(form)
+    few = rng.integers(-3 if format.bits > 2 else -2, 2, (min(rows, 509), columns)).astype(np.int8)
+    if format.numbers == "fp8":
+        few = rng.integers(0, 0x7E, few.shape).astype(np.int8)
+    groups = (rows, format.num_groups(columns))
+    scales = rng.uniform(0.1, 1, groups).astype(np.float16).astype(np.float32)
+    zeros = [rng.integers(-2, 2, groups).astype(np.int8)] if format.offsets == "zero_points" else []
+    codes = few[np.arange(rows) % len(few)]
+    return kernels.Matrix(
+        pool, [codes], "codes", format.numbers, format.group, [None], False, [scales], format.offsets, zeros,
+        format.activations == "exact",
     )  # fmt: skip
-
-
-def build(pool: Any, form: Any, group: int, rows: int, columns: int) -> Any:
-    few = np.random.default_rng(rows + columns).normal(size=(min(rows, 509), columns)).astype(np.float32)
-    weight = few[np.arange(rows) % len(few)]
-    return kernels.Matrix(pool, [weight], "float32", form, group, [None], False)
 
 
 def call(pool: Any, w: Any, tokens: int) -> Callable[[], None]:

@@ -15,6 +15,7 @@ NB_MODULE(_kernels, m) {
     bind_pool(m);
     bind_record(m);
     bind_attention(m);
+    bind_matrix(m);
     bind_linear(m);
     bind_experts(m);
     bind_latent(m);

@@ -75,6 +75,7 @@ void bind_record(nb::module_& m);
 void bind_tokens(nb::module_& m);
 void bind_room(nb::class_<Pool>& pool);
 void bind_attention(nb::module_& m);
+void bind_matrix(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_experts(nb::module_& m);
 void bind_latent(nb::module_& m);

@@ -23,8 +23,7 @@ void build_experts(BoundExperts* self, Pool& pool, const std::vector<Matrix*>& u
         check_mlp(*up[i], *down[i]);
         const bool alike = up[i]->interleaved == up[0]->interleaved && up[i]->k == up[0]->k &&
                            up[i]->parts[0].rows == up[0]->parts[0].rows && up[i]->format == up[0]->format &&
-                           up[i]->group == up[0]->group && down[i]->parts[0].rows == down[0]->parts[0].rows &&
-                           down[i]->format == down[0]->format && down[i]->group == down[0]->group;
+                           down[i]->parts[0].rows == down[0]->parts[0].rows && down[i]->format == down[0]->format;
         if (!alike) refuse("experts must have one shape and format");
         e.up.push_back(up[i]);
         e.down.push_back(down[i]);

@@ -3,129 +3,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "bind_mlp.h"
 
 namespace ridgeline {
 namespace {
-
-using Any = nb::ndarray<nb::ro, nb::device::cpu>;
-
-Format format_of(const std::string& name) {
-    return one_of<Format>(name, "format", {"fp32", "bf16", "fp16", "int8", "int4"});
-}
-
-// ---- matrices -----------------------------------------------------------------------------------------------------
-
-nb::dlpack::dtype dtype_of(Kind kind) {
-    return kind == Kind::float32 ? nb::dtype<float>()
-           : kind == Kind::codes ? nb::dtype<int8_t>()
-                                 : nb::dtype<uint16_t>();
-}
-
-SourceRows stored(const Any& a, Kind kind, int64_t k) {
-    if (a.dtype() != dtype_of(kind))
-        refuse(kind == Kind::float32 ? "a part of kind float32 must be a float32 array"
-               : kind == Kind::codes ? "a part of codes must be an int8 array"
-                                     : "a part of 16-bit numbers must be given as a uint16 array");
-    if (a.ndim() != 2 || (a.size() && a.shape(1) > 1 && a.stride(1) != 1))
-        refuse("a part " + shape_text(a.shape_ptr(), a.ndim()) + " must have two axes, the last one dense");
-    if (int64_t(a.shape(1)) != k)
-        refuse("parts of a matrix must have one width, not " + std::to_string(k) + " and " +
-               std::to_string(a.shape(1)));
-    return {.data = a.data(), .kind = kind, .rows = int64_t(a.shape(0)), .stride = int64_t(a.stride(0))};
-}
-
-// The scales that come with codes: one array [rows, groups] for each part, none for floats.
-void set_scales(std::vector<SourceRows>& parts, const std::vector<Input>& scales, Format format, int group, int64_t k) {
-    const bool coded = parts[0].kind == Kind::codes;
-    if (scales.size() != (coded ? parts.size() : 0)) refuse("codes need as many scales as parts, and floats need none");
-    if (coded && format != Format::int8 && format != Format::int4) refuse("codes are for int8 and int4");
-    for (size_t i = 0; i < scales.size(); ++i) {
-        const Rows<const float> rows = rows_of(scales[i], "scales", parts[i].rows, group ? (k + group - 1) / group : 1);
-        parts[i].scales = rows.data;
-        parts[i].scale_stride = rows.stride;
-    }
-}
-
-void set_bias(Matrix& m, const std::vector<std::optional<Input>>& biases) {
-    if (biases.size() != m.parts.size()) refuse("each part needs a bias, an array or None");
-    if (std::none_of(biases.begin(), biases.end(), [](const auto& b) { return bool(b); })) return;
-    m.bias.assign(size_t(m.panels * PANEL), 0.f);
-    for (size_t part = 0; part < biases.size(); ++part)
-        if (const float* bias = vector_of(biases[part], "a bias", m.parts[part].rows))
-            for (int64_t r = 0; r < m.parts[part].rows; ++r) {
-                auto [panel, row] = m.locate(int(part), r);
-                m.bias[size_t(panel * PANEL + row)] = bias[r];
-            }
-}
-
-void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const std::string& kind_name,
-                  const std::string& format_name, int group, const std::vector<std::optional<Input>>& biases,
-                  bool interleave, const std::vector<Input>& scales) {
-    const Kind kind = one_of<Kind>(kind_name, "kind", {"float32", "bfloat16", "float16", "codes"});
-    const Format format = format_of(format_name);
-    if (parts.empty() || parts.size() > Epilogue::PARTS) refuse("a matrix has 1 to 6 parts");
-    if (parts[0].ndim() != 2) refuse("a part must have two axes");
-    const int64_t k = int64_t(parts[0].shape(1));
-    if (format == Format::int4 ? group != 32 && group != 128 : group != 0)
-        refuse("group is 32 or 128 for int4, otherwise 0");
-    if (format == Format::int8 && k > 65536)
-        refuse("int8 sums overflow beyond 65536 columns, and there are " + std::to_string(k));
-    std::vector<SourceRows> from;
-    std::vector<int64_t> rows;
-    for (const Any& part : parts) {
-        from.push_back(stored(part, kind, k));
-        rows.push_back(from.back().rows);
-    }
-    if (k < 1 || *std::min_element(rows.begin(), rows.end()) < 1)
-        refuse("a matrix has at least one row and one column");
-    if (interleave && (rows.size() != 2 || rows[0] != rows[1])) refuse("two parts of one height can be interleaved");
-    set_scales(from, scales, format, group, k);
-    new (self) Matrix(pool, format, k, group, interleave, rows);
-    std::atomic<bool> good{true};
-    {
-        Work work(pool);
-        float* room = (float*)work.hold.scratch(1, size_t(work.hold.threads() * k) * 4);
-        work.hold.draw(self->panels, [&](int64_t panel, int thread) {
-            if (!panel_kernels().pack(*self, panel, from.data(), room + thread * k)) good = false;
-        });
-    }
-    if (!good) {
-        self->~Matrix();
-        refuse((kind == Kind::codes ? "a code or a scale is outside of the range of "
-                                    : "a weight is not finite, or too large for ") +
-               format_name);
-    }
-    set_bias(*self, biases);
-}
-
-int64_t rows_of_matrix(const Matrix& m) {
-    int64_t rows = 0;
-    for (const Part& part : m.parts) rows += part.rows;
-    return rows;
-}
-
-// Writes rows of the matrix as float32. Rows are numbered through all parts.
-void take_rows(const Matrix& m, Pool& pool, const Ids& ids, const Output& out) {
-    const Rows<float> to = rows_of(out, "out", int64_t(ids.size()), m.k);
-    const int64_t *id = vector_of(ids, "ids", int64_t(ids.size())), n = rows_of_matrix(m);
-    for (size_t i = 0; i < ids.size(); ++i)
-        if (id[i] < 0 || id[i] >= n)
-            throw nb::index_error(("row " + std::to_string(id[i]) + " of " + std::to_string(n)).c_str());
-    Work work(pool);
-    work.hold.split(to.rows, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; ++i) {
-            int64_t r = id[i];
-            int part = 0;
-            while (r >= m.parts[size_t(part)].rows) r -= m.parts[size_t(part++)].rows;
-            auto [panel, row] = m.locate(part, r);
-            panel_kernels().unpack(m, panel, row, to.data + i * to.stride);
-        }
-    });
-}
 
 // ---- stages -------------------------------------------------------------------------------------------------------
 
@@ -287,14 +170,7 @@ void rotate(Pool& pool, const Output& x, int64_t head_dim, int64_t first, int64_
     });
 }
 
-void bind_matrix(nb::module_& m) {
-    nb::class_<Matrix>(m, "Matrix")
-        .def("__init__", build_matrix, nb::arg("pool"), array("parts"), nb::arg("kind"), nb::arg("format"),
-             nb::arg("group"), array("biases").none(), nb::arg("interleave"), nb::arg("scales") = std::vector<Input>{})
-        .def_prop_ro("rows", rows_of_matrix)
-        .def_ro("columns", &Matrix::k)
-        .def_prop_ro("nbytes", [](const Matrix& w) { return w.panels * w.panel_bytes; })
-        .def("take", take_rows, nb::arg("pool"), array("ids"), array("out"));
+void bind_norm(nb::module_& m) {
     nb::class_<Norm>(m, "Norm")
         .def("__init__", build_norm, nb::arg("kind"), nb::arg("eps"), array("weight"), array("bias").none())
         .def("__call__", run_norm, nb::arg("pool"), array("x"), array("out"));
@@ -307,7 +183,7 @@ void bind_matrix(nb::module_& m) {
 void bind_linear(nb::module_& m) {
     using Keep2 = nb::keep_alive<1, 2>;
     using Keep3 = nb::keep_alive<1, 3>;
-    bind_matrix(m);
+    bind_norm(m);
     nb::class_<BoundProjection>(m, "Projection")
         .def(
             "__init__",

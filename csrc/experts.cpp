@@ -76,12 +76,14 @@ void multiply(Pool::Hold& hold, const Products& p) {
     tile_room = size_t(round_up(int64_t(tile_room), 4096));
     char* data = (char*)hold.scratch(ACTIVATIONS, room.back());
     for (size_t g = 0; g < packed.size(); ++g) packed[g] = activations(like, packed[g].tokens, data + room[g]);
-    float* rows = (float*)hold.scratch(ROWS, size_t(hold.threads() * Activations::UNIT * like.k) * 4);
+    int64_t each_row = 0;
+    for (int64_t g = 0; g < p.count; ++g) each_row = std::max(each_row, unit_floats(*p.matrices[p.groups[g].expert]));
+    float* rows = (float*)hold.scratch(ROWS, size_t(hold.threads() * each_row) * 4);
     char* tiles = (char*)hold.scratch(TILES, tile_room * size_t(hold.threads()));
     hold.draw(unit.back(), [&](int64_t i, int thread) {
         const size_t g = size_t(std::upper_bound(unit.begin(), unit.end(), i) - unit.begin()) - 1;
-        load_unit(like, p.source_of(p.groups[g]), packed[g], i - unit[g], rows + thread * Activations::UNIT * like.k,
-                  false);
+        load_unit(*p.matrices[p.groups[g].expert], p.source_of(p.groups[g]), packed[g], i - unit[g],
+                  rows + thread * each_row, false);
     });
     // Several panels at once, few enough that every thread draws several times.
     const int64_t wanted = p.count * like.panels / (4 * hold.threads());

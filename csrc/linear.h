@@ -33,14 +33,15 @@ struct SourceKernels {
     // Returns token i after the norm: in `room` [k], or in x itself if nothing changes it. keep: write the sum.
     const float* (*prepare)(const Source&, int64_t i, float* room, bool keep);
     // Writes tokens first .. first + n (one unit: n <= 4, first a multiple of 4) to the activations.
-    void (*load)(const Activations&, Format, int group, int64_t k, const float* const* tokens, int64_t first, int n);
+    void (*load)(const Activations&, const Matrix&, const float* const* tokens, int64_t first, int n);
     void (*norm)(const NormWeights&, const float* x, int64_t n, float* out);
 };
 RL_TABLE(SourceKernels, source_kernels)
 
 struct PanelKernels {
-    // Rows as stored into one panel. room: [k] floats. False if a number cannot be stored in the matrix's format.
-    bool (*pack)(Matrix&, int64_t panel, const SourceRows* parts, float* room);
+    // Rows as stored into one panel. room: `pack_room` bytes. False if a number cannot be stored in the matrix's format.
+    bool (*pack)(Matrix&, int64_t panel, const SourceRows* parts, char* room);
+    size_t (*pack_room)(const Matrix&);
     // One row, as float32: what the products mean.
     void (*unpack)(const Matrix&, int64_t panel, int row, float* out);
     // A stored row, as float32.

@@ -7,18 +7,29 @@
 //   fp16   for each k:     | r0 | r1 | ... | r31 |                                    64 B
 //   bf16   for each 2 k:   | r0 k0 k1 | r1 k0 k1 | ... | r31 k0 k1 |                 128 B
 //   int8   for each 4 k:   | r0 k0..k3 | r1 k0..k3 | ... | r31 k0..k3 |              128 B, u8 = q + 128
-//          at the end:     | 32 fp32 scales, one a row |                             128 B
 //   int4   for each 8 k:   | r0 4 bytes | r1 4 bytes | ... | r31 4 bytes |           128 B, u4 = q + 8
 //                          byte c of a row: k = c in the low half, k = 4 + c in the high half
-//          after a group:  | 32 fp16 scales, one a row |                              64 B
+//   int3   for each 32 k:  | r0 4 bytes | ... | r31 4 bytes |, three times           384 B, u3 = q + 4
+//                          byte c of the first four: k = c, 4 + c and two bits of 24 + c; of the second: k = 8 + c,
+//                          12 + c and two bits of 28 + c; of the third: k = 16 + c, 20 + c and the two last bits
+//   int2   for each 16 k:  | r0 4 bytes | r1 4 bytes | ... | r31 4 bytes |           128 B, u2 = q + 2
+//                          byte c of a row: k = c, 4 + c, 8 + c and 12 + c, from the lowest bits up
+//   fp8    for each 2 k:   | r0 k0 k1 | r1 k0 k1 | ... | r31 k0 k1 |                  64 B, e4m3
+//
+// Behind the codes of a group of columns (of all columns where a row has one scale) are
+//
+//          | 32 scales, one a row |               fp16, or fp32 for rows and for blocks of rows: 64 or 128 B
+//          | 32 zero points |                     with zero points: what stands for 0, as unsigned as the codes; of codes
+//                                                 of 4 bits or fewer, byte r has rows r and 16 + r: 16 B, otherwise 32 B
+//          | 32 minimums, fp16 |                  with minimums: 64 B
 //
 // Rows are filled up to 32, and k to a whole step, with zeros. A matrix may have several parts, one below the other
 // (queries, keys and values of a layer); each begins a panel. Or it is two interleaved parts (gate and up of an MLP): a
 // panel is 16 rows of the one and the same 16 of the other.
 //
 // Weights are unsigned and activations signed because processors have instructions for that. The offset of the weights
-// adds its product with the sum of a token's activations: one number per token (int8), or per token and group (int4),
-// which is computed when the activations are quantized.
+// adds its product with the sum of a token's activations: one number per token and group, which is computed when the
+// activations are rounded.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -29,9 +40,41 @@ namespace ridgeline {
 
 constexpr int PANEL = 32;
 
-enum class Format { fp32, bf16, fp16, int8, int4 };
+enum class Numbers { fp32, bf16, fp16, int8, int4, int3, int2, fp8 };
+enum class Offsets { none, zero_points, minimums };
+
+struct Traits {
+    int bits;      // of a number
+    int step;      // columns of the smallest piece of a panel
+    int bytes;     // of that piece
+    int zero;      // what is added to a code so that it is unsigned
+    float steps;   // a group's largest magnitude divided by its scale, where floats are rounded here
+};
+constexpr Traits TRAITS[] = {
+    {32, 1, 128, 0, 0},  {16, 2, 128, 0, 0},   {16, 1, 64, 0, 0},    {8, 8, 256, 128, 127},
+    {4, 32, 512, 8, 7.5}, {3, 32, 384, 4, 3.5}, {2, 32, 256, 2, 1.5}, {8, 32, 1024, 0, 0},
+};
 
 inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// How a matrix is stored and multiplied with.
+struct Format {
+    Numbers numbers;
+    int group = 0;  // columns that share a scale; 0: all of a row
+    Offsets offsets = Offsets::none;
+    bool is_exact = true;  // activations are floats; otherwise they are rounded to int8
+    bool wide = false;     // scales of groups are fp32
+
+    bool operator==(const Format&) const = default;
+    const Traits& traits() const { return TRAITS[int(numbers)]; }
+    bool is_coded() const { return numbers >= Numbers::int8; }
+    bool rounds_tokens() const { return is_coded() && !is_exact; }
+    // Sums of whole numbers over a whole row of bytes, which need no work at the end of a group.
+    bool is_plain_bytes() const {
+        return rounds_tokens() && numbers == Numbers::int8 && !group && offsets == Offsets::none;
+    }
+    bool has_wide_scales() const { return wide || !group; }
+};
 
 struct Part {
     int64_t rows, first_panel;
@@ -40,18 +83,26 @@ struct Part {
 struct Matrix {
     Format format;
     int64_t k, padded_k;
-    int group = 0;  // int4: columns that share a scale
+    int64_t group, code_bytes, group_bytes;  // of codes: columns that share a scale, and bytes of a panel for them
     bool interleaved = false;
     std::vector<Part> parts;
     int64_t panels = 0;
     int64_t panel_bytes = 0;
     Share data;
-    std::vector<float> bias;  // in the order of the panels, [panels * 32], or empty
+    std::vector<float> bias;           // in the order of the panels, [panels * 32], or empty
+    std::vector<int32_t> permutation;  // column j multiplies element permutation[j] of a token; or empty
+    float factor = 1;                  // what all scales and minimums are multiplied with, a power of two
+    float input_scale = 0;             // scale of rounded activations; 0: each token has its own
 
-    Matrix(Pool&, Format format, int64_t k, int group, bool interleaved, const std::vector<int64_t>& part_rows);
+    Matrix(Pool&, Format format, int64_t k, bool interleaved, const std::vector<int64_t>& part_rows);
 
-    bool quantized() const { return format == Format::int8 || format == Format::int4; }
     char* panel(int64_t p) const { return data.data + p * panel_bytes; }
+    // Returns where column k of a panel begins: a whole step of the format, for codes 32 columns.
+    char* column(int64_t p, int64_t k) const {
+        const Traits& t = format.traits();
+        if (!format.is_coded()) return panel(p) + k / t.step * t.bytes;
+        return panel(p) + k / group * group_bytes + k % group * t.bits * (PANEL / 8);
+    }
     // Returns the panel of row r of a part, and the row's index in that panel.
     std::pair<int64_t, int> locate(int part, int64_t r) const {
         if (interleaved) return {r / 16, int(part * 16 + r % 16)};
@@ -61,20 +112,24 @@ struct Matrix {
 
 enum class Kind { float32, bfloat16, float16, codes };
 
-// A part as the checkpoint stores it, row r at data + r * stride elements. Codes (int8) come with float32 scales, row r
-// at scales + r * scale_stride: one for each group of int4, one for the row of int8.
+// A part as the checkpoint stores it, row r at data + r * stride elements. Codes come with a row of float32 scales for
+// each row, one for each group, and with zero points (int8) or minimums (float32) in the same shape.
 struct SourceRows {
     const void* data;
     Kind kind;
     int64_t rows, stride;
     const float* scales = nullptr;
     int64_t scale_stride = 0;
+    const int8_t* zero_points = nullptr;
+    const float* minimums = nullptr;
+    int64_t offset_stride = 0;
 };
 
 // The packed layout of a step's tokens: tiles of at most `tile` tokens, k by k:
 //   floats         [padded k][tokens of the tile]
-//   quantized      [padded k / 4][tokens of the tile][4] bytes, and for each token its scale
-//   offset         int8: [tokens]; int4: [groups][tokens of the tile] of each tile: what the weights' offset adds
+//   rounded        [padded k / 4][tokens of the tile][4] bytes, and for each token its scale
+//   offset         [groups][tokens of the tile] of each tile: what the weights' offset adds; with zero points, which the
+//                  rows of a matrix have of their own, what an offset of 1 would add
 // Tiles are as equal in size as whole units of 4 tokens allow.
 struct Activations {
     int64_t tokens, padded_k, tiles;

@@ -12,11 +12,13 @@ constexpr int64_t BLOCK = 516;
 enum Slot { ACTIVATIONS, ROWS, TILES, HIDDEN, CHOSEN };  // slots of a pool's scratch memory
 
 // Bytes of the activations of `tokens`, and their layout in `room`.
+inline size_t data_bytes(const Matrix& w, int64_t tokens) {
+    return size_t(round_up(tokens * w.padded_k * (w.format.rounds_tokens() ? 1 : 4), 64));
+}
+inline int64_t offsets_of(const Matrix& w) { return w.format.rounds_tokens() ? w.padded_k / w.group : 1; }
 inline size_t activation_bytes(const Matrix& w, int64_t tokens) {
-    const int64_t groups = w.format == Format::int4 ? w.padded_k / w.group : 1;
-    const size_t data = size_t(tokens * w.padded_k) * (w.quantized() ? 1 : 4);
-    return size_t(round_up(int64_t(data), 64)) + size_t(round_up(tokens * 4, 64)) +
-           size_t(round_up(tokens * groups * 4, 64));
+    return data_bytes(w, tokens) + size_t(round_up(tokens * 4, 64)) +
+           size_t(round_up(tokens * offsets_of(w) * 4, 64));
 }
 
 inline Activations activations(const Matrix& w, int64_t tokens, void* room) {
@@ -24,23 +26,31 @@ inline Activations activations(const Matrix& w, int64_t tokens, void* room) {
     const int64_t tile = product_kernels().tile;
     a.tokens = tokens;
     a.padded_k = w.padded_k;
-    a.groups = w.format == Format::int4 ? w.padded_k / w.group : 1;
+    a.groups = offsets_of(w);
     a.tiles = (tokens + tile - 1) / tile;
     a.data = room;
-    const size_t data = size_t(tokens * w.padded_k) * (w.quantized() ? 1 : 4);
-    a.scale = (float*)((char*)room + round_up(int64_t(data), 64));
+    a.scale = (float*)((char*)room + data_bytes(w, tokens));
     a.offset = (int32_t*)((char*)a.scale + round_up(tokens * 4, 64));
     return a;
 }
 
-// Packs four tokens, or the rest. rows: [4, k]. keep: write the residual sum.
+// Floats that `load_unit` needs: four tokens, and a permuted copy of each.
+inline int64_t unit_floats(const Matrix& w) { return Activations::UNIT * w.k * (w.permutation.empty() ? 1 : 2); }
+
+// Packs four tokens, or the rest. rows: `unit_floats`. keep: write the residual sum.
 inline void load_unit(const Matrix& w, const Source& source, const Activations& a, int64_t unit, float* rows,
                       bool keep) {
     const float* tokens[Activations::UNIT];
     const int64_t first = unit * Activations::UNIT;
     const int n = int(std::min<int64_t>(Activations::UNIT, a.tokens - first));
-    for (int i = 0; i < n; ++i) tokens[i] = source_kernels().prepare(source, first + i, rows + i * w.k, keep);
-    source_kernels().load(a, w.format, w.group, w.k, tokens, first, n);
+    for (int i = 0; i < n; ++i) {
+        tokens[i] = source_kernels().prepare(source, first + i, rows + i * w.k, keep);
+        if (w.permutation.empty()) continue;
+        float* moved = rows + (Activations::UNIT + i) * w.k;
+        for (int64_t j = 0; j < w.k; ++j) moved[j] = tokens[i][w.permutation[size_t(j)]];
+        tokens[i] = moved;
+    }
+    source_kernels().load(a, w, tokens, first, n);
 }
 
 }  // namespace ridgeline

@@ -88,6 +88,12 @@ template <class X> RL_INLINE void keep(X& x) {
 #endif
 }
 
+// Makes the compiler load again what it has read from p before: it would rather spill it than load it.
+RL_INLINE const char* again(const char* p) {
+    asm volatile("" : "+r"(p));
+    return p;
+}
+
 RL_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 // Fetches into the second cache: far ahead, the first one has too little space and too few lines in flight.
 RL_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
@@ -110,10 +116,10 @@ RL_INLINE F fma(F a, F b, F c) {
 }
 
 // a * b + c, rounded once everywhere.
-RL_INLINE F fma_exact(F a, F b, F c) {
 #if defined(__AVX512F__) || defined(__FMA__) || defined(__FP_FAST_FMAF)
-    return fma(a, b, c);
+RL_INLINE F fma_exact(F a, F b, F c) { return fma(a, b, c); }
 #else
+static inline __attribute__((noinline)) F fma_exact(F a, F b, F c) {
     // The product of two floats is exact in double. The sum is rounded to odd, so that rounding it again to float gives
     // the result of rounding once (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008).
     F r;
@@ -129,8 +135,8 @@ RL_INLINE F fma_exact(F a, F b, F c) {
         r[i] = float(s);
     }
     return r;
-#endif
 }
+#endif
 
 // The second operand if either is NaN.
 RL_INLINE F max(F a, F b) { return a > b ? a : b; }
@@ -167,6 +173,21 @@ RL_INLINE void transpose(F (&x)[W]) {
 }
 
 RL_INLINE F to_float(I x) { return __builtin_convertvector(x, F); }
+
+// Byte j of each lane, unsigned, as a float. A shuffle leaves the ports free that shifts share with products.
+RL_INLINE F byte_as_float(I x, int j) {
+#if defined(__AVX2__)
+    I from = {};  // for each lane of 128 bits: byte 4 * lane + j, and three zeros
+    RL_FOR(i, W) from[i] = int32_t(0x80808000u) + 4 * (i % 4) + j;
+#if defined(__AVX512F__)
+    return to_float((I)_mm512_shuffle_epi8((__m512i)x, (__m512i)from));
+#else
+    return to_float((I)_mm256_shuffle_epi8((__m256i)x, (__m256i)from));
+#endif
+#else
+    return to_float((x >> (8 * j)) & 255);
+#endif
+}
 
 // Nearest integer, ties to even. |x| < 2^22.
 RL_INLINE I round(F x) {
@@ -287,6 +308,26 @@ RL_INLINE F from_f16(const uint16_t* p) {
 #endif
 }
 
+// Two neighbors of each lane as e4m3, in the low and the high byte of 16 bits, times 2^-8. Their bits are those of a half
+// whose exponent is 8 too small; subnormal numbers are converted too.
+RL_INLINE float from_f8(uint8_t x) { return from_f16(uint16_t((x & 0x80) << 8 | (x & 0x7f) << 7)); }
+RL_INLINE void from_f8(const uint8_t* p, F& low, F& high) {
+#if defined(__AVX512F__)
+    const __m256i both = _mm256_loadu_si256((const __m256i*)p), mask = _mm256_set1_epi16((int16_t)0xbf80);
+    low = _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(both, 8), 1), mask));
+    high = _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(both, 1), mask));
+#elif defined(__F16C__)
+    const __m128i both = _mm_loadu_si128((const __m128i*)p), mask = _mm_set1_epi16((int16_t)0xbf80);
+    low = _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(_mm_slli_epi16(both, 8), 1), mask));
+    high = _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(both, 1), mask));
+#else
+    for (int i = 0; i < W; ++i) {
+        low[i] = from_f8(p[2 * i]);
+        high[i] = from_f8(p[2 * i + 1]);
+    }
+#endif
+}
+
 // Rounds to nearest, ties to even. Numbers that are too large become infinite.
 RL_INLINE uint16_t to_bf16(float x) {
     uint32_t u;
@@ -346,6 +387,17 @@ RL_INLINE I from_i8(const int8_t* p) {
     return x;
 #endif
 }
+RL_INLINE I from_u8(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (I)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+    return (I)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+    I x;
+    for (int i = 0; i < W; ++i) x[i] = p[i];
+    return x;
+#endif
+}
 RL_INLINE void store_i8(int8_t* p, I x) {  // -128 <= x <= 127
 #if defined(__AVX512F__)
     _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)x));
@@ -355,6 +407,21 @@ RL_INLINE void store_i8(int8_t* p, I x) {  // -128 <= x <= 127
 }
 
 // ---- dot products of four bytes in each lane --------------------------------------------------------------------
+
+typedef int16_t S __attribute__((vector_size(W * 4)));
+
+// The sum of the two products of 16 bits in each lane.
+RL_INLINE I pairs(I a, I b) {
+#if defined(__AVX512F__)
+    return (I)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (I)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
 
 // dot(c, unsigned bytes, signed bytes): c + the sum of the four products in each lane, exactly. Without an instruction
 // for it, bytes are converted to 16 bits first, so that nothing saturates; `Unsigned4` and `Signed4` hold these.
@@ -378,17 +445,7 @@ struct Signed4 {
     I even, odd;
 };
 RL_INLINE Unsigned4 unsigned4(I x) { return {x & 0x00ff00ff, (I)((U)x >> 8) & 0x00ff00ff}; }
-typedef int16_t S __attribute__((vector_size(W * 4)));
 RL_INLINE Signed4 signed4(I x) { return {(I)(((S)x << 8) >> 8), (I)((S)x >> 8)}; }
-RL_INLINE I pairs(I a, I b) {  // the sum of the two products of 16 bits in each lane
-#if defined(__AVX2__)
-    return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-    return (I)_mm_madd_epi16((__m128i)a, (__m128i)b);
-#else
-    return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
-#endif
-}
 RL_INLINE void keep(Unsigned4& x) {
     keep(x.even);
     keep(x.odd);
@@ -399,6 +456,16 @@ RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
 }
 constexpr bool FOLDS = false;
 RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) { dot(c, a, signed4(set(b))); }
+#endif
+
+// Where four bytes have no instruction of their own: sums of two products in 16 bits, for unsigned bytes of at most 15 and
+// signed ones above -128. The sum of eight of them fits into 16 bits; `pairs` with ones adds up neighbors.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr bool SHORT = true;
+RL_INLINE S short_products(I a, I b) { return (S)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }
+#else
+constexpr bool SHORT = false;
+RL_INLINE S short_products(I, I) { return S{}; }
 #endif
 
 }  // namespace ridgeline::RL_ISA

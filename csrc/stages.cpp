@@ -23,11 +23,11 @@ template <class After> void product(const Job& job, int64_t tokens, After&& afte
                                                      // cheaper than waiting for another thread
     const int64_t size = round_up(int64_t(activation_bytes(w, tokens)), 4096);
     char* room = (char*)job.hold.scratch(ACTIVATIONS, size_t(size * each));
-    float* rows = (float*)job.hold.scratch(ROWS, size_t(threads * Activations::UNIT * w.k) * 4);
+    float* rows = (float*)job.hold.scratch(ROWS, size_t(threads * unit_floats(w)) * 4);
     const Activations shared = activations(w, tokens, room);
     const int64_t tile_room = round_up(int64_t(product_kernels().room_bytes(w, shared)), 4096);
     char* tiles = (char*)job.hold.scratch(TILES, size_t(tile_room * threads));
-    auto rows_of = [&](int thread) { return rows + thread * Activations::UNIT * w.k; };
+    auto rows_of = [&](int thread) { return rows + thread * unit_floats(w); };
     if (tokens > 1)
         job.hold.split(shared.units(), [&](int64_t begin, int64_t end, int thread) {
             for (int64_t u = begin; u < end; ++u) load_unit(w, job.source, shared, u, rows_of(thread), true);

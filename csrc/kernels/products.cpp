@@ -3,9 +3,10 @@
 #include <array>
 #include <utility>
 
+#include "group_tiles.h"
 #include "linear.h"
-#include "tiles.h"
 #include "vmath.h"
+#include "widen.h"
 
 namespace ridgeline::RL_ISA {
 namespace {
@@ -20,47 +21,66 @@ constexpr int64_t FEW_TILES = 8;         // tiles whose computation still takes 
 using FloatTile = void (*)(const char*, const float*, int64_t, float*, bool, Fetch);
 using ByteTile = void (*)(const char*, const int8_t*, int64_t, int32_t*, bool, Fetch);
 using GroupTile = void (*)(const Groups&, float*, bool, Fetch);
+using Unpack = void (*)(const Groups&, char*, char*, Fetch);
+using Widen = void (*)(const Matrix&, int64_t, int64_t, int64_t, float*, Fetch);
+using WidenedToken = void (*)(const Matrix&, int64_t, const float*, float*, Fetch);
 
+using Sizes = std::make_integer_sequence<int, TILE>;
 template <class Type, int... I>
-constexpr std::array<FloatTile, sizeof...(I)> float_tiles(std::integer_sequence<int, I...>) {
+constexpr std::array<FloatTile, TILE> float_tiles(std::integer_sequence<int, I...>) {
     return {&float_tile<Type, I + 1>...};
 }
-template <int... I> constexpr std::array<ByteTile, sizeof...(I)> byte_tiles(std::integer_sequence<int, I...>) {
+template <int... I> constexpr std::array<ByteTile, TILE> byte_tiles(std::integer_sequence<int, I...>) {
     return {&byte_tile<I + 1>...};
 }
-template <class Type, int... I>
-constexpr std::array<GroupTile, sizeof...(I)> group_tiles(std::integer_sequence<int, I...>) {
-    return {&group_tile<Type, I + 1>...};
+template <class Codes, class Tail, int... I>
+constexpr std::array<GroupTile, TILE> group_tiles(std::integer_sequence<int, I...>) {
+    return {&group_tile<Codes, Tail, I + 1>...};
 }
-using Sizes = std::make_integer_sequence<int, TILE>;
-template <class Type> FloatTile float_tile_of(int64_t m) {
-    static constexpr auto table = float_tiles<Type>(Sizes{});
-    return table[size_t(m - 1)];
+
+// The loops of each kind of numbers; those that it has no use for are null.
+struct Loops {
+    std::array<FloatTile, TILE> floats{};
+    std::array<GroupTile, TILE> stored{}, unpacked{};
+    Unpack unpack = nullptr;
+    Widen widen[2] = {};         // codes whose scale and offset are fused; others
+    WidenedToken token[2] = {};  // likewise
+};
+template <class Type> constexpr Loops float_loops() {
+    return {.floats = float_tiles<Type>(Sizes{})};
 }
-ByteTile byte_tile_of(int64_t m) {
-    static constexpr auto table = byte_tiles(Sizes{});
-    return table[size_t(m - 1)];
+template <class Codes> constexpr Loops code_loops() {
+    using Plain = std::conditional_t<Codes::IS_SMALL, SmallBytes, Bytes>;
+    return {.stored = group_tiles<Codes, Stored>(Sizes{}),
+            .unpacked = group_tiles<Plain, Unpacked>(Sizes{}),
+            .unpack = unpack_groups<Codes>,
+            .widen = {widen_columns<Whole<Codes, true>>, widen_columns<Whole<Codes, false>>},
+            .token = {token_columns<Whole<Codes, true>>, token_columns<Whole<Codes, false>>}};
 }
-template <class Type> GroupTile group_tile_of(int64_t m) {
-    static constexpr auto table = group_tiles<Type>(Sizes{});
-    return table[size_t(m - 1)];
+constexpr Loops fp8_loops() {
+    return {.widen = {widen_columns<Fp8>}, .token = {token_columns<Fp8>}};
 }
+constexpr std::array<ByteTile, TILE> BYTE_TILES = byte_tiles(Sizes{});
+constexpr Loops LOOPS[] = {
+    float_loops<Fp32>(), float_loops<Bf16>(), float_loops<Fp16>(), code_loops<Bytes>(),
+    code_loops<Int4>(),  code_loops<Int3>(),  code_loops<Int2>(),  fp8_loops(),
+};
+const Loops& loops_of(const Matrix& w) { return LOOPS[int(w.format.numbers)]; }
 
 // ---- epilogues ----------------------------------------------------------------------------------------------------
 
 // Converts the raw sums of a tile to floats, in place.
 void finish(const Matrix& w, const Activations& a, int64_t panel, int64_t begin, int64_t m, float* c) {
-    if (!w.quantized()) return;
+    if (!w.format.rounds_tokens()) return;
+    const bool is_plain = w.format.is_plain_bytes();
+    const float* scales = (const float*)(w.panel(panel) + w.code_bytes);
     for (int64_t i = 0; i < m; ++i) {
-        const F token = set(a.scale[begin + i]);
+        const F token = set(a.scale[begin + i] * w.factor);
         RL_FOR(v, VECTORS) {
             float* at = c + i * PANEL + v * W;
-            if (w.format == Format::int4) {
-                store(at, load(at) * token);
-            } else {
-                const F row = load((const float*)(w.panel(panel) + w.padded_k / 4 * 128) + v * W);
-                store(at, to_float(load((const int32_t*)at) + set(a.offset[begin + i])) * (row * token));
-            }
+            F sum = load(at);
+            if (is_plain) sum = to_float(bits(sum) + set(a.offset[begin + i])) * load(scales + v * W);
+            store(at, sum * token);
         }
     }
 }
@@ -114,75 +134,88 @@ void deliver(const Matrix& w, const Activations& a, const Epilogue& e, int64_t p
 
 // ---- the loops ----------------------------------------------------------------------------------------------------
 
-struct Layout {
-    int64_t step, bytes;  // k and bytes of a step of the panel's stream
-};
-Layout layout(const Matrix& w) {
-    switch (w.format) {
-        case Format::fp32: return {1, 128};
-        case Format::bf16: return {2, 128};
-        case Format::fp16: return {1, 64};
-        case Format::int8: return {8, 256};
-        default: return {w.group, w.group / 8 * 128 + 64};
-    }
+// How the panels of a matrix are multiplied.
+enum class Path { floats, bytes, groups, widened };
+Path path_of(const Matrix& w) {
+    if (!w.format.is_coded()) return Path::floats;
+    if (w.format.is_exact) return Path::widened;
+    return w.format.is_plain_bytes() ? Path::bytes : Path::groups;
+}
+
+// Columns that are not divided.
+int64_t step_of(const Matrix& w, Path path) {
+    return path == Path::groups ? w.group : path == Path::widened ? PIECE : w.format.traits().step;
+}
+
+Groups groups_of(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64_t k0, int64_t k1) {
+    const int64_t begin = a.first(t), m = a.first(t + 1) - begin;
+    const char* from = w.column(panel, k0);
+    const Traits& traits = w.format.traits();
+    return {.codes = from,
+            .code_stride = w.group_bytes,
+            .tail = from + w.code_bytes,
+            .tail_stride = w.group_bytes,
+            .activations = (const int8_t*)a.data + begin * a.padded_k + k0 * m,
+            .offsets = a.offset + begin * a.groups + k0 / w.group * m,
+            .count = (k1 - k0) / w.group,
+            .size = w.group,
+            .kind = w.format.offsets,
+            .wide = w.format.has_wide_scales(),
+            .halves = traits.bits <= 4,
+            .per_offset = -1.f / float(traits.zero)};
 }
 
 // Computes a range of k of one panel and one tile.
 void tile(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64_t k0, int64_t k1, float* c,
           Fetch ahead) {
-    const int64_t begin = a.first(t), m = a.first(t + 1) - begin;
-    const Layout l = layout(w);
-    const char* from = w.panel(panel) + k0 / l.step * l.bytes;
-    const bool first = k0 == 0;
-    if (w.format == Format::int8) {
-        const int8_t* x = (const int8_t*)a.data + begin * a.padded_k + k0 * m;
-        return byte_tile_of(m)(from, x, k1 - k0, (int32_t*)c, first, ahead);
+    const int64_t begin = a.first(t), m = a.first(t + 1) - begin, at = begin * a.padded_k + k0 * m;
+    const size_t size = size_t(m - 1);
+    switch (path_of(w)) {
+        case Path::groups:
+            return loops_of(w).stored[size](groups_of(w, a, panel, t, k0, k1), c, k0 == 0, ahead);
+        case Path::bytes:
+            return BYTE_TILES[size](w.column(panel, k0), (const int8_t*)a.data + at, k1 - k0, (int32_t*)c, k0 == 0,
+                                    ahead);
+        default:
+            return loops_of(w).floats[size](w.column(panel, k0), (const float*)a.data + at, k1 - k0, c, k0 == 0, ahead);
     }
-    if (w.format == Format::int4) {
-        const int8_t* x = (const int8_t*)a.data + begin * a.padded_k + k0 * m;
-        const int32_t* offsets = a.offset + begin * a.groups + k0 / w.group * m;
-        return group_tile_of<Nibbles>(m)({from, nullptr, x, offsets, (k1 - k0) / w.group, w.group}, c, first, ahead);
-    }
-    const float* x = (const float*)a.data + begin * a.padded_k + k0 * m;
-    const auto run = w.format == Format::fp32   ? float_tile_of<Fp32>(m)
-                     : w.format == Format::bf16 ? float_tile_of<Bf16>(m)
-                                                : float_tile_of<Fp16>(m);
-    run(from, x, k1 - k0, c, first, ahead);
 }
 
 struct Blocks {
     int64_t k, panels;  // k of a range, panels that are computed together
 };
 // Divides k into equal ranges of at most `most`, in whole steps. Each range is prefetched while the one before is used.
-int64_t even(const Matrix& w, int64_t most) {
-    const int64_t step = layout(w).step, count = (w.padded_k + most - 1) / std::max(most, step);
+int64_t even(const Matrix& w, int64_t most, int64_t step) {
+    most = std::max(most, step);
+    const int64_t count = (w.padded_k + most - 1) / most;
     return round_up((w.padded_k + count - 1) / count, step);
 }
 Blocks blocks(const Matrix& w, const Activations& a) {
-    const Layout l = layout(w);
-    // Two parts of each tile read 4-bit weights, even for a single tile. They have half the bytes of unpacked weights.
-    if (w.format == Format::int4) return {even(w, L1_BYTES / 2 / l.bytes * l.step), 1};
+    const Path path = path_of(w);
+    const int64_t step = step_of(w, path), bytes = path == Path::groups ? w.group_bytes : w.format.traits().bytes;
+    // The range's floats stay in the first cache, and the codes of the next range arrive meanwhile.
+    if (path == Path::widened) return {even(w, (a.tiles == 1 ? L1_BYTES / 2 : L1_BYTES) / (PANEL * 4), step), 1};
+    // Two parts of each tile read codes of few bits, even for a single tile. They have half the bytes of unpacked ones.
+    if (path == Path::groups) return {even(w, L1_BYTES / 2 / bytes * step, step), 1};
     if (a.tiles == 1) return {w.padded_k, 1};
-    if (a.tiles <= FEW_TILES) return {even(w, L1_BYTES / l.bytes * l.step), 1};
+    if (a.tiles <= FEW_TILES) return {even(w, L1_BYTES / bytes * step, step), 1};
     // Many tokens: a tile's activations stay in the first cache, and the panels' weights in the second.
-    const int64_t k = even(w, 2 * L1_BYTES / (TILE * (w.quantized() ? 1 : 4)) / l.step * l.step);
-    return {k, std::max<int64_t>(1, L2_BYTES / (k / l.step * l.bytes))};
+    const int64_t k = even(w, 2 * L1_BYTES / (TILE * (path == Path::bytes ? 1 : 4)) / step * step, step);
+    return {k, std::max<int64_t>(1, L2_BYTES / (k / step * bytes))};
 }
 
 // A single tile prefetches its stream a fixed distance ahead. Of several tiles, each prefetches its share of the next
 // range, so that memory is busy during the computation.
 void few_tiles(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, float* c) {
-    const Layout l = layout(w);
     const Blocks b = blocks(w, a);
-    const int64_t stretch = b.k / l.step * l.bytes, share = stretch / a.tiles / 64 * 64;
-    const int64_t step = (w.format == Format::int4 ? Nibbles::BYTES : l.bytes) / a.tiles;
     for (int64_t p = begin; p < end; ++p)
         for (int64_t k = 0; k < w.padded_k; k += b.k) {
             const int64_t stop = std::min(k + b.k, w.padded_k);
-            const char *from = w.panel(p) + k / l.step * l.bytes, *next = w.panel(p) + stop / l.step * l.bytes;
+            const char *from = w.column(p, k), *next = w.column(p, stop);
+            const int64_t share = (next - from) / a.tiles / 64 * 64;
             for (int64_t t = 0; t < a.tiles; ++t) {
                 float* sums = c + t * TILE * PANEL;
-                tile(w, a, p, t, k, stop, sums, {a.tiles == 1 ? from + AHEAD : next + t * share, step});
+                tile(w, a, p, t, k, stop, sums, {a.tiles == 1 ? from + AHEAD : next + t * share, a.tiles});
                 if (stop == w.padded_k) deliver(w, a, e, p, t, sums);
             }
         }
@@ -197,31 +230,54 @@ void many_tiles(const Matrix& w, const Activations& a, int64_t begin, int64_t en
             for (int64_t t = 0; t < a.tiles; ++t)
                 for (int64_t p = p0; p < p1; ++p) {
                     float* sums = c + ((p - p0) * a.tiles + t) * TILE * PANEL;
-                    tile(w, a, p, t, k, stop, sums, {w.panel(p), 0});
+                    tile(w, a, p, t, k, stop, sums, {w.panel(p), NOWHERE});
                     if (stop == w.padded_k) deliver(w, a, e, p, t, sums);
                 }
         }
     }
 }
 
-// Unpacks 4-bit weights to bytes once for all tiles.
+// Unpacks codes to bytes once for all tiles.
 void unpacked(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, char* room) {
-    const Layout l = layout(w);
     const Blocks b = blocks(w, a);
-    char* bytes = room;
-    float* scales = (float*)(room + b.k * PANEL);
-    float* c = scales + b.k / w.group * PANEL;
+    const Loops& loops = loops_of(w);
+    char *bytes = room, *tails = room + b.k * PANEL;
+    float* c = (float*)(tails + b.k / w.group * Unpacked::BYTES);
     for (int64_t p = begin; p < end; ++p)
         for (int64_t k = 0; k < w.padded_k; k += b.k) {
-            const int64_t stop = std::min(k + b.k, w.padded_k), groups = (stop - k) / w.group;
-            const char* from = w.panel(p) + k / l.step * l.bytes;
-            unpack_groups(from, groups, w.group, bytes, scales, {from + (stop - k) / l.step * l.bytes, 128});
+            const int64_t stop = std::min(k + b.k, w.padded_k);
+            const Groups whole = groups_of(w, a, p, 0, k, stop);
+            loops.unpack(whole, bytes, tails, {whole.codes + whole.count * w.group_bytes, 1});
+            for (int64_t t = 0; t < a.tiles; ++t) {
+                float* sums = c + t * TILE * PANEL;
+                Groups g = groups_of(w, a, p, t, k, stop);
+                g.codes = bytes, g.code_stride = w.group * PANEL;
+                g.tail = tails, g.tail_stride = Unpacked::BYTES;
+                loops.unpacked[size_t(a.first(t + 1) - a.first(t) - 1)](g, sums, k == 0, {bytes, NOWHERE});
+                if (stop == w.padded_k) deliver(w, a, e, p, t, sums);
+            }
+        }
+}
+
+// Converts codes to floats once for all tiles.
+void widened(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, float* floats) {
+    const Blocks b = blocks(w, a);
+    const Loops &loops = loops_of(w), &plain = LOOPS[int(Numbers::fp32)];
+    float* c = floats + b.k * PANEL;
+    const int kind = is_fused(w.format) ? 0 : 1;
+    for (int64_t p = begin; p < end && a.tokens == 1; ++p) {
+        loops.token[kind](w, p, (const float*)a.data, c, {w.panel(p) + AHEAD, 1});
+        deliver(w, a, e, p, 0, c);
+    }
+    for (int64_t p = begin; p < end && a.tokens > 1; ++p)
+        for (int64_t k = 0; k < w.padded_k; k += b.k) {
+            const int64_t stop = std::min(k + b.k, w.padded_k);
+            loops.widen[kind](w, p, k, stop, floats, {w.column(p, k) + AHEAD, 1});
             for (int64_t t = 0; t < a.tiles; ++t) {
                 const int64_t first = a.first(t), m = a.first(t + 1) - first;
                 float* sums = c + t * TILE * PANEL;
-                const int8_t* x = (const int8_t*)a.data + first * a.padded_k + k * m;
-                const int32_t* offsets = a.offset + first * a.groups + k / w.group * m;
-                group_tile_of<Unpacked>(m)({bytes, scales, x, offsets, groups, w.group}, sums, k == 0, {bytes, 0});
+                const float* x = (const float*)a.data + first * a.padded_k + k * m;
+                plain.floats[size_t(m - 1)]((const char*)floats, x, stop - k, sums, k == 0, {(char*)floats, NOWHERE});
                 if (stop == w.padded_k) deliver(w, a, e, p, t, sums);
             }
         }
@@ -230,17 +286,19 @@ void unpacked(const Matrix& w, const Activations& a, int64_t begin, int64_t end,
 size_t room_bytes(const Matrix& w, const Activations& a) {
     const Blocks b = blocks(w, a);
     const size_t sums = size_t(a.tiles) * TILE * PANEL * 4;
-    if (w.format == Format::int4) return size_t(b.k) * PANEL + size_t(b.k / w.group) * PANEL * 4 + sums;
-    return sums * size_t(b.panels);
+    switch (path_of(w)) {
+        case Path::widened: return size_t(b.k) * PANEL * 4 + sums;
+        case Path::groups: return size_t(b.k) * PANEL + size_t(b.k / w.group) * Unpacked::BYTES + sums;
+        default: return sums * size_t(b.panels);
+    }
 }
 
 void multiply(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, char* room) {
-    if (a.tiles <= FEW_TILES)
-        few_tiles(w, a, begin, end, e, (float*)room);
-    else if (w.format == Format::int4)
-        unpacked(w, a, begin, end, e, room);
-    else
-        many_tiles(w, a, begin, end, e, (float*)room);
+    const Path path = path_of(w);
+    if (path == Path::widened) return widened(w, a, begin, end, e, (float*)room);
+    if (a.tiles <= FEW_TILES) return few_tiles(w, a, begin, end, e, (float*)room);
+    if (path == Path::groups) return unpacked(w, a, begin, end, e, room);
+    many_tiles(w, a, begin, end, e, (float*)room);
 }
 
 }  // namespace

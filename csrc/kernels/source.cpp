@@ -101,27 +101,31 @@ void load_floats(float* out, int64_t m, int64_t k, int64_t padded, const float* 
 
 struct Scale {
     float scale, inverse;
-    int32_t mask;  // 0 for a token with a number that is not finite: it becomes zeros with the scale NaN
+    int32_t mask;   // 0 for a token with a number that is not finite: it becomes zeros with the scale NaN
+    bool is_given;  // larger numbers than the scale allows become 127
 };
 
-// Symmetric rounding: the largest magnitude becomes 127. Magnitudes are compared as bits, of which infinity and NaN are
-// the largest.
-Scale scale_of(const float* x, int64_t k) {
+// Symmetric rounding: the largest magnitude becomes 127, unless a scale is given. Magnitudes are compared as bits, of
+// which infinity and NaN are the largest.
+Scale scale_of(const float* x, int64_t k, float given) {
     I best = {};
     blocks(k, [&](int64_t at, int, int count) { best = max(best, bits(abs(load(x + at, count)))); });
     const int32_t top = largest(best);
-    if (top >= 0x7f800000) return {__builtin_nanf(""), 0.f, 0};
+    if (top >= 0x7f800000) return {__builtin_nanf(""), 0.f, 0, false};
+    if (given > 0) return {given, 1.f / given, -1, true};
     float peak;
     memcpy(&peak, &top, 4);
     peak = peak > 0x1p-100f ? peak : 0x1p-100f;  // otherwise its inverse would be infinite
-    return {peak / 127.f, 127.f / peak, -1};
+    return {peak / 127.f, 127.f / peak, -1, false};
 }
 
 // Rounds 16 elements of one token to bytes, and adds up their sum.
 RL_INLINE I4 quantize16(const float* x, int count, const Scale& s, I (&sum)[V]) {
     alignas(16) int8_t bytes[16];
     RL_FOR(v, V) {
-        I q = round(load(x + v * W, count - v * W) * set(s.inverse)) & s.mask;
+        F y = load(x + v * W, count - v * W) * set(s.inverse);
+        if (s.is_given) y = min(max(y, set(-127.f)), set(127.f));
+        I q = round(y) & s.mask;
         sum[v] += q;
         store_i8(bytes + v * W, q);
     }
@@ -138,11 +142,11 @@ RL_INLINE int32_t total_of(I (&sum)[V]) {
 
 // group: elements that share an offset; 0: the whole token.
 template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padded, int group, int weight_offset,
-                                 const float* const* tokens, float* scales, int32_t* offsets) {
+                                 float given, const float* const* tokens, float* scales, int32_t* offsets) {
     Scale scale[n];
     I sum[n][V] = {};
     RL_FOR(i, n) {
-        scale[i] = scale_of(tokens[i], k);
+        scale[i] = scale_of(tokens[i], k, given);
         scales[i] = scale[i].scale;
     }
     for (int64_t at = 0; at < padded; at += 16) {
@@ -167,16 +171,17 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
         RL_FOR(i, n) offsets[i] = -weight_offset * total_of(sum[i]);
 }
 
-void load(const Activations& a, Format format, int group, int64_t k, const float* const* tokens, int64_t first, int n) {
+void load(const Activations& a, const Matrix& w, const float* const* tokens, int64_t first, int n) {
     const int64_t tile = a.tile_of(first), begin = a.first(tile), m = a.first(tile + 1) - begin, place = first - begin;
-    if (format != Format::int8 && format != Format::int4)
-        return load_floats((float*)a.data + begin * a.padded_k + place, m, k, a.padded_k, tokens, n);
+    if (!w.format.rounds_tokens())
+        return load_floats((float*)a.data + begin * a.padded_k + place, m, w.k, a.padded_k, tokens, n);
     int8_t* out = (int8_t*)a.data + begin * a.padded_k + place * 4;
     float* scales = a.scale + first;
     int32_t* offsets = a.offset + begin * a.groups + place;
-    const int weight_offset = format == Format::int8 ? 128 : 8;
+    const int group = w.group < w.padded_k ? int(w.group) : 0;
+    const int weight_offset = w.format.offsets == Offsets::zero_points ? 1 : w.format.traits().zero;
     const auto run = n == 4 ? load_bytes<4> : n == 3 ? load_bytes<3> : n == 2 ? load_bytes<2> : load_bytes<1>;
-    run(out, m, k, a.padded_k, format == Format::int4 ? group : 0, weight_offset, tokens, scales, offsets);
+    run(out, m, w.k, a.padded_k, group, weight_offset, w.input_scale, tokens, scales, offsets);
 }
 
 }  // namespace

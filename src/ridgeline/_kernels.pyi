@@ -81,23 +81,36 @@ class Matrix:
         pool: Pool,
         parts: Sequence[Array],
         kind: Literal["float32", "bfloat16", "float16", "codes"],
-        format: Literal["fp32", "bf16", "fp16", "int8", "int4"],
+        format: Literal["fp32", "bf16", "fp16", "int8", "int4", "int3", "int2", "fp8"],
         group: int,
         biases: Sequence[Floats | None],
         interleave: bool,
         scales: Sequence[Floats] = (),
+        offset_kind: Literal["none", "zero_points", "minimums"] = "none",
+        offsets: Sequence[Array] = (),
+        exact: bool = False,
+        wide: bool = False,
+        permutation: Ints | None = None,
+        factor: float = 1.0,
+        input_scale: float = 0.0,
     ) -> None:
         """Pack the parts of a matrix, one below the other.
 
         Args:
-            parts: each [rows, columns]; 16-bit floats as uint16, codes as int8.
-            kind: type of the parts.
-            format: type in the panels. int8 has a scale for each row, whose largest magnitude is 127; int4 a float16
-                scale for each group of a row, whose largest magnitude is 7.5.
-            group: columns that share a scale: 32 or 128 for int4, otherwise 0.
+            parts: each [rows, columns]; 16-bit floats as uint16, codes as int8, those of fp8 as their bytes.
+            kind: type of the parts. Floats are rounded to whole numbers without offsets only.
+            format: type of the numbers in the panels.
+            group: columns that share a float16 scale, a multiple of 32 up to 256; 0 for a float32 scale for each row.
             biases: one for each part.
             interleave: whether two parts, gate and up of an MLP, share panels.
             scales: [rows, groups] for each part of codes; none for floats.
+            offset_kind: what groups have besides a scale.
+            offsets: [rows, groups] for each part of codes: zero points as int8, minimums as float32.
+            exact: whether tokens are multiplied as floats. Otherwise they are rounded to int8, except for fp8.
+            wide: whether scales of groups are float32.
+            permutation: column j multiplies element permutation[j] of a token; None for columns in order.
+            factor: a power of two; scales and minimums divided by it are float16 numbers.
+            input_scale: scale of all rounded tokens; 0 for a scale for each token.
 
         Raises:
             ValueError: for weights that are not finite or too large for the format, and for codes or scales that it

@@ -254,8 +254,12 @@ class FormatTable:
 
 
 OUTLIER: Final = 6.0  # activations of this magnitude or more are exact where a format says "outliers"
-# Groups for which the cpu backend's kernels have a layout, by the kind of numbers.
-_LAYOUTS: Final[Mapping[NumberType, tuple[int, ...]]] = {"int8": (0,), "int4": (32, 128)}
+# Numbers that the cpu backend's kernels read, with the ways in which they take activations (csrc/matrix.h).
+_LAYOUTS: Final[Mapping[NumberType, tuple[Activations, ...]]] = {
+    "int8": ("int8", "exact"), "int4": ("int8", "exact"), "int3": ("int8", "exact"), "int2": ("int8", "exact"),
+    "fp8": ("exact",),
+}  # fmt: skip
+_PIECE, _LARGEST_PACKED_GROUP = 32, 256  # columns: a group is a multiple of the one, and at most the other
 AS_STORED: Final = FormatTable()  # all matrices keep the type of the checkpoint
 PANEL = 32  # rows that the kernels store side by side (csrc/matrix.h)
 
@@ -277,8 +281,11 @@ def has_layout(format: Format) -> bool:
     """Return whether the kernels of the cpu backend read matrices of a format."""
     if not format.is_lossy:
         return True
-    is_plain = format.offsets == "none" and format.activations == "int8" and format.rows == 1
-    return is_plain and format.group in _LAYOUTS.get(format.numbers, ())
+    if format.activations not in _LAYOUTS.get(format.numbers, ()):
+        return False
+    if format.group % _PIECE or format.group > _LARGEST_PACKED_GROUP:
+        return False
+    return format.offsets == "none" or format.numbers != "fp8"
 
 
 def packed_bytes(format: Format, dtype: DType, rows: int, columns: int, *, paired: bool = False) -> int:
@@ -290,18 +297,20 @@ def packed_bytes(format: Format, dtype: DType, rows: int, columns: int, *, paire
             then the bytes of both.
     """
     panels = -(-rows // (PANEL // 2)) if paired else -(-rows // PANEL)
-    return panels * PANEL * _row_bytes(format, dtype, columns)
+    return panels * (PANEL * _row_bits(format, dtype, columns) // 8)
 
 
-def _row_bytes(format: Format, dtype: DType, columns: int) -> int:
-    """Return the bytes of one row in a panel."""
+def _row_bits(format: Format, dtype: DType, columns: int) -> int:
+    """Return the bits of one row in a panel."""
     if not format.is_lossy:
         padded = -(-columns // 2) * 2 if dtype == "bfloat16" else columns
-        return padded * DTYPE_BYTES[dtype]
-    if not format.group:
-        return -(-columns // 8) * format.bits + 4  # a float32 scale
-    bits = format.group * format.bits + format.scale_bits + format.offset_bits
-    return format.num_groups(columns) * bits // 8
+        return padded * DTYPE_BYTES[dtype] * 8
+    sums_rows = (format.numbers, format.group, format.offsets, format.activations) == ("int8", 0, "none", "int8")
+    unit = 8 if sums_rows else format.group or _PIECE
+    padded = -(-columns // unit) * unit
+    zeros = 4 if format.bits <= 4 else 8
+    shared = format.scale_bits + {"none": 0, "zero_points": zeros, "minimums": 16}[format.offsets]
+    return padded * format.bits + padded // (format.group or padded) * shared
 
 
 def coded_bytes(format: Format, rows: int, columns: int) -> int:

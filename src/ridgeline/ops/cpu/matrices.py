@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from ridgeline._kernels import Matrix, Norm, Pool
 from ridgeline.ops import api
 from ridgeline.ops.api import Linear, Op, QuantizedMatrix, Weights
-from ridgeline.ops.host.quant import quantize
+from ridgeline.ops.cpu.coded import pack_codes, refuses_parts, rounds_here
 from ridgeline.ops.mapped import release
 from ridgeline.spec import LayerNorm, RMSNorm
 from ridgeline.spec.quant import Format, has_layout
@@ -21,10 +20,9 @@ Ndarray = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 T = TypeVar("T")
 Kind = Literal["float32", "bfloat16", "float16"]
-Name = Literal["fp32", "bf16", "fp16", "int8", "int4"]
+Name = Literal["fp32", "bf16", "fp16"]
 
 PLAIN: dict[Kind, Name] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-QUANTIZED: Mapping[str, Name] = {"int8": "int8", "int4": "int4"}
 # Matrices that one kernel multiplies with at once, by their names in a stage.
 TOGETHER = (("q", "k", "v"), ("gate", "up"), ("shared.gate", "shared.up"))
 
@@ -48,18 +46,17 @@ def refuses_weights(op: Op[Any], weights: Weights) -> str | None:
     for name, linear in named:
         if linear.unfused is not None and op is not api.PRODUCT:
             return f"{name} {linear.unfused}"
-        if isinstance(linear.data, QuantizedMatrix):
-            for part in ("permutation", "input_scale"):
-                if getattr(linear.data, part) is not None:
-                    return f"{name} has a {part.replace('_', ' ')}, which kernels do not read"
-        if reason := refuses_format(linear.format):
+        if reason := refuses_format(linear.format) or refuses_parts([linear]):
             return f"{name}: {reason}"
-    groups = [[weights.linears[n] for n in names if n in weights.linears] for names in TOGETHER]
-    groups += [
-        list(chain.from_iterable(weights.experts.get(n, ()) for n in names)) for names in (("gate", "up"), ("down",))
-    ]
-    if any(len({linear.format for linear in group}) > 1 for group in groups):
-        return "matrices that one kernel multiplies with at once are in different formats"
+    together = [[weights.linears[n] for n in names if n in weights.linears] for names in TOGETHER]
+    gates, ups = weights.experts.get("gate", ()), weights.experts.get("up", ())
+    together += [[gate, up] for gate, up in zip(gates, ups, strict=bool(gates))]
+    for group in together:
+        if reason := refuses_parts(group):
+            return f"among matrices that one kernel multiplies with at once, {reason}"
+    for all_of in (ups, weights.experts.get("down", ())):
+        if len({linear.format for linear in all_of}) > 1:
+            return "among matrices that one kernel multiplies with at once, formats differ"
     return None
 
 
@@ -71,8 +68,9 @@ def build_matrix(pool: Pool, linears: Sequence[Linear], *, interleave: bool = Fa
     (format,) = {linear.format for linear in linears}
     biases: list[Any] = [linear.bias for linear in linears]
     data: list[Any] = [linear.data for linear in linears]
-    if any(isinstance(part, QuantizedMatrix) for part in data):
-        matrix = _pack_codes(pool, data, format, biases, interleave)
+    is_coded = any(isinstance(part, QuantizedMatrix) for part in data)
+    if is_coded or (format.is_lossy and not rounds_here(format)):
+        matrix = pack_codes(pool, data, format, biases, interleave)
     else:
         matrix = _pack_floats(pool, data, format, biases, interleave)
     for part in data:
@@ -86,16 +84,9 @@ def _pack_floats(pool: Pool, parts: list[Ndarray], format: Format, biases: list[
     if len(kinds) > 1:
         parts = [part.astype(np.float32) for part in parts]
     kind = kinds.pop() if len(kinds) == 1 else "float32"
-    name = QUANTIZED[format.numbers] if format.is_lossy else PLAIN[kind]
-    return Matrix(pool, [dense(part) for part in parts], kind, name, format.group, biases, interleave)
-
-
-def _pack_codes(pool: Pool, parts: list[Any], format: Format, biases: list[Any], interleave: bool) -> Matrix:
-    coded = [part if isinstance(part, QuantizedMatrix) else quantize(format)(part) for part in parts]
-    codes: list[Any] = [np.ascontiguousarray(part.codes) for part in coded]
-    scales: list[Any] = [np.ascontiguousarray(part.scales) for part in coded]
-    name = QUANTIZED[format.numbers]
-    return Matrix(pool, codes, "codes", name, format.group, biases, interleave, scales)
+    name: Any = format.numbers if format.is_lossy else PLAIN[kind]
+    exact = format.activations == "exact"
+    return Matrix(pool, [dense(part) for part in parts], kind, name, format.group, biases, interleave, exact=exact)
 
 
 def build_rows(pool: Pool, rows: Ndarray) -> Matrix:

@@ -10,6 +10,7 @@ import numpy as np
 from ridgeline._kernels import Heads, Matrix, Mlp, Norm, Pool, Projection
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, Rotary, Weights
+from ridgeline.ops.cpu.coded import packing_key
 from ridgeline.ops.cpu.elementwise import add, sigmoid_gate
 from ridgeline.ops.cpu.experts import build_experts, experts, route
 from ridgeline.ops.cpu.kernel import empty, never
@@ -17,7 +18,6 @@ from ridgeline.ops.cpu.linear import Product, activation_of
 from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm, refuses_format
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
 from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RMSNorm
-from ridgeline.spec.quant import Format
 
 PANEL = 32  # a head of this many rows needs no rotation or norm of its own
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -199,17 +199,17 @@ def head(case: Head, weights: Weights, pool: Pool) -> Callable[..., Floats]:
 
 
 class Products:
-    """Several matrices with the same input, after a residual sum and a norm; one kernel for all of one format."""
+    """Several matrices with the same input, after a residual sum and a norm; one kernel for all that can be packed as one."""
 
     def __init__(self, weights: Weights, names: tuple[str, ...], norm: Norm | None, scale: float, pool: Pool) -> None:
         self._rows, self._pool = [weights.linears[name].data.shape[0] for name in names], pool
-        by_format: dict[Format, list[int]] = {}
+        alike: dict[Any, list[int]] = {}
         for i, name in enumerate(names):
-            by_format.setdefault(weights.linears[name].format, []).append(i)
+            alike.setdefault(packing_key(weights.linears[name]), []).append(i)
         self._passes = [
             (some, Heads(pool, _matrix(weights, tuple(names[i] for i in some), pool), norm, scale, PANEL, 0, False,
                          False, [], 0))
-            for some in by_format.values()
+            for some in alike.values()
         ]  # fmt: skip
 
     def __call__(self, residual: Floats, delta: Floats | None = None) -> tuple[Floats, list[Floats]]:

@@ -1,0 +1,150 @@
+// The inner loop of codes whose groups have their own scales, times rounded tokens: a group's sum of whole numbers is
+// exact, and is multiplied with the scale and added to the sum of the groups before it, with a rounding each.
+#pragma once
+#include "codes.h"
+#include "tiles.h"
+
+namespace ridgeline::RL_ISA {
+
+// A range of groups of a panel. Unpacked groups have their codes as bytes, and their tails as floats: 32 scales, then 32
+// zero points as int32 or 32 minimums.
+struct Groups {
+    const char* codes;
+    int64_t code_stride;  // bytes from a group to the next
+    const char* tail;
+    int64_t tail_stride;
+    const int8_t* activations;
+    const int32_t* offsets;  // [groups][m]
+    int64_t count, size;     // groups, and columns of each
+    Offsets kind;
+    bool wide, halves;  // scales are fp32; zero points have 4 bits
+    float per_offset;   // a token's sum over a group is its offset times this
+};
+
+constexpr int64_t SHORT_GROUP = 256;  // columns whose activations add up to no more than 16 bits: 256 * 127 < 2^15
+
+struct Stored {
+    RL_INLINE F scale(const Groups& g, const char* tail, int v) { return scale_at(tail, g.wide, v); }
+    RL_INLINE I zeros(const Groups& g, const char* tail, int v) {
+        return zeros_at(tail + (g.wide ? 128 : 64), g.halves, v);
+    }
+    RL_INLINE F minimum(const Groups& g, const char* tail, int v) { return minimum_at(tail + (g.wide ? 128 : 64), v); }
+};
+struct Unpacked {
+    static constexpr int BYTES = 2 * PANEL * 4;
+    RL_INLINE F scale(const Groups&, const char* tail, int v) { return load((const float*)tail + v * W); }
+    RL_INLINE I zeros(const Groups&, const char* tail, int v) { return load((const int32_t*)tail + PANEL + v * W); }
+    RL_INLINE F minimum(const Groups&, const char* tail, int v) { return load((const float*)tail + PANEL + v * W); }
+};
+
+// Writes the tail of a group as `Unpacked` reads it.
+RL_INLINE void unpack_tail(const Groups& g, const char* tail, char* to) {
+    RL_FOR(v, VECTORS) {
+        store((float*)to + v * W, Stored::scale(g, tail, v));
+        if (g.kind == Offsets::zero_points) store((int32_t*)to + PANEL + v * W, Stored::zeros(g, tail, v));
+        if (g.kind == Offsets::minimums) store((float*)to + PANEL + v * W, Stored::minimum(g, tail, v));
+    }
+}
+
+template <class Tail, int m, int N>
+RL_INLINE void start_sums(const Groups& g, const char* tail, int pass, const int32_t* begin, I (&sum)[m][N]) {
+    if (g.kind != Offsets::zero_points) {
+        RL_FOR(i, m)
+            RL_FOR(v, N) sum[i][v] = set(begin[i]);
+        return;
+    }
+    RL_FOR(v, N) {
+        const I zeros = Tail::zeros(g, tail, pass + v);
+        RL_FOR(i, m) sum[i][v] = g.size <= SHORT_GROUP ? pairs(zeros, set(begin[i])) : zeros * set(begin[i]);
+    }
+}
+
+// Adds 32 columns of m tokens to their sums. stride: tokens of the tile.
+template <class Codes, int m, int N>
+RL_INLINE void add_piece(const char* w, const int32_t* a, int stride, I (&sum)[m][N]) {
+    if constexpr (SHORT && Codes::IS_SMALL) {
+        S part[m][N];
+        Codes::template each<N>(w, [&](int s, const I(&x)[N]) __attribute__((always_inline)) {
+            RL_FOR(i, m) {
+                const I y = set(a[s * stride + i]);
+                RL_FOR(v, N) {
+                    const S two = short_products(x[v], y);
+                    part[i][v] = s ? part[i][v] + two : two;
+                    keep(part[i][v]);  // otherwise g++ delays the sums and spills the products
+                }
+            }
+        });
+        RL_FOR(i, m)
+            RL_FOR(v, N) sum[i][v] += pairs((I)part[i][v], set(0x00010001));
+    } else {
+        Codes::template each<N>(w, [&](int s, const I(&x)[N])
+                                       __attribute__((always_inline)) { dot_step(sum, x, a + s * stride); });
+    }
+}
+
+template <class Tail, int m, int N>
+RL_INLINE void end_sums(const Groups& g, const char* tail, int pass, const int32_t* begin, const I (&sum)[m][N],
+                        F (&total)[m][N]) {
+    RL_FOR(v, N) {
+        const F scale = Tail::scale(g, tail, pass + v);
+        RL_FOR(i, m) total[i][v] += to_float(sum[i][v]) * scale;
+    }
+    if (g.kind != Offsets::minimums) return;
+    RL_FOR(v, N) {
+        const F minimum = Tail::minimum(g, tail, pass + v);
+        RL_FOR(i, m) total[i][v] -= set(float(begin[i]) * g.per_offset) * minimum;
+    }
+}
+
+// Computes n of a tile's m tokens from `from` on, few enough that a group's exact sums and the chain over groups both
+// stay in registers. Adding them in memory takes twice as long.
+template <class Codes, class Tail, int m, int from, int n>
+RL_INLINE void group_part(const Groups& g, float* c, bool first, Fetch ahead) {
+    constexpr int N = pass_vectors(n);
+    const int64_t code_step = Codes::BYTES / ahead.tiles;
+    const int64_t tail_step = (g.code_stride - g.size / PIECE * Codes::BYTES) / ahead.tiles;
+    for (int pass = 0; pass < VECTORS; pass += N) {
+        const char *codes = g.codes + pass * W * 4, *tail = g.tail;
+        const int32_t *a = (const int32_t*)g.activations + from, *begin = g.offsets + from;
+        F total[n][N];
+        RL_FOR(i, n)
+            RL_FOR(v, N) total[i][v] = first ? F{} : load(c + (from + i) * PANEL + (pass + v) * W);
+        for (int64_t group = 0; group < g.count; ++group, begin += m, codes += g.code_stride, tail += g.tail_stride) {
+            I sum[n][N];
+            start_sums<Tail>(g, tail, pass, begin, sum);
+            const char* w = codes;
+            for (int64_t k = 0; k < g.size; k += PIECE, w += Codes::BYTES, a += m * PIECE / 4) {
+                fetch<Codes::BYTES / 64>(ahead, code_step);
+                add_piece<Codes>(w, a, m, sum);
+            }
+            fetch<2>(ahead, tail_step);
+            end_sums<Tail>(g, tail, pass, begin, sum, total);
+        }
+        RL_FOR(i, n)
+            RL_FOR(v, N) store(c + (from + i) * PANEL + (pass + v) * W, total[i][v]);
+    }
+}
+
+template <class Codes, class Tail, int m> void group_tile(const Groups& g, float* c, bool first, Fetch ahead) {
+    constexpr int most = W == 16 ? 6 : 2, half = m > most ? (m + 1) / 2 : m;
+    group_part<Codes, Tail, m, 0, half>(g, c, first, ahead);
+    if constexpr (half < m) group_part<Codes, Tail, m, half, m - half>(g, c, first, {g.codes, NOWHERE});
+}
+
+// Writes the codes of a range of groups as bytes, [columns / 4][32][4], and their tails.
+template <class Codes> void unpack_groups(const Groups& g, char* bytes, char* tails, Fetch ahead) {
+    for (int64_t group = 0; group < g.count; ++group) {
+        const char* w = g.codes + group * g.code_stride;
+        for (int64_t k = 0; k < g.size; k += PIECE, w += Codes::BYTES, bytes += Bytes::BYTES) {
+            fetch<Codes::BYTES / 64>(ahead, Codes::BYTES);
+            RL_FOR(v, VECTORS)
+                Codes::template each<1>(w + v * W * 4, [&](int s, const I(&x)[1]) __attribute__((always_inline)) {
+                    store((int32_t*)(bytes + s * 128) + v * W, x[0]);
+                });
+        }
+        fetch<2>(ahead, g.code_stride - g.size / PIECE * Codes::BYTES);
+        unpack_tail(g, g.tail + group * g.tail_stride, tails + group * Unpacked::BYTES);
+    }
+}
+
+}  // namespace ridgeline::RL_ISA

@@ -1,0 +1,106 @@
+// Codes as floats, for products with exact activations: the numbers of the dequantized matrix, rounded as those are, so
+// that a product has the bits of one with that matrix in float32.
+#pragma once
+#include "codes.h"
+#include "tiles.h"
+
+namespace ridgeline::RL_ISA {
+
+// Vectors of a group's scales and offsets. Where zero * scale is exact, one fused operation with it rounds as the product
+// of the difference (u - zero) does.
+struct Lanes {
+    F scale[VECTORS], shift[VECTORS], minimum[VECTORS];
+};
+
+RL_INLINE bool is_fused(const Format& f) {
+    return f.offsets == Offsets::none || (f.offsets == Offsets::zero_points && !f.has_wide_scales());
+}
+
+RL_INLINE void read_lanes(const Matrix& w, const char* tail, Lanes& l) {
+    const Format& f = w.format;
+    const bool wide = f.has_wide_scales();
+    const char* behind = tail + (wide ? 128 : 64);
+    RL_FOR(v, VECTORS) {
+        l.scale[v] = scale_at(tail, wide, v) * set(w.factor);
+        l.shift[v] = set(float(f.traits().zero));
+        if (f.offsets == Offsets::zero_points) l.shift[v] = to_float(zeros_at(behind, f.traits().bits <= 4, v));
+        l.minimum[v] = F{};
+        if (f.offsets == Offsets::minimums) l.minimum[v] = minimum_at(behind, v) * set(w.factor);
+        if (is_fused(f)) l.shift[v] = -l.shift[v] * l.scale[v];
+        if (f.numbers == Numbers::fp8) l.scale[v] = l.scale[v] * set(256.f);
+    }
+}
+
+// Readers: each(w, lanes, f) calls f(column, v, vector v of the column) for a piece, columns ascending for each v.
+
+// Whole numbers. FUSED: see `Lanes`.
+template <class Codes, bool FUSED> struct Whole {
+    static constexpr int BYTES = Codes::BYTES;
+    static constexpr int N = W == 4 ? 1 : VECTORS;  // vectors at once; less code where it is slow anyway
+    template <class Each> RL_INLINE void each(const char* w, const Lanes& l, Each&& f) {
+        for (int first = 0; first < VECTORS; first += N)
+            Codes::template each<N>(w + first * W * 4, [&](int s, const I(&x)[N]) __attribute__((always_inline)) {
+                RL_FOR(j, 4)
+                    RL_FOR(i, N) {
+                        const int v = first + i;
+                        const F u = byte_as_float(x[i], j);
+                        f(4 * s + j, v,
+                          FUSED ? fma_exact(u, l.scale[v], l.shift[v]) : (u - l.shift[v]) * l.scale[v] - l.minimum[v]);
+                    }
+            });
+    }
+};
+struct Fp8 {
+    static constexpr int BYTES = 1024;
+    template <class Each> RL_INLINE void each(const char* w, const Lanes& l, Each&& f) {
+        RL_FOR(k, PIECE / 2)
+            RL_FOR(v, VECTORS) {
+                F low, high;
+                from_f8((const uint8_t*)w + k * 2 * PANEL + v * W * 2, low, high);
+                f(2 * k, v, low * l.scale[v]);
+                f(2 * k + 1, v, high * l.scale[v]);
+            }
+    }
+};
+
+// Calls f(piece, lanes, column) for the pieces of columns [k0, k1), multiples of 32.
+template <class Reader, class Each>
+RL_INLINE void each_piece(const Matrix& w, int64_t panel, int64_t k0, int64_t k1, Fetch ahead, Each&& f) {
+    for (int64_t k = k0; k < k1;) {
+        const int64_t end = k / w.group * w.group + w.group, stop = end < k1 ? end : k1;
+        const char* codes = w.column(panel, k);
+        Lanes lanes;
+        read_lanes(w, w.panel(panel) + k / w.group * w.group_bytes + w.code_bytes, lanes);
+        for (; k < stop; k += PIECE, codes += Reader::BYTES) {
+            fetch<Reader::BYTES / 64>(ahead, Reader::BYTES);
+            f(codes, lanes, k - k0);
+        }
+        fetch<2>(ahead, w.group_bytes - w.code_bytes);
+    }
+}
+
+// Writes columns [k0, k1) of a panel, [k][32] floats.
+template <class Reader>
+void widen_columns(const Matrix& w, int64_t panel, int64_t k0, int64_t k1, float* out, Fetch ahead) {
+    each_piece<Reader>(w, panel, k0, k1, ahead, [&](const char* codes, const Lanes& l, int64_t k)
+                                                    __attribute__((always_inline)) {
+        float* to = out + k * PANEL;
+        Reader::each(codes, l, [&](int i, int v, F y)
+                                   __attribute__((always_inline)) { store(to + i * PANEL + v * W, y); });
+    });
+}
+
+// A panel times one token, without floats in memory. c: [32].
+template <class Reader> void token_columns(const Matrix& w, int64_t panel, const float* x, float* c, Fetch ahead) {
+    F sum[VECTORS] = {};
+    each_piece<Reader>(w, panel, 0, w.padded_k, ahead, [&](const char* codes, const Lanes& l, int64_t k)
+                                                           __attribute__((always_inline)) {
+        Reader::each(codes, l, [&](int i, int v, F y) __attribute__((always_inline)) {
+            sum[v] = fma(y, set(x[k + i]), sum[v]);
+            keep(sum[v]);
+        });
+    });
+    RL_FOR(v, VECTORS) store(c + v * W, sum[v]);
+}
+
+}  // namespace ridgeline::RL_ISA
