@@ -170,7 +170,7 @@ def test_products_of_minimums_levels_and_given_scales(device: str, activations: 
     rng, table, columns = np.random.default_rng(5), TABLES[device], 100
     x = tokens(columns)
     x[2, 7], x[2, 9] = 40.0, -8.0
-    codes = rng.integers(0, 16, (37, columns)).astype(np.int8)
+    codes = rng.integers(-8, 8, (37, columns)).astype(np.int8)
     scales, minimums = (rng.uniform(0.01, 1, (37, 4)).astype(np.float32) for _ in range(2))
     at = np.arange(columns) // 32
     format = format_of(f"int4-min-{activations}")

@@ -265,11 +265,9 @@ PANEL = 32  # rows that the kernels store side by side (csrc/matrix.h)
 
 
 def code_range(format: Format) -> tuple[int, int]:
-    """Return the least and the largest code of a format of whole numbers or levels. Codes with minimums begin at 0."""
+    """Return the least and the largest code of a format."""
     numbers = NUMBERS[format.numbers]
-    if numbers.levels:
-        return 0, len(numbers.levels) - 1
-    return (0, min(127, numbers.high - numbers.low)) if format.offsets == "minimums" else (numbers.low, numbers.high)
+    return (0, len(numbers.levels) - 1) if numbers.levels else (numbers.low, numbers.high)
 
 
 def whole_numbers() -> tuple[NumberType, ...]:

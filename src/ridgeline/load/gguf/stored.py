@@ -10,27 +10,34 @@ from ridgeline.load.gguf.blocks import BlockType
 from ridgeline.load.gguf.files import GGUFFiles
 from ridgeline.load.stored import Stored
 from ridgeline.ops.arrays import QuantizedMatrix
-from ridgeline.spec.quant import Format, Offsets, code_range, whole_numbers
+from ridgeline.spec.quant import Format, code_range, whole_numbers
 
 
 def format_of_block(kind: BlockType) -> Format:
-    """Return the format of a matrix in a quantized type. Levels of IQ4 and MXFP4 are whole numbers of more bits."""
-    offsets: Offsets = "minimums" if kind.has_minima else "none"
+    """Return the format of a matrix in a quantized type. Levels of IQ4_NL are whole numbers of 8 bits."""
     low, high = kind.codes
     for numbers in whole_numbers():
-        format = Format(numbers, kind.group, offsets=offsets)
+        format = Format(numbers, kind.group)
         least, most = code_range(format)
         if least <= low and high <= most:
             return format
     raise ValueError(f"{kind.name} has codes from {low} to {high}, which no format holds")
 
 
+def is_simple(kind: BlockType) -> bool:
+    """Return whether each group has one float16 scale, and nothing else."""
+    return not kind.is_float and kind.weights == kind.group and not kind.has_minima and kind.name != "MXFP4"
+
+
 def stored_matrices(files: GGUFFiles) -> dict[str, Stored]:
-    """Return the matrices of codes by their names in the file."""
+    """Return the matrices of codes by their names in the file: those whose scales are float16 numbers without minima.
+
+    The scales of other types are products, which no kernel reads as codes.
+    """
     found = {}
     for name in files:
         tensor = files.info(name)
-        if not tensor.type.is_float and len(tensor.shape) > 1 and files.change(name) in (None, "pairs"):
+        if is_simple(tensor.type) and len(tensor.shape) > 1 and files.change(name) in (None, "pairs"):
             found[name] = Stored(format_of_block(tensor.type), tensor.shape, (name,), partial(_read, files, name))
     return found
 
@@ -39,8 +46,4 @@ def _read(files: GGUFFiles, name: str, index: int) -> QuantizedMatrix:
     """Return a matrix, or the one with an index in a stack."""
     tensor = files.info(name)
     codes = files.codes(name, index if len(tensor.shape) == 3 else None)
-    minimums = codes.minima
-    return QuantizedMatrix(
-        format_of_block(tensor.type), codes.codes, np.ascontiguousarray(codes.scales, np.float32),
-        minimums=None if minimums is None else np.ascontiguousarray(minimums, np.float32),
-    )  # fmt: skip
+    return QuantizedMatrix(format_of_block(tensor.type), codes.codes, np.ascontiguousarray(codes.scales, np.float32))

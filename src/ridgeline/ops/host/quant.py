@@ -28,9 +28,9 @@ def quantize(case: Format) -> Callable[[Ndarray], QuantizedMatrix]:
         scales = np.empty(groups, np.float32)
         zero_points = np.zeros(groups, np.int8) if case.offsets == "zero_points" else None
         for some in _shared_rows(case, rows, columns):
-            _round(
-                case, widen(weight[some]), codes[some], scales[some], None if zero_points is None else zero_points[some]
-            )
+            zeros = None if zero_points is None else zero_points[some]
+            with np.errstate(all="ignore"):  # infinities and NaN are found below
+                _round(case, widen(weight[some]), codes[some], scales[some], zeros)
         if not np.isfinite(scales).all():
             raise ValueError(f"a weight is not finite, or too large for {case.name}")
         return QuantizedMatrix(case, codes, scales, zero_points)
@@ -93,15 +93,13 @@ def _asymmetric(case: Format, part: Ndarray) -> tuple[Ndarray, Ndarray, Ndarray]
     else:
         scale = np.where(wide > LEAST, wide, 0 * wide)
         inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > LEAST)
-    with np.errstate(invalid="ignore"):
-        zero = np.clip(np.rint(numbers.low - low * inverse), numbers.low, numbers.high)
+    zero = np.clip(np.rint(numbers.low - low * inverse), numbers.low, numbers.high)
     return scale, inverse, np.where(np.isfinite(scale), zero, 0).astype(np.float32)
 
 
 def _half(scale: Ndarray) -> tuple[Ndarray, Ndarray]:
     """Return scales rounded to float16, and their inverses."""
-    with np.errstate(over="ignore"):
-        scale = scale.astype(np.float16).astype(np.float32)
+    scale = scale.astype(np.float16).astype(np.float32)
     return scale, np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
 
 
