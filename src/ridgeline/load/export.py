@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import numpy as np
 
 from ridgeline.archs import Names
 from ridgeline.load.safetensors import HostTensor, dtype_code
+from ridgeline.load.stored import join_rows
 from ridgeline.load.weights import part_of, stored_shape
+from ridgeline.ops.arrays import QuantizedMatrix, QuantizedStack
 from ridgeline.spec import ModelSpec
 
 ALIGNMENT = 8  # bytes; the format's own writer aligns the header to it
@@ -60,3 +63,39 @@ def write_safetensors(path: Path, tensors: Mapping[str, HostTensor]) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def checkpoint_matrices(
+    spec: ModelSpec, names: Names, weights: Mapping[str, QuantizedMatrix | QuantizedStack]
+) -> dict[str, QuantizedMatrix]:
+    """Return the matrices of a family's checkpoint, by its names, from matrices in codes by ours, in host memory.
+
+    Raises ValueError, which names it, for a tensor that cannot hold codes (all experts in one tensor), that has parts
+    in floats, or whose parts differ in format.
+    """
+    reads = names.reads(spec)
+    found: dict[str, list[tuple[QuantizedMatrix, np.ndarray[Any, Any]]]] = {}
+    totals: dict[str, int] = {}
+    for w in spec.weights():
+        if w.name not in weights:
+            continue
+        read, own = replace(reads[w.name], transpose=False), weights[w.name]
+        shape = stored_shape(w, read)
+        if len(shape) != 2:
+            raise ValueError(
+                f"{read.keys[0]} holds all experts, which no format of codes does; keep {w.name} as floats"
+            )
+        rows = part_of(np.arange(shape[0])[:, None], read).reshape(-1)
+        matrices = [own] if isinstance(own, QuantizedMatrix) else [own[e] for e in range(own.shape[0])]
+        for key, matrix in zip(read.keys, matrices, strict=True):
+            found.setdefault(key, []).append((matrix, rows))
+            totals[key] = shape[0]
+    out: dict[str, QuantizedMatrix] = {}
+    for key, parts in found.items():
+        if sum(len(rows) for _, rows in parts) != totals[key]:
+            raise ValueError(f"{key} has parts that are codes and others that are floats; quantize all or none")
+        try:
+            out[key] = join_rows([m for m, _ in parts], [rows for _, rows in parts], totals[key])
+        except ValueError as e:
+            raise ValueError(f"{key}: {e}") from None
+    return out

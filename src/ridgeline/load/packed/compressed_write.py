@@ -33,6 +33,8 @@ def refuses(matrix: QuantizedMatrix) -> str:
         or format.rows != 1
     ):
         return f"compressed-tensors holds {', '.join(map(str, INTEGERS))} bits by group or row, or fp8"
+    if format.group and matrix.shape[1] % format.group:
+        return "compressed-tensors has no short last group"
     if format.activations == "fp8":
         return "weights in whole numbers go with exact or int8 activations"
     return ""
