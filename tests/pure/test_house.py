@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "engine": frozenset({"spec", "load", "sched", "settings", "sample", "runtime", "propose"}),
     "verify": frozenset({"spec", "ops", "sched", "settings", "sample", "runtime", "engine", "load"}),
     "evals": frozenset({"spec", "ops", "nn", "load", "sample", "runtime"}),
+    "compress": frozenset({"spec", "archs", "ops", "quant", "nn", "load", "runtime", "evals", "sample"}),
     "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "llm"}),
     "llm": None,
     "measure": frozenset(
@@ -84,6 +85,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "engine": frozenset({"numpy"}),
     "verify": frozenset({"numpy"}),
     "evals": frozenset({"numpy"}),
+    "compress": frozenset({"numpy"}),
     "plan": frozenset({"matplotlib"}),
     "train": frozenset({"numpy", "tokenizers", "matplotlib", "transformers"}),
     "llm": frozenset({"numpy"}),

@@ -1,0 +1,81 @@
+"""AWQ (arXiv:2306.00978): scale input channels so that the weights of large inputs lose less, then clip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ridgeline.compress.grid import Floats, dequantized
+from ridgeline.compress.rtn import round_to_nearest
+from ridgeline.spec.quant import Format
+
+GRID = 20  # exponents that the search tries: 0, 1/20, ..., 19/20
+LEAST = 1e-4  # the smallest scale before normalization, as in the published search
+
+Loss = Callable[[Floats], float]  # scales [in] -> error of what the matrices are part of
+
+
+class Search(NamedTuple):
+    """The result of a search. losses: the error at each exponent; the first one is that without scales."""
+
+    scales: Floats
+    exponent: float
+    losses: tuple[float, ...]
+
+
+def channel_scales(mean_abs: Floats, exponent: float) -> Floats:
+    """Return the scales of input channels [in] at an exponent: mean_abs ** exponent, around 1.
+
+    mean_abs: [in], the mean of |x| of each input channel.
+    """
+    scales = np.maximum(mean_abs.astype(np.float64) ** exponent, LEAST)
+    found: Floats = (scales / np.sqrt(scales.max() * scales.min())).astype(np.float32)
+    return found
+
+
+def search_scales(mean_abs: Floats, loss: Loss) -> Search:
+    """Return the scales of input channels with the least loss, over a grid of exponents.
+
+    The matrices are multiplied with the scales by column, and their inputs divided by them.
+    loss: returns the error of the output for scales [in]. If it is never finite, scales are 1.
+    """
+    losses = [loss(channel_scales(mean_abs, i / GRID)) for i in range(GRID)]
+    best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
+    return Search(channel_scales(mean_abs, best / GRID), best / GRID, tuple(losses))
+
+
+def output_loss(weights: Sequence[Floats], hessian: Floats, format: Format) -> Loss:
+    """Return the loss of scales for matrices [out, in] that read one input: the mean squared error of their outputs.
+
+    hessian: [in, in], the mean of x x^T over inputs x. Matrices are rounded to nearest after they are scaled.
+    """
+
+    def loss(scales: Floats) -> float:
+        return sum(_output_error(weight, scaled_rounding(weight, scales, format), hessian) for weight in weights)
+
+    return loss
+
+
+def scaled_rounding(weight: Floats, scales: Floats, format: Format) -> Floats:
+    """Return the matrix [out, in] that a matrix becomes if its columns are scaled, rounded and scaled back."""
+    return dequantized(round_to_nearest(weight * scales, format)) / scales
+
+
+def _output_error(weight: Floats, other: Floats, hessian: Floats) -> float:
+    off = other - weight
+    return float(((off @ hessian) * off).sum())
+
+
+def keep_columns(weight: Floats, mean_abs: Floats, format: Format, share: float = 0.01) -> Floats:
+    """Return a matrix [out, in] rounded to nearest, except for the columns with the largest inputs.
+
+    This is the first form of AWQ (section 3.1 of the paper), a baseline: no checkpoint format can store it.
+    share: the share of columns that keep 16 bits; at least one column does.
+    """
+    rounded = dequantized(round_to_nearest(weight, format))
+    count = max(1, round(share * weight.shape[1]))
+    kept = np.argsort(-mean_abs, kind="stable")[:count]
+    rounded[:, kept] = weight[:, kept].astype(np.float16)
+    return rounded

@@ -1,0 +1,154 @@
+"""GPTQ (arXiv:2210.17323): round column by column, and let the columns that follow make up for each error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ridgeline.compress.grid import Floats, Grid, Ints, grid_of, grids, quantized, search
+from ridgeline.compress.rtn import least_error
+from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.spec.quant import Format
+
+SPAN = 128  # columns whose errors are applied to later columns in one product
+DAMPING = 0.01  # share of the mean of the Hessian's diagonal that is added to the diagonal
+
+
+class GPTQ(NamedTuple):
+    """Options of GPTQ.
+
+    act_order: round the columns with the largest inputs first. clip: choose the range of each group for the least
+    error, instead of from its least to its largest number. static: choose the scales of groups before the first column
+    is rounded, for neighboring columns, so that the result has no permutation. damping: see DAMPING.
+    """
+
+    act_order: bool = True
+    clip: bool = False
+    static: bool = False
+    damping: float = DAMPING
+
+
+def gptq(weight: Floats, hessian: Floats, format: Format, options: GPTQ = GPTQ()) -> QuantizedMatrix:  # noqa: B008
+    """Return a matrix [out, in] whose product with the inputs of the Hessian differs little from the original.
+
+    With act-order and scales by group, groups are of neighbors in the order of rounding, and the result has that order
+    as its permutation, unless scales are static.
+
+    hessian: [in, in], the mean of x x^T over inputs x. Raises ValueError for numbers that are not finite.
+    """
+    columns = weight.shape[1]
+    order = np.argsort(-np.diag(hessian), kind="stable") if options.act_order else np.arange(columns)
+    is_static = options.static or format.rows != 1
+    factor = inverse_factor(hessian[np.ix_(order, order)], options.damping)
+    run = _Run(weight[:, order].astype(np.float32), factor, format, options.clip)
+    if is_static or not format.group:
+        run.take(_static(weight, hessian, format, clip=options.clip), order)
+    run.round()
+    is_permuted = options.act_order and not run.is_static
+    codes = run.codes if is_permuted else run.codes[:, np.argsort(order)]
+    return quantized(run.grid, codes, order if is_permuted else None)
+
+
+def inverse_factor(hessian: Floats, damping: float) -> Floats:
+    """Return U [in, in], upper triangular, with U^T U the inverse of the damped Hessian, in float32.
+
+    An input that is always 0 has a row and a column of 0. Its diagonal becomes 1 there, so that its weights are
+    rounded to nearest.
+    """
+    damped = hessian.astype(np.float64)
+    mean = float(np.diag(damped).mean())
+    diagonal = np.einsum("ii->i", damped)
+    diagonal[diagonal <= 0] = mean or 1.0
+    diagonal += damping * mean
+    # With the order of rows and columns reversed: H = L L^T, so that H^-1 = L^-T L^-1, where L^-1 reversed is upper.
+    lower = np.linalg.cholesky(damped[::-1, ::-1])
+    inverse = np.linalg.inv(lower)[::-1, ::-1]
+    return np.triu(inverse).astype(np.float32)
+
+
+def _static(weight: Floats, hessian: Floats, format: Format, *, clip: bool) -> Grid:
+    """Return the grid [out, groups] of the original weights."""
+    if clip:
+        importance = np.diag(hessian)
+        return grids(weight, format, lambda tile: least_error(format, tile, tile.spread(importance)))
+    return grids(weight, format, lambda tile: grid_of(format, tile.weights.min(2), tile.weights.max(2)))
+
+
+class _Run:
+    """The state of one matrix: weights that are still to be rounded, and codes so far.
+
+    Attributes:
+        grid: scale and zero [out, groups].
+        codes: [out, in], in the order of rounding.
+    """
+
+    def __init__(self, weight: Floats, factor: Floats, format: Format, clip: bool) -> None:
+        self._weight, self._factor, self._format, self._clip = weight, factor, format, clip
+        rows, columns = weight.shape
+        shape = (rows, format.num_groups(columns))
+        self.grid = Grid(format, np.ones(shape, np.float32), np.zeros(shape, np.float32))
+        self.codes = np.empty((rows, columns), np.float32)
+        self.is_static = False
+        self._groups: Ints = np.arange(columns) // (format.group or columns)
+
+    def take(self, grid: Grid, order: Ints) -> None:
+        """Use scales that were chosen before, for groups of neighboring columns."""
+        self.grid, self.is_static, self._groups = grid, True, self._groups[order]
+
+    def round(self) -> None:
+        """Round all columns."""
+        for start, stop in self._spans():
+            errors = self._round_span(start, stop)
+            self._weight[:, stop:] -= errors @ self._factor[start:stop, stop:]
+
+    def _spans(self) -> Iterator[tuple[int, int]]:
+        """Yield ranges of columns, at most `SPAN` each, of which one begins wherever a longer group does."""
+        columns, group = self._weight.shape[1], self._format.group
+        whole = columns if self.is_static or not group else group if group > SPAN else SPAN // group * group
+        for begin in range(0, columns, whole):
+            end = min(begin + whole, columns)
+            for start in range(begin, end, SPAN):
+                yield start, min(start + SPAN, end)
+
+    def _round_span(self, start: int, stop: int) -> Floats:
+        """Round the columns of a span. Return the error of each, divided by its diagonal element: [out, columns]."""
+        weight, factor = self._weight[:, start:stop], self._factor[start:stop, start:stop]
+        errors = np.empty_like(weight)
+        for i in range(stop - start):
+            group = self._groups[start + i]
+            if not self.is_static and (start + i) % self._format.group == 0:
+                self._choose(group, start + i)
+            grid = self.grid.at((slice(None), group))
+            codes = grid.codes(weight[:, i])
+            errors[:, i] = (weight[:, i] - grid.numbers(codes)) / factor[i, i]
+            weight[:, i + 1 :] -= np.outer(errors[:, i], factor[i, i + 1 :])
+            self.codes[:, start + i] = codes
+        return errors
+
+    def _choose(self, group: int, start: int) -> None:
+        """Choose the scale of a group of columns from its weights as they are now."""
+        stop = min(start + self._format.group, self._weight.shape[1])
+        weight, factor = self._weight[:, start:stop], self._factor[start:stop, start:stop]
+        low, high = weight.min(1), weight.max(1)
+        found = grid_of(self._format, low, high)
+        if self._clip:
+            found = search(self._format, low, high, lambda grid: group_error(weight, factor, grid))
+        self.grid.scale[:, group], self.grid.zero[:, group] = found.scale, found.zero
+
+
+def group_error(weight: Floats, factor: Floats, grid: Grid) -> Floats:
+    """Return the error of the output that rounding a group of columns adds, for each row: what GPTQ makes least.
+
+    weight: [out, columns]; factor: the group's part of U; grid: scale and zero [candidates, out]. The result is
+    [candidates, out].
+    """
+    # Columns come first, so that each one is a contiguous array.
+    left = np.repeat(weight.T[:, None], len(grid.scale), 1)
+    total = np.zeros(grid.scale.shape, np.float32)
+    for i, row in enumerate(factor):
+        error = (left[i] - grid.round(left[i])) / row[i]
+        left[i + 1 :] -= row[i + 1 :, None, None] * error
+        total += np.square(error)
+    return total

@@ -1,0 +1,43 @@
+"""Report input columns with outliers, which LLM.int8() multiplies in float (arXiv:2208.07339)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ridgeline.compress.grid import Floats
+
+THRESHOLD = 6.0  # magnitude from which an input is an outlier
+
+
+class Outliers(NamedTuple):
+    """The columns of a matrix's input that reach the threshold.
+
+    columns: their indices, the largest magnitude first. peaks: the largest magnitude of each. share: their share of all columns.
+    """
+
+    columns: tuple[int, ...]
+    peaks: tuple[float, ...]
+    share: float
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields by name, magnitudes to 4 digits."""
+        return {
+            "columns": list(self.columns),
+            "peaks": [float(f"{p:.4g}") for p in self.peaks],
+            "share": float(f"{self.share:.4g}"),
+        }
+
+
+def outlier_columns(max_abs: Floats, threshold: float = THRESHOLD) -> Outliers:
+    """Return the columns whose largest magnitude is at least the threshold. max_abs: [in]."""
+    found = [int(i) for i in np.argsort(-max_abs, kind="stable") if max_abs[i] >= threshold]
+    return Outliers(tuple(found), tuple(float(max_abs[i]) for i in found), len(found) / max_abs.size)
+
+
+def outlier_report(max_abs: Mapping[str, Floats], threshold: float = THRESHOLD) -> dict[str, Outliers]:
+    """Return the outliers of each matrix that has some, by its name."""
+    every = {name: outlier_columns(peaks, threshold) for name, peaks in max_abs.items()}
+    return {name: found for name, found in every.items() if found.columns}
