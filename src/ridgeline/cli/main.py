@@ -22,6 +22,7 @@ from ridgeline.cli import (
     generate,
     inspect,
     plan,
+    quantize,
     replay,
     run_batch,
     serve,
@@ -59,6 +60,7 @@ app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
+app.command("quantize")(quantize.quantize)
 bench.app.command("serve")(bench_serve.bench_serve)
 bench.app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")

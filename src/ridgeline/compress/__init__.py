@@ -2,3 +2,10 @@
 
 How codes are stored and multiplied belongs in `quant/` and `ops/`; file formats belong in `load/`.
 """
+
+from ridgeline.compress.quantize import Options, quantize
+from ridgeline.compress.report import Report
+from ridgeline.compress.scheme import parse_scheme
+from ridgeline.compress.write import WRITERS
+
+__all__ = ["WRITERS", "Options", "Report", "parse_scheme", "quantize"]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from ridgeline.compress.grid import Floats
 
+K = TypeVar("K")
 THRESHOLD = 6.0  # magnitude from which an input is an outlier
 
 
 class Outliers(NamedTuple):
     """The columns of a matrix's input that reach the threshold.
 
-    columns: their indices, the largest magnitude first. peaks: the largest magnitude of each. share: their share of all columns.
+    columns: their indices, the largest magnitude first. peaks: the largest magnitude of each. share: their share of
+    all columns.
     """
 
     columns: tuple[int, ...]
@@ -37,7 +39,7 @@ def outlier_columns(max_abs: Floats, threshold: float = THRESHOLD) -> Outliers:
     return Outliers(tuple(found), tuple(float(max_abs[i]) for i in found), len(found) / max_abs.size)
 
 
-def outlier_report(max_abs: Mapping[str, Floats], threshold: float = THRESHOLD) -> dict[str, Outliers]:
+def outlier_report(max_abs: Mapping[K, Floats], threshold: float = THRESHOLD) -> dict[K, Outliers]:
     """Return the outliers of each matrix that has some, by its name."""
     every = {name: outlier_columns(peaks, threshold) for name, peaks in max_abs.items()}
     return {name: found for name, found in every.items() if found.columns}

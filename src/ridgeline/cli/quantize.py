@@ -1,0 +1,178 @@
+"""`ridgeline quantize`: quantize a model with calibration data, and report what was lost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ridgeline.cli.flags import options as o
+from ridgeline.cli.option import option
+
+if TYPE_CHECKING:
+    from ridgeline.cli.show.tables import Table
+    from ridgeline.compress import Report
+    from ridgeline.compress.compare import Quality
+
+_Model = Annotated[str, typer.Argument(help="The model to quantize: a folder, a Hugging Face hub id, or pocket.")]
+_Scheme = Annotated[
+    str,
+    option(
+        "--scheme",
+        help="How codes are chosen: METHOD-TYPE with method rtn (round to nearest), clip, awq, gptq or smooth, and "
+        "type int8, int6, int5, int4, int3, int2 or fp8; or llm.int8, or fp8. Examples: awq-int4, gptq-int3, smooth-int8.",
+    ),
+]
+_Out = Annotated[str, option("--out", help="Folder to write. It must not exist.")]
+_Calibrate = Annotated[
+    list[str] | None,
+    option(
+        "--calibrate",
+        help="Text to calibrate with and to measure on: a text file, a .jsonl file with a text per row, or a folder. "
+        "Take text like that which the model will read. May be given several times. Default: none; only rtn, fp8 and "
+        "llm.int8 need none.",
+    ),
+]
+_Group = Annotated[
+    int | None,
+    option(
+        "--group",
+        help="Columns that share a scale; 0: one scale for each row. Fewer columns lose less and take more bytes. "
+        "Default: 32; for int8 and fp8 a row.",
+    ),
+]
+_Symmetric = Annotated[
+    bool | None,
+    option(
+        "--symmetric/--asymmetric",
+        help="Whether groups have no zero points. Default: --symmetric for int8 and fp8, otherwise --asymmetric.",
+    ),
+]
+_Activations = Annotated[
+    str | None,
+    option(
+        "--activations",
+        help="How products take their inputs: exact, int8 or fp8 (rounded for each token), outliers (int8 with large "
+        "values exact). Default: int8 for smooth-int8, outliers for llm.int8, otherwise exact.",
+    ),
+]
+_Bits = Annotated[
+    float | None,
+    option(
+        "--bits",
+        help="Bits of a weight on average, from 2 to 8, without scales. Parts of the model that suffer more get more "
+        "bits. Default: all matrices get those of --scheme.",
+    ),
+]
+_Format = Annotated[str, option("--format", help="Format of the checkpoint. Default: floats.")]
+_Sequences = Annotated[
+    int, option("--sequences", min=1, help="Number of calibration sequences. More take more time. Default: 128.")
+]
+_Length = Annotated[
+    int | None,
+    option("--sequence-length", min=2, help="Tokens of a calibration sequence. Default: 512, or the longest context."),
+]
+_Seed = Annotated[int, option("--seed", min=0, help="Random seed for the draw of sequences. Default: 0.")]
+_JsonOutput = Annotated[bool, option("--json", help="Print the report as one JSON object.")]
+
+
+def quantize(
+    model: _Model,
+    scheme: _Scheme,
+    out: _Out,
+    calibrate: _Calibrate = None,
+    group: _Group = None,
+    symmetric: _Symmetric = None,
+    activations: _Activations = None,
+    bits: _Bits = None,
+    format: _Format = "floats",
+    sequences: _Sequences = 128,
+    sequence_length: _Length = None,
+    seed: _Seed = 0,
+    threads: o.Threads = None,
+    json_output: _JsonOutput = False,
+) -> None:
+    """Quantize a model, write it as a checkpoint, and report what was lost.
+
+    Repeat the command to continue a run that was interrupted.
+    """
+    from ridgeline import compress
+
+    options = compress.Options(sequences, sequence_length, seed, bits, threads)
+    with _bar() as on_progress:
+        report = compress.quantize(
+            model, scheme, out=out, data=calibrate or (), group=group, symmetric=symmetric, activations=activations,
+            format=format, options=options, on_progress=on_progress,
+        )  # fmt: skip
+    if json_output:
+        import json
+
+        print(json.dumps(report.to_json(), indent=2, allow_nan=False))
+    else:
+        _print(report, out)
+
+
+@contextmanager
+def _bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show what is being done, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from ridgeline.cli.show.progress import error_console
+
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    bar = Progress(*columns, console=error_console(), transient=True, redirect_stdout=False)
+    task = bar.add_task("reading", total=None)
+    with bar:
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+def _print(report: Report, out: str) -> None:
+    from ridgeline.cli.show.report import say
+    from ridgeline.cli.show.tables import screen, show
+
+    data = f", calibrated on {report.calibration}" if report.calibration else ""
+    title = f"{report.scheme} ({report.format}) of {report.model}{data}"
+    worst = ", ".join(f"{key} {lost:.2%}" for key, lost in report.worst())
+    lines: list[Any] = [title, table(report)]
+    if report.comparison is not None:
+        lines.append(
+            f"The held-out part has {report.comparison.num_tokens:,} tokens; none of them was used to calibrate. ± is "
+            "one standard error."
+        )
+    show(screen(), *lines, f"share of the output's power that was lost: {worst}", f"written to {out}")
+    for remark in report.remarks():
+        say(f"note: {remark}")
+
+
+def table(report: Report) -> Table:
+    """Return the table of a report: a row for each model."""
+    from ridgeline.cli.show.tables import Column, Table
+
+    names = ("", "bits", "MB", "KL", "±", "top-1", "perplexity", "±")
+    out = Table("", [Column(name, right=i > 0) for i, name in enumerate(names)])
+    comparison = report.comparison
+    qualities: dict[str, Quality] = (
+        {} if comparison is None else {"as stored": comparison.original, **comparison.others}
+    )
+    for name in dict.fromkeys((*qualities, *report.bits)):
+        size = name if name in report.bits else report.scheme
+        cells = f"{report.bits[size]:.2f}", f"{report.num_bytes[size] / 1e6:.1f}"
+        out.add_row(name, *cells, *_quality(qualities.get(name)))
+    return out
+
+
+def _quality(quality: Quality | None) -> tuple[str, str, str, str, str]:
+    if quality is None:
+        return ("-",) * 5
+    error = quality.perplexity.standard_error
+    perplexity = f"{quality.perplexity.value:,.3f}", "-" if error is None else f"{error:.3f}"
+    if quality.kl is None or quality.top1 is None:
+        return "", "", "", *perplexity
+    off = quality.kl.standard_error
+    return f"{quality.kl.value:.3g}", "-" if off is None else f"{off:.1g}", f"{quality.top1.value:.1%}", *perplexity

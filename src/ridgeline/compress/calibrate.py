@@ -1,0 +1,127 @@
+"""Quantize a model part by part: collect the inputs of a part, choose its codes, run the quantized part.
+
+Inputs come from the parts before it as they were quantized, so that errors of earlier layers count. Nothing but the
+streams of the calibration sequences, one part and the sums over its inputs is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ridgeline.compress.choose import Chosen, choose_codes, matrix_keys, scale_part
+from ridgeline.compress.grid import Floats, dequantized
+from ridgeline.compress.inputs import Inputs, MatrixKey, ObservedTable, Observer
+from ridgeline.compress.layers import Calibration, Experts, Part, keys_of
+from ridgeline.compress.outliers import outlier_report
+from ridgeline.compress.scheme import Scheme
+from ridgeline.errors import RequestError
+from ridgeline.ops import OpsTable
+from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.spec.dtype import DType
+from ridgeline.spec.quant import Format
+
+SEARCH_TOKENS = 16_384  # calibration tokens on which AWQ compares candidates
+
+
+class Quantizer:
+    """Quantizes the parts of a model, one after the other.
+
+    Args:
+        calibration: the streams that reach the first part; None to round to nearest without data.
+        table: kernels of the device, which must be on the host.
+        dtype: type in which the checkpoint stores its floats.
+        formats: returns the format of a matrix by its name; None for one that stays as it is.
+    """
+
+    def __init__(
+        self, calibration: Calibration | None, table: OpsTable, scheme: Scheme, dtype: DType,
+        formats: Callable[[str], Format | None],
+    ) -> None:  # fmt: skip
+        self._calibration, self._table, self._scheme, self._dtype = calibration, table, scheme, dtype
+        self._formats = formats
+
+    def quantize(self, part: Part, stored: Mapping[str, Any]) -> Chosen:
+        """Return the codes of a part, and let the streams pass through it.
+
+        stored: the weights of the part as they are in the checkpoint. Raises RequestError if inputs are not finite.
+        """
+        weights: dict[str, Any] = dict(stored)
+        formats = {w.name: f for w in part.matrices if (f := self._formats(w.name)) is not None}
+        keys = [key for key in matrix_keys(part) if key.name in formats]
+        for key in keys:
+            weights[key.name] = np.asarray(stored[key.name], np.float32)
+        inputs = self._observe(part, weights, keys)
+        found = Chosen(outliers=outlier_report({key: seen.max_abs for key, seen in inputs.items()}))
+        if self._calibration is not None:
+            changed = scale_part(
+                part, weights, inputs, self._scheme, self._dtype, formats, self._block_loss(part, weights)
+            )
+            found.changed = {name: w for name, w in changed.items() if name not in formats}
+        choose_codes(keys, weights, inputs, self._scheme, formats, found)
+        self.advance(part, weights, found)
+        return found
+
+    def _observe(self, part: Part, weights: Mapping[str, Any], keys: list[MatrixKey]) -> Mapping[MatrixKey, Inputs]:
+        if self._calibration is None:
+            return {}
+        observer = Observer(with_products=self._scheme.method in ("gptq", "awq"))
+        held: dict[str, Any] = {}
+        for key in keys:
+            whole = held.setdefault(key.name, np.ascontiguousarray(weights[key.name]))
+            observer.watch(key, whole if key.expert is None else whole[key.expert])
+        for _ in self._calibration.run(part, {**weights, **held}, ObservedTable(self._table, observer)):
+            pass
+        for key, seen in observer.inputs.items():
+            if not seen.is_finite():
+                raise RequestError(
+                    f"the input of {key} is not finite on the calibration text: the checkpoint is damaged"
+                )
+        return observer.inputs
+
+    def _block_loss(self, part: Part, weights: Mapping[str, Any]) -> Callable[[Mapping[str, Floats]], float]:
+        """Return the squared error of the part's output where some of its weights are replaced."""
+        calibration = self._calibration
+        assert calibration is not None
+        batches = calibration.first(SEARCH_TOKENS)
+        expected: list[Floats] = []
+
+        def outputs(replaced: Mapping[str, Floats]) -> Iterator[Floats]:
+            for stream in calibration.run(part, {**weights, **replaced}, self._table, batches):
+                yield np.asarray(stream.residual)
+
+        def loss(replaced: Mapping[str, Floats]) -> float:
+            if not expected:
+                expected.extend(outputs({}))
+            pairs = zip(expected, outputs(replaced), strict=True)
+            return sum(float(np.square(a - b).sum(dtype=np.float64)) for a, b in pairs)
+
+        return loss
+
+    def advance(self, part: Part, stored: Mapping[str, Any], found: Chosen) -> None:
+        """Let the streams pass through a part that is quantized. stored: its weights as they are in the checkpoint."""
+        if self._calibration is None:
+            return
+        try:
+            self._calibration.advance(part, {**stored, **found.changed, **rounded(part, found)}, self._table)
+        except FloatingPointError as e:
+            raise RequestError(f"{e} computes NaN or infinity with quantized weights; take more bits") from None
+
+
+def rounded(part: Part, found: Chosen) -> dict[str, Any]:
+    """Return the quantized matrices of a part, by name.
+
+    Where activations are exact, they are floats: products with them are the same, and faster.
+    """
+    out: dict[str, Any] = {}
+    for w in part.matrices:
+        matrices = [_for_products(found.codes[key]) for key in keys_of(w) if key in found.codes]
+        if matrices:
+            out[w.name] = matrices[0] if len(w.shape) == 2 else Experts(matrices)
+    return out
+
+
+def _for_products(matrix: QuantizedMatrix) -> QuantizedMatrix | Floats:
+    return dequantized(matrix) if matrix.format.activations == "exact" else matrix

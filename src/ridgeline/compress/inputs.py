@@ -1,0 +1,150 @@
+"""Collect facts about the inputs of each matrix: second moments, means and largest magnitudes of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ridgeline.compress.grid import Floats
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.api import Array, Op, QuantizedMatrix, Weights
+from ridgeline.ops.stages import compose
+
+
+class MatrixKey(NamedTuple):
+    """A matrix of a model: the name of its weight, and for one expert of several its index."""
+
+    name: str
+    expert: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.expert is None else f"{self.name}[{self.expert}]"
+
+
+class Inputs:
+    """Sums over the inputs x [T, in] of a matrix; matrices that read one input share them.
+
+    with_products: whether to sum x x^T, which takes in x in x 4 bytes.
+    """
+
+    def __init__(self, columns: int, *, with_products: bool) -> None:
+        self.num_tokens = 0
+        self._products = np.zeros((columns, columns), np.float32) if with_products else None
+        self._absolute, self._squares = np.zeros(columns), np.zeros(columns)
+        self.max_abs: Floats = np.zeros(columns, np.float32)
+
+    def add(self, x: Floats) -> None:
+        """Add inputs [T, in]."""
+        magnitude = np.abs(x)
+        self.num_tokens += len(x)
+        self._absolute += magnitude.sum(0, dtype=np.float64)
+        self._squares += np.einsum("ti,ti->i", x, x, dtype=np.float64)
+        np.maximum(self.max_abs, magnitude.max(0, initial=0.0), out=self.max_abs)
+        if self._products is not None:
+            self._products += x.T @ x
+
+    @property
+    def has_products(self) -> bool:
+        """Return whether x x^T is summed."""
+        return self._products is not None
+
+    @property
+    def mean_abs(self) -> Floats:
+        """The mean of |x|, [in], float32."""
+        found: Floats = (self._absolute / max(1, self.num_tokens)).astype(np.float32)
+        return found
+
+    @property
+    def mean_square(self) -> Floats:
+        """The mean of x^2, [in], float32."""
+        found: Floats = (self._squares / max(1, self.num_tokens)).astype(np.float32)
+        return found
+
+    @property
+    def hessian(self) -> Floats:
+        """The mean of x x^T, [in, in], float32. It is computed anew at each access."""
+        assert self._products is not None
+        found: Floats = self._products / np.float32(max(1, self.num_tokens))
+        return found
+
+    def divide(self, scales: Floats) -> None:
+        """Become the sums over inputs that are divided by scales [in]."""
+        self._absolute /= scales
+        self._squares /= np.square(scales.astype(np.float64))
+        self.max_abs = (self.max_abs / scales).astype(np.float32)
+        if self._products is not None:
+            self._products /= scales
+            self._products /= scales[:, None]
+
+    def is_finite(self) -> bool:
+        """Return whether all inputs were finite."""
+        return bool(np.isfinite(self._squares).all())
+
+
+class Observer:
+    """Collects the inputs of the matrices of a part of a model.
+
+    Matrices are told apart by the memory of their numbers: `watch` says which to collect.
+    """
+
+    def __init__(self, *, with_products: bool) -> None:
+        self._with_products = with_products
+        self._keys: dict[int, MatrixKey] = {}
+        self._owner: dict[MatrixKey, MatrixKey] = {}  # the first matrix that reads the same input
+        self._last: tuple[Floats, MatrixKey] | None = None
+        self.inputs: dict[MatrixKey, Inputs] = {}
+
+    def watch(self, key: MatrixKey, data: Floats) -> None:
+        """Collect the inputs of a matrix [out, in] whose numbers are `data`."""
+        self._keys[_address(data)] = key
+
+    def key_of(self, data: Array | QuantizedMatrix) -> MatrixKey | None:
+        """Return the key of a matrix; None if it is not watched."""
+        return self._keys.get(_address(data)) if isinstance(data, np.ndarray) else None
+
+    def see(self, key: MatrixKey, x: Floats) -> None:
+        """Add the inputs of one product."""
+        same = self._last[1] if self._last is not None and self._last[0] is x else key
+        owner = self._owner.setdefault(key, self._owner.get(same, same))
+        self._last = x, owner
+        found = self.inputs.get(owner)
+        if found is None:
+            found = self.inputs[owner] = Inputs(x.shape[-1], with_products=self._with_products)
+        self.inputs.setdefault(key, found)
+        if owner == key:
+            found.add(x.reshape(-1, x.shape[-1]))
+
+
+def _address(data: Floats) -> int:
+    return int(data.__array_interface__["data"][0])
+
+
+class ObservedTable(OpsTable):
+    """The kernels of a device on the host, with every stage composed, so that an observer sees each product's input."""
+
+    def __init__(self, table: OpsTable, observer: Observer) -> None:
+        self.memory, self.driver = table.memory, table.driver
+        self._table, self._observer = table, observer
+
+    def primitive(self, op: Op[Any], case: object = None) -> Any:
+        """Return the kernel of a primitive."""
+        return self._table.primitive(op, case)
+
+    def stage(self, op: Op[Any], case: object, weights: Weights) -> Any:
+        """Return the composition of a stage; a product reports its inputs."""
+        if op is not api.PRODUCT:
+            return compose(op, case, weights, self)
+        key = self._observer.key_of(weights.linears["matrix"].data)
+        product = self._table.stage(op, case, weights)
+        return product if key is None else _observed(product, key, self._observer.see)
+
+
+def _observed(product: Any, key: MatrixKey, see: Callable[[MatrixKey, Floats], None]) -> Callable[[Floats], Floats]:
+    def run(x: Floats) -> Floats:
+        see(key, x)
+        found: Floats = product(x)
+        return found
+
+    return run

@@ -1,0 +1,133 @@
+"""Run a model over calibration sequences part by part: one branch of one layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ridgeline.compress.grid import Floats
+from ridgeline.compress.inputs import MatrixKey
+from ridgeline.nn.model import residual_scale
+from ridgeline.nn.single import layer_block
+from ridgeline.nn.step import Stream
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.api import QuantizedMatrix
+from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.step import DenseStep
+from ridgeline.spec import Layer, ModelSpec, Weight
+
+BATCH_TOKENS = 4096  # tokens of one forward pass
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The part of a layer that is quantized at once: a branch, or the whole layer where branches depend on each other.
+
+    branch: "mixer" or "mlp"; "" for a whole layer. spec: the model with nothing else in this layer. weights: the
+    weights of the part.
+    """
+
+    index: int
+    branch: str
+    spec: ModelSpec
+    weights: tuple[Weight, ...]
+
+    @property
+    def name(self) -> str:
+        return f"layers.{self.index}" + (f".{self.branch}" if self.branch else "")
+
+    @property
+    def matrices(self) -> tuple[Weight, ...]:
+        """The matrices that may be rounded."""
+        return tuple(w for w in self.weights if w.may_be_rounded)
+
+
+def parts(spec: ModelSpec) -> Iterator[Part]:
+    """Yield the parts of all layers in the order in which they run."""
+    for i, layer in enumerate(spec.layers):
+        own = tuple(w for w in spec.weights() if w.name.startswith(f"layers.{i}."))
+        if not isinstance(layer, Layer) or layer.mixer is None or layer.mlp is None:
+            yield Part(i, "", spec, own)
+            continue
+        before, after = spec.layers[:i], spec.layers[i + 1 :]
+        mixer = replace(spec, layers=(*before, replace(layer, mlp=None), *after))
+        # A model needs some mixer. Layers behind might share the keys and values of this one, and are left out.
+        mlp = replace(spec, layers=(*before, replace(layer, mixer=None), layer))
+        for branch, part in (("mixer", mixer), ("mlp", mlp)):
+            names = (f"layers.{i}.{branch}.", f"layers.{i}.{branch}_norm.", f"layers.{i}.{branch}_post_norm.")
+            yield Part(i, branch, part, tuple(w for w in own if w.name.startswith(names)))
+
+
+class Experts:
+    """The matrices of experts as codes, where a model expects [expert, out, in]."""
+
+    def __init__(self, matrices: Sequence[QuantizedMatrix | Floats]) -> None:
+        self._matrices = matrices
+        self.shape = (len(matrices), *matrices[0].shape)
+
+    def __getitem__(self, expert: int) -> QuantizedMatrix | Floats:
+        return self._matrices[expert]
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """All arrays that the matrices consist of."""
+        found = (m.arrays if isinstance(m, QuantizedMatrix) else (m,) for m in self._matrices)
+        return tuple(array for arrays in found for array in arrays)
+
+
+def keys_of(weight: Weight) -> Iterator[MatrixKey]:
+    """Yield the matrices of a weight: one, or one for each expert."""
+    if len(weight.shape) == 2:
+        yield MatrixKey(weight.name)
+    else:
+        yield from (MatrixKey(weight.name, e) for e in range(weight.shape[0]))
+
+
+class Calibration:
+    """The residual streams of calibration sequences on their way through a model.
+
+    Args:
+        loaded: a model that builds its layers as they are needed.
+        sequences: token ids.
+        streams: the streams to continue with; None: those before the first layer.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, sequences: Sequence[Sequence[int]], streams: list[Stream] | None = None
+    ) -> None:
+        self._model = loaded.model
+        self._add = loaded.table.primitive(api.ADD)
+        per_batch = max(1, BATCH_TOKENS // max(map(len, sequences)))
+        every = [sequences[i : i + per_batch] for i in range(0, len(sequences), per_batch)]
+        self.steps: list[DenseStep] = [loaded.dense_step(some) for some in every]
+        self.streams = streams or [Stream(self._model.embed(step), None) for step in self.steps]
+
+    def first(self, num_tokens: int) -> int:
+        """Return how many batches contain at least `num_tokens` tokens, at most all."""
+        total = 0
+        for i, step in enumerate(self.steps):
+            total += sum(step.lengths)
+            if total >= num_tokens:
+                return i + 1
+        return len(self.steps)
+
+    def run(
+        self, part: Part, weights: Mapping[str, Any], table: OpsTable, batches: int | None = None
+    ) -> Iterator[Stream]:
+        """Yield the stream after a part for each batch. batches: number of batches. Default: all."""
+        block = layer_block(self._model, part.spec, part.index, weights, table)
+        scale = residual_scale(part.spec.layers[part.index])
+        for step, stream in list(zip(self.steps, self.streams, strict=True))[:batches]:
+            found = block(stream, step)
+            residual = found.residual if found.delta is None else self._add(found.residual, found.delta, scale)
+            yield Stream(residual, None, found.shared)
+
+    def advance(self, part: Part, weights: Mapping[str, Any], table: OpsTable) -> None:
+        """Replace each stream by the one after a part."""
+        for i, stream in enumerate(self.run(part, weights, table)):
+            if not np.isfinite(np.asarray(stream.residual)).all():
+                raise FloatingPointError(part.name)
+            self.streams[i] = stream

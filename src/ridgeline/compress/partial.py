@@ -1,0 +1,88 @@
+"""Keep finished parts of a model on disk, so that an interrupted run continues where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ridgeline.compress.choose import Chosen
+from ridgeline.compress.inputs import MatrixKey
+from ridgeline.compress.layers import Part
+from ridgeline.compress.outliers import Outliers
+from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.spec.folders import write_whole
+from ridgeline.spec.quant import format_of
+
+_ARRAYS = ("codes", "scales", "zero_points", "permutation")
+
+
+class Partial:
+    """A hidden folder beside the output folder, with a file for each part.
+
+    settings: everything that the codes depend on. Parts of other settings are removed.
+    """
+
+    def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
+        self.folder = out.with_name(f".{out.name}.partial")
+        known, path = json.dumps(settings, sort_keys=True), self.folder / "settings.json"
+        if not path.is_file() or path.read_text(encoding="utf-8") != known:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            write_whole(path, known)
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def has(self, part: Part) -> bool:
+        """Return whether a part is finished."""
+        return self._path(part).is_file()
+
+    def _path(self, part: Part) -> Path:
+        return self.folder / f"{part.name}.npz"
+
+    def save(self, part: Part, found: Chosen) -> None:
+        """Write the result of a part, wholly or not at all."""
+        arrays: dict[str, Any] = {f"changed/{name}": array for name, array in found.changed.items()}
+        header: dict[str, Any] = {"matrices": []}
+        for i, (key, matrix) in enumerate(found.codes.items()):
+            header["matrices"].append(
+                {
+                    "key": key, "format": matrix.format.name, "lost": found.lost[key], "unseen": found.unseen.get(key),
+                    "outliers": found.outliers.get(key),
+                }
+            )  # fmt: skip
+            for name in _ARRAYS:
+                if (array := getattr(matrix, name)) is not None:
+                    arrays[f"{i}/{name}"] = array
+        arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+        unfinished = self._path(part).with_suffix(".tmp")
+        with unfinished.open("wb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(self._path(part))
+
+    def load(self, part: Part) -> Chosen:
+        """Return the result of a finished part."""
+        found = Chosen()
+        with np.load(self._path(part), allow_pickle=False) as arrays:
+            header = json.loads(arrays["header"].tobytes())
+            for i, matrix in enumerate(header["matrices"]):
+                key = MatrixKey(*matrix["key"])
+                own = {n: arrays[f"{i}/{n}"] for n in _ARRAYS if f"{i}/{n}" in arrays}
+                found.codes[key] = QuantizedMatrix(format_of(matrix["format"]), **own)
+                found.lost[key] = matrix["lost"]
+                if matrix["unseen"] is not None:
+                    found.unseen[key] = matrix["unseen"]
+                if matrix["outliers"] is not None:
+                    columns, peaks, share = matrix["outliers"]
+                    found.outliers[key] = Outliers(tuple(columns), tuple(peaks), share)
+            prefix = "changed/"
+            found.changed = {n.removeprefix(prefix): arrays[n] for n in arrays.files if n.startswith(prefix)}
+        return found

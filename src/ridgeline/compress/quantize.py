@@ -1,0 +1,245 @@
+"""Quantize a model with calibration data, measure what was lost, and write it as a checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ridgeline.compress.calibrate import Quantizer
+from ridgeline.compress.choose import Chosen
+from ridgeline.compress.compare import Comparison, compare
+from ridgeline.compress.data import Samples, read_samples
+from ridgeline.compress.layers import Calibration, parts
+from ridgeline.compress.partial import Partial
+from ridgeline.compress.report import FILE, Report
+from ridgeline.compress.result import Quantized
+from ridgeline.compress.scheme import Scheme, parse_scheme
+from ridgeline.compress.sensitivity import mixed_formats
+from ridgeline.compress.write import WRITERS, Writer, copy_small_files, write_json, writer_of
+from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.evals.scores import logit_blocks
+from ridgeline.evals.windows import Batch
+from ridgeline.load.fingerprint import model_fingerprint
+from ridgeline.load.hub import MODEL_FILES
+from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.nn import PassingModel
+from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
+from ridgeline.spec.dtype import DTYPE_BYTES
+from ridgeline.spec.quant import PLAIN, Format, FormatTable
+
+HELD_OUT_TOKENS = 32_768
+READ_BACK = 1e-3  # largest difference of logits between what was computed and what was read back, of their largest
+
+OnProgress = Callable[[str, int, int], None]  # what is being done, how much of it is done, and of how much
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of `quantize` besides the scheme.
+
+    Attributes:
+        sequences: number of calibration sequences. length: tokens of a sequence; None: 512, or the model's longest
+            context. seed: seed of the draw of sequences. bits: bits of a weight on average, where matrices get
+            different ones. threads: threads of the kernels.
+    """
+
+    sequences: int = 128
+    length: int | None = None
+    seed: int = 0
+    bits: float | None = None
+    threads: int | None = None
+
+
+def quantize(
+    model: str, scheme: str, *, out: str | Path, data: Sequence[str | Path] = (), group: int | None = None,
+    symmetric: bool | None = None, activations: str | None = None, format: str = next(iter(WRITERS)),
+    options: Options = Options(), on_progress: OnProgress = lambda what, done, total: None,
+) -> Report:  # fmt: skip
+    """Quantize a model and write it to a new folder.
+
+    A run that was interrupted continues with the parts that are finished if it is called again.
+
+    Args:
+        model: a folder or a hub id, which is not quantized.
+        scheme: such as `awq-int4`; see `parse_scheme`, which also explains group, symmetric and activations.
+        out: the folder to write, which must not exist.
+        data: text files or folders to calibrate with and to measure on. Rounding to nearest needs none.
+        format: format of the checkpoint, one of `WRITERS`.
+
+    Raises:
+        RidgelineError: with one line, for each input that cannot be used. Nothing is left on disk then.
+    """
+    chosen, target = parse_scheme(scheme, group=group, symmetric=symmetric, activations=activations), Path(out)
+    if target.exists():
+        raise RequestError(f"{target} exists; name another folder with --out, or remove it")
+    if not data and (chosen.needs_data or options.bits is not None):
+        raise RequestError(f"{scheme} chooses codes with data; name texts with --calibrate")
+    writer = writer_of(format, chosen.format)
+    original = _open(model, options)
+    samples = _samples(original, data, options) if data else None
+    partial = Partial(target, _settings(original, chosen, data, options))
+    try:
+        quantized, facts = _run(original, chosen, samples, partial, options, on_progress)
+        report = _report(model, quantized, chosen, samples, data, facts, on_progress)
+        _write(quantized, writer, partial, target, samples, report)
+    except RidgelineError:
+        partial.remove()
+        raise
+    partial.remove()
+    return report
+
+
+def _open(model: str, options: Options) -> LoadedModel:
+    original = pass_model(model, LoadOptions(device="cpu", threads=options.threads))
+    if original.checkpoint.config.get("quantization_config"):
+        raise RequestError(f"{model} is quantized already; name the checkpoint from which it was made")
+    return original
+
+
+def _samples(original: LoadedModel, data: Sequence[str | Path], options: Options) -> Samples:
+    longest = original.max_model_len
+    length = options.length if options.length is not None else min(512, longest)
+    if not 2 <= length <= longest:
+        raise RequestError(f"length (--sequence-length) is {length}; it must be from 2 to {longest} tokens")
+    if options.sequences < 1:
+        raise RequestError(f"sequences (--sequences) is {options.sequences}; it must be at least 1")
+    return read_samples(
+        data, Tokenizer.from_folder(original.checkpoint.folder), length=length, count=options.sequences,
+        held_out_tokens=HELD_OUT_TOKENS, seed=options.seed,
+    )  # fmt: skip
+
+
+def _settings(
+    original: LoadedModel, scheme: Scheme, data: Sequence[str | Path], options: Options
+) -> Mapping[str, object]:
+    files = [[str(path), Path(path).stat().st_mtime_ns] for path in data]
+    fingerprint = model_fingerprint(original.checkpoint.folder, MODEL_FILES, size=16)
+    kept = {**asdict(options), "threads": None}
+    return {"model": fingerprint, "scheme": {**asdict(scheme)}, "data": files, "options": kept}
+
+
+def _run(
+    original: LoadedModel, scheme: Scheme, samples: Samples | None, partial: Partial, options: Options,
+    on_progress: OnProgress,
+) -> tuple[Quantized, Chosen]:  # fmt: skip
+    """Quantize all parts that are not finished. Return the model, and what is known about its matrices."""
+    weights, every = original.model.weights, list(parts(original.spec))
+    formats = {w.name: scheme.format for part in every for w in part.matrices}
+    if options.bits is not None:
+        assert samples is not None
+        formats = mixed_formats(original, scheme, samples, options.bits, on_progress)
+    calibration = Calibration(original, samples.calibration) if samples and scheme.reads_data else None
+    quantizer = Quantizer(calibration, original.table, scheme, original.dtype, formats.get)
+    facts = Chosen()
+    for i, part in enumerate(every):
+        on_progress(f"quantizing {part.name}", i, len(every))
+        stored = {w.name: weights[w.name] for w in part.weights}
+        if partial.has(part):
+            chosen = partial.load(part)
+            quantizer.advance(part, stored, chosen)
+        else:
+            chosen = quantizer.quantize(part, stored)
+            partial.save(part, chosen)
+        facts.tell(chosen)
+    return Quantized(original, every, partial, formats), facts
+
+
+def _report(
+    model: str, quantized: Quantized, scheme: Scheme, samples: Samples | None, data: Sequence[str | Path],
+    facts: Chosen, on_progress: OnProgress,
+) -> Report:  # fmt: skip
+    original, formats = quantized.original, quantized.formats
+    comparison: Comparison | None = None
+    if samples is not None:
+        others = {scheme.name: quantized.model()}
+        if scheme.method != "rtn" or scheme.format.activations != "exact":
+            others = {"rtn": _rounded_to_nearest(original, formats), **others}
+        total = sum(d.num_scored for d in samples.held_out)
+        done = 0
+
+        def on_tokens(scored: int) -> None:
+            nonlocal done
+            done += scored
+            on_progress("measuring on the held-out part", done, total)
+
+        comparison = compare(original, others, samples.held_out, on_tokens)
+    size = {scheme.name: _bytes(original, formats)}
+    bits = {scheme.name: _bits(original, formats)}
+    return Report(
+        scheme.name, _name_of(formats), model,
+        "" if samples is None else f"{len(samples.calibration)} sequences of {', '.join(map(str, data))}",
+        comparison, {"as stored": _bytes(original, {}), **size},
+        {"as stored": 8.0 * DTYPE_BYTES[original.dtype], **bits},
+        facts.lost, facts.unseen, facts.outliers, () if samples is None else samples.notes,
+    )  # fmt: skip
+
+
+def _name_of(formats: Mapping[str, Format]) -> str:
+    return FormatTable(PLAIN, formats).main.name
+
+
+def _rounded_to_nearest(original: LoadedModel, formats: Mapping[str, Format]) -> LoadedModel:
+    model = original.model
+    table = FormatTable(PLAIN, formats)
+    built = PassingModel(original.spec, model.weights, original.table, original.max_model_len, table)
+    return replace(original, model=built)
+
+
+def _bytes(original: LoadedModel, formats: Mapping[str, Format]) -> int:
+    """Return the bytes of all weights: codes, scales and zero points, and the rest as stored."""
+    total = 0.0
+    for w in original.spec.weights():
+        if w.name in formats:
+            total += _stored_bytes(formats[w.name], w.shape)
+        else:
+            total += w.num_params * DTYPE_BYTES[original.dtype]
+    return round(total)
+
+
+def _stored_bytes(format: Format, shape: tuple[int, ...]) -> float:
+    *stack, rows, columns = shape
+    of_groups = rows * format.num_groups(columns) * (format.scale_bits + format.offset_bits)
+    return int(np.prod(stack)) * (rows * columns * format.bits + of_groups) / 8
+
+
+def _bits(original: LoadedModel, formats: Mapping[str, Format]) -> float:
+    """Return the bits of a number of the matrices that are rounded."""
+    rounded = [w for w in original.spec.weights() if w.name in formats]
+    total = sum(_stored_bytes(formats[w.name], w.shape) for w in rounded)
+    return 8 * total / sum(w.num_params for w in rounded)
+
+
+def _write(
+    quantized: Quantized, writer: Writer, partial: Partial, target: Path, samples: Samples | None, report: Report
+) -> None:
+    """Write the folder, read it back, compare logits, and give it its name."""
+    folder = partial.folder / "model"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    copy_small_files(quantized.original.checkpoint.folder, folder)
+    writer.write(folder, quantized)
+    write_json(folder / FILE, report.to_json())
+    _read_back(quantized, folder, samples)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder.rename(target)
+
+
+def _read_back(quantized: Quantized, folder: Path, samples: Samples | None) -> None:
+    """Raise RequestError unless the folder, as our reader opens it, computes the logits of the quantized model."""
+    vocab = quantized.original.spec.vocab_size
+    ids = samples.held_out[0].token_ids if samples else np.random.default_rng(0).integers(0, vocab, 64).tolist()
+    ids = list(ids)[:256]
+    batch = Batch([ids], np.arange(len(ids)), np.zeros(len(ids), np.int64))
+    threads = quantized.original.table.driver.threads if quantized.original.table.driver else None
+    read = pass_model(str(folder), LoadOptions(device="cpu", threads=threads))
+    pairs = zip(logit_blocks(quantized.model(), batch), logit_blocks(read, batch), strict=True)
+    off, size = zip(*((np.abs(a - b).max(), np.abs(a).max()) for a, b in pairs), strict=True)
+    if not max(off) <= READ_BACK * max(size):
+        raise RequestError(
+            f"what was written does not compute what was quantized: logits differ by {max(off):.3g}; report this, and "
+            "take another --format"
+        )

@@ -1,0 +1,262 @@
+"""Calibration through models: the inputs that matrices see, folds that change nothing, and every method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from oracle.build import make_model, redraw
+from oracle.families import CASES
+from ridgeline.compress.calibrate import Quantizer
+from ridgeline.compress.choose import Chosen, lost_power, matrix_of
+from ridgeline.compress.folds import apply_fold, folds
+from ridgeline.compress.grid import dequantized
+from ridgeline.compress.inputs import Inputs, MatrixKey, ObservedTable, Observer
+from ridgeline.compress.layers import Calibration, keys_of, parts
+from ridgeline.compress.scheme import parse_scheme
+from ridgeline.nn.step import Stream
+from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
+
+FAMILIES = ("llama_gqa", "gpt2", "gemma2", "gpt_neox", "qwen3_moe", "deepseek_v3", "bamba", "olmo2", "qwen3_next")
+SEQUENCES = [[(7 * i * i + 3 * j + i * j) % 90 + 3 for i in range(40)] for j in range(8)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function that writes the model of a case once."""
+    found: dict[str, Path] = {}
+
+    def folder(name: str) -> Path:
+        if name not in found:
+            found[name] = tmp_path_factory.mktemp(name)
+            model = make_model(CASES[name])
+            redraw(model, 1)
+            model.save_pretrained(found[name])
+        return found[name]
+
+    return folder
+
+
+def opened(folder: Path) -> LoadedModel:
+    return pass_model(str(folder), LoadOptions(device="cpu"))
+
+
+def stored(loaded: LoadedModel, part: Any) -> dict[str, Any]:
+    return {w.name: loaded.model.weights[w.name] for w in part.weights}
+
+
+def inputs_of(loaded: LoadedModel, calibration: Calibration, part: Any) -> dict[MatrixKey, Inputs]:
+    observer, weights = Observer(with_products=True), stored(loaded, part)
+    for w in part.matrices:
+        weights[w.name] = np.ascontiguousarray(weights[w.name], np.float32)
+        for key in keys_of(w):
+            observer.watch(key, weights[key.name] if key.expert is None else weights[key.name][key.expert])
+    list(calibration.run(part, weights, ObservedTable(loaded.table, observer)))
+    return observer.inputs
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_parts_are_the_model(name: str, folders: Any) -> None:
+    """Part by part, with observed stages, the logits are those of the whole model, and every matrix is in one part."""
+    loaded = opened(folders(name))
+    calibration = Calibration(loaded, SEQUENCES)
+    every = list(parts(loaded.spec))
+    named = [w.name for part in every for w in part.weights]
+    assert len(named) == len(set(named))
+    assert set(named) == {w.name for w in loaded.spec.weights() if w.name.startswith("layers.")}
+    for part in every:
+        calibration.advance(part, stored(loaded, part), ObservedTable(loaded.table, Observer(with_products=False)))
+    expected = loaded.model(loaded.dense_step(SEQUENCES))
+    found = loaded.model.logits(Stream(np.concatenate([s.residual for s in calibration.streams]), None))
+    np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
+
+
+def test_inputs_are_those_of_transformers_modules(folders: Any) -> None:
+    """Each matrix of a layer has its own input: a Hessian of another one would still give valid codes."""
+    folder = folders("llama_gqa")
+    loaded, model = opened(folder), make_model(CASES["llama_gqa"])
+    redraw(model, 1)
+    seen: dict[str, list[Any]] = {}
+    theirs = {"mixer.q": "self_attn.q_proj", "mixer.o": "self_attn.o_proj", "mlp.gate": "mlp.gate_proj",
+              "mlp.down": "mlp.down_proj"}  # fmt: skip
+    for ours, module in theirs.items():
+        found = model.get_submodule(f"model.layers.1.{module}")
+        found.register_forward_pre_hook(lambda _, args, ours=ours: seen.setdefault(ours, []).append(args[0]))
+    with torch.no_grad():
+        for sequence in SEQUENCES:
+            model(torch.tensor([sequence]))
+    calibration, inputs = Calibration(loaded, SEQUENCES), {}
+    for part in parts(loaded.spec):
+        if part.index == 1:
+            inputs |= inputs_of(loaded, calibration, part)
+        calibration.advance(part, stored(loaded, part), loaded.table)
+    for ours in theirs:
+        x = torch.cat([a.reshape(-1, a.shape[-1]) for a in seen[ours]]).numpy().astype(np.float64)
+        mine = inputs[MatrixKey(f"layers.1.{ours}.weight")]
+        assert mine.num_tokens == len(x)
+        scale = float(np.abs(x.T @ x).max()) / len(x)
+        np.testing.assert_allclose(mine.hessian, x.T @ x / len(x), atol=1e-4 * scale)
+        np.testing.assert_allclose(mine.mean_abs, np.abs(x).mean(0), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(mine.mean_square, np.square(x).mean(0), rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(mine.max_abs, np.abs(x).max(0), rtol=1e-3, atol=1e-4)
+    shared = [inputs[MatrixKey(f"layers.1.mixer.{n}.weight")] for n in "qkv"]
+    assert shared[0] is shared[1] is shared[2], "one sum for matrices that read one input"
+
+
+def test_experts_see_the_tokens_that_are_routed_to_them(folders: Any) -> None:
+    loaded = opened(folders("qwen3_moe"))
+    calibration = Calibration(loaded, SEQUENCES)
+    num_tokens = sum(map(len, SEQUENCES))
+    for part in parts(loaded.spec):
+        if part.branch == "mlp":
+            mlp, inputs = part.spec.layers[part.index].mlp, inputs_of(loaded, calibration, part)
+            counts = [
+                inputs[key].num_tokens if (key := MatrixKey(f"{part.name}.experts.down.weight", e)) in inputs else 0
+                for e in range(mlp.num_experts)
+            ]
+            assert sum(counts) == num_tokens * mlp.num_experts_per_tok
+            assert len(set(counts)) > 1
+        calibration.advance(part, stored(loaded, part), loaded.table)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_folds_change_nothing(name: str, folders: Any) -> None:
+    """Any scales can move: the output of a part is what it was."""
+    loaded, rng = opened(folders(name)), np.random.default_rng(0)
+    calibration, count = Calibration(loaded, SEQUENCES), 0
+    for part in parts(loaded.spec):
+        weights = stored(loaded, part)
+        before = [s.residual for s in calibration.run(part, weights, loaded.table)]
+        for fold in folds(part):
+            columns = matrix_of(weights, fold.readers[0]).shape[1]
+            heads = rng.lognormal(size=columns // (fold.repeat * fold.size) * fold.size).astype(np.float32)
+            scales = np.repeat(heads.reshape(-1, 1, fold.size), fold.repeat, 1).reshape(-1)
+            changed = apply_fold(fold, scales, weights, "float32")
+            assert any(np.any(changed[n] != np.asarray(weights[n], np.float32)) for n in changed)
+            weights |= changed
+            count += 1
+        after = [s.residual for s in calibration.run(part, weights, loaded.table)]
+        for a, b in zip(before, after, strict=True):
+            np.testing.assert_allclose(b, a, atol=5e-5 * np.abs(a).max())
+        calibration.advance(part, stored(loaded, part), loaded.table)
+    expected = {"llama_gqa": 4, "gpt2": 3, "gpt_neox": 0, "olmo2": 0}
+    assert count == expected.get(name, 0) * len(loaded.spec.layers) or name not in expected
+
+
+def test_a_norm_in_16_bits_is_rounded_before_its_matrices(folders: Any) -> None:
+    loaded = opened(folders("llama_gqa"))
+    part = next(iter(parts(loaded.spec)))
+    fold, weights = next(folds(part)), stored(loaded, part)
+    scales = np.exp(np.linspace(-2, 2, loaded.spec.hidden_size)).astype(np.float32)
+    changed = apply_fold(fold, scales, weights, "bfloat16")
+    norm = changed["layers.0.mixer_norm.weight"]
+    assert np.all(norm.view(np.uint32) << 16 == 0), "bfloat16 holds each number"
+    product = changed["layers.0.mixer.q.weight"] * norm
+    expected = weights["layers.0.mixer.q.weight"] * weights["layers.0.mixer_norm.weight"]
+    np.testing.assert_allclose(product, expected, rtol=1e-5)
+
+
+def run(loaded: LoadedModel, scheme: str, count: int = len(SEQUENCES)) -> tuple[list[Chosen], float]:
+    """Quantize a model. Return the results of its parts, and the squared error of the stream behind the last one."""
+    own = parse_scheme(scheme)
+    calibration, exact = Calibration(loaded, SEQUENCES[:count]), Calibration(loaded, SEQUENCES[:count])
+    quantizer = Quantizer(calibration, loaded.table, own, "float32", lambda name: own.format)
+    found = []
+    for part in parts(loaded.spec):
+        found.append(quantizer.quantize(part, stored(loaded, part)))
+        exact.advance(part, stored(loaded, part), loaded.table)
+    pairs = zip(exact.streams, calibration.streams, strict=True)
+    return found, sum(float(np.square(a.residual - b.residual).sum()) for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        *((name, "gptq-int4") for name in FAMILIES),
+        *((name, scheme) for name in ("llama_gqa", "qwen3_moe") for scheme in ("awq-int4", "smooth-int8")),
+        *(("gpt2", scheme) for scheme in ("awq-int4", "clip-int3", "llm.int8", "rtn-fp8")),
+    ],
+)
+def test_every_method_serves_every_family(name: str, scheme: str, folders: Any) -> None:
+    loaded = opened(folders(name))
+    results, error = run(loaded, scheme)
+    codes = {key for found in results for key in found.codes}
+    rounded = {key for part in parts(loaded.spec) for w in part.matrices for key in keys_of(w)}
+    assert codes == rounded and np.isfinite(error)
+    assert all(np.isfinite(list(found.lost.values())).all() for found in results)
+
+
+def test_methods_with_data_lose_less(folders: Any) -> None:
+    loaded = opened(folders("llama_gqa"))
+    rtn, gptq, awq = (run(loaded, f"{method}-int3")[1] for method in ("rtn", "gptq", "awq"))
+    assert gptq < 0.8 * rtn and awq < rtn
+
+
+def test_experts_with_few_tokens_are_named_and_rounded_to_nearest(folders: Any) -> None:
+    loaded = opened(folders("qwen3_moe"))
+    results, _ = run(loaded, "gptq-int4", 2)
+    unseen = {key: tokens for found in results for key, tokens in found.unseen.items()}
+    assert unseen and all(key.expert is not None for key in unseen)
+    for key, tokens in unseen.items():
+        assert tokens < matrix_of(loaded.model.weights, key).shape[1]
+
+
+def plant_other_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Observer.see
+    monkeypatch.setattr(Observer, "see", lambda self, key, x: real(self, key, np.roll(x, 5, -1)))
+
+
+def plant_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Quantizer, "_observe", lambda self, part, weights, keys: {})
+
+
+@pytest.mark.parametrize("plant", [plant_other_inputs, plant_no_data])
+def test_planted_bugs_are_seen(plant: Any, folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibration that never ran is rounding to nearest, and the result says so; wrong inputs are worse than right."""
+    loaded = opened(folders("llama_gqa"))
+    good, error = run(loaded, "gptq-int3")
+    assert not any(found.unseen for found in good)
+    plant(monkeypatch)
+    bad, other = run(loaded, "gptq-int3")
+    assert other > 1.2 * error
+    if plant is plant_no_data:
+        assert all(found.unseen.keys() == found.codes.keys() for found in bad)
+
+
+def test_later_layers_read_the_outputs_of_quantized_ones(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = opened(folders("llama_gqa"))
+    _, error = run(loaded, "gptq-int3")
+    monkeypatch.setattr("ridgeline.compress.calibrate.rounded", lambda part, found: {})
+    own = parse_scheme("gptq-int3")
+    calibration = Calibration(loaded, SEQUENCES)
+    quantizer = Quantizer(calibration, loaded.table, own, "float32", lambda name: own.format)
+    weights: dict[str, Any] = {}
+    every = list(parts(loaded.spec))
+    for part in every:
+        found = quantizer.quantize(part, stored(loaded, part))
+        weights[part.name] = {**stored(loaded, part), **{k.name: dequantized(m) for k, m in found.codes.items()}}
+    exact, other = Calibration(loaded, SEQUENCES), Calibration(loaded, SEQUENCES)
+    for part in every:
+        exact.advance(part, stored(loaded, part), loaded.table)
+        other.advance(part, weights[part.name], loaded.table)
+    pairs = zip(exact.streams, other.streams, strict=True)
+    alone = sum(float(np.square(a.residual - b.residual).sum()) for a, b in pairs)
+    assert alone != error, "the inputs of later layers are others"
+
+
+def test_lost_power_is_that_of_the_outputs() -> None:
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((200, 32)).astype(np.float32), rng.standard_normal((8, 32)).astype(np.float32)
+    other, seen = weight + 0.1 * rng.standard_normal((8, 32)).astype(np.float32), Inputs(32, with_products=True)
+    seen.add(x[:120])
+    seen.add(x[120:])
+    expected = np.square(x @ (other - weight).T).sum() / np.square(x @ weight.T).sum()
+    assert lost_power(weight, other, seen) == pytest.approx(expected, rel=1e-3)
+    assert lost_power(weight, other, None) == pytest.approx(
+        np.square(other - weight).sum() / np.square(weight).sum(), rel=1e-3
+    )
+    assert lost_power(0 * weight, 0 * weight, seen) == 0
