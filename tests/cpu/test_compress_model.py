@@ -198,7 +198,7 @@ def test_methods_with_data_lose_less(folders: Any) -> None:
 
 def test_experts_with_few_tokens_are_named_and_rounded_to_nearest(folders: Any) -> None:
     loaded = opened(folders("qwen3_moe"))
-    results, _ = run(loaded, "gptq-int4", 2)
+    results, _ = run(loaded, "gptq-int4", 3)
     unseen = {key: tokens for found in results for key, tokens in found.unseen.items()}
     assert unseen and all(key.expert is not None for key in unseen)
     for key, tokens in unseen.items():

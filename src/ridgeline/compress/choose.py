@@ -19,6 +19,7 @@ from ridgeline.compress.outliers import Outliers
 from ridgeline.compress.rtn import round_to_nearest
 from ridgeline.compress.scheme import Scheme
 from ridgeline.compress.smooth import smooth_scales
+from ridgeline.errors import CheckpointError
 from ridgeline.ops.arrays import QuantizedMatrix
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.quant import Format
@@ -114,7 +115,8 @@ def choose_codes(
 ) -> None:  # fmt: skip
     """Choose the codes of some matrices of a part.
 
-    formats: the format of each matrix, by name. into: receives the results.
+    formats: the format of each matrix, by name. into: receives the results. Raises CheckpointError for a matrix that
+    cannot be rounded.
     """
     for key in keys:
         matrix, seen = matrix_of(weights, key), inputs.get(key)
@@ -122,7 +124,10 @@ def choose_codes(
         if scheme.needs_data and (seen is None or num_tokens < matrix.shape[1]):
             into.unseen[key] = num_tokens
             seen = None
-        codes = _codes(matrix, seen, scheme, formats[key.name])
+        try:
+            codes = _codes(matrix, seen, scheme, formats[key.name])
+        except ValueError as e:
+            raise CheckpointError(f"{key}: {e}") from None
         into.codes[key] = codes
         into.lost[key] = lost_power(matrix, dequantized(codes), seen)
 

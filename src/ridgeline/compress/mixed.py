@@ -22,7 +22,8 @@ def spend(choices: Mapping[str, list[Choice]], budget: float) -> dict[str, Choic
     """Return a choice for each part with at most `budget` bytes in total and a small sum of costs.
 
     Starts with the fewest bytes and takes the step with the greatest gain for each byte, until no step fits. Steps lie
-    on the lower convex hull of each part's choices, so that the result is the best for the bytes that it takes.
+    on the lower convex hull of each part's choices: until the first step that does not fit, no other choice has both
+    fewer bytes and a smaller cost.
 
     Raises ValueError if even the fewest bytes are too many.
     """
