@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from safetensors.numpy import load_file
 from tokenizers import decoders, models, pre_tokenizers
 from typer.testing import CliRunner
 
@@ -21,8 +22,10 @@ from ridgeline.cli.main import app
 from ridgeline.compress import Options, quantize
 from ridgeline.compress.calibrate import Quantizer
 from ridgeline.compress.data import read_samples, unknown_share
+from ridgeline.compress.grid import dequantized
 from ridgeline.compress.mixed import Choice, spend
 from ridgeline.compress.scheme import parse_scheme
+from ridgeline.compress.tensors import matrices, plain
 from ridgeline.compress.write import WRITERS, Writer
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.load.tokenizer import Tokenizer
@@ -130,7 +133,7 @@ def test_what_is_written_is_read_back(model: Path, text: Path, tmp_path: Path, m
         quantized.floats = lambda name: real(names.get(name, name))
         right.write(folder, quantized)
 
-    monkeypatch.setattr("ridgeline.compress.write.WRITERS", {"floats": Writer(right.refuses, swapped)})
+    monkeypatch.setattr("ridgeline.compress.write.WRITERS", {"floats": Writer(right.refuses, True, swapped)})
     with pytest.raises(RequestError, match="does not compute what was quantized"):
         quantize(str(model), "rtn-int4", out=tmp_path / "out", data=[text], options=FEW)
     assert leftovers(tmp_path) == []
@@ -276,11 +279,12 @@ def test_a_model_that_is_quantized_already_is_refused(model: Path, tmp_path: Pat
 
 def test_damaged_weights_are_refused(model: Path, text: Path, tmp_path: Path) -> None:
     import torch
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file as load
+    from safetensors.torch import save_file
 
     folder = tmp_path / "damaged"
     shutil.copytree(model, folder)
-    tensors = load_file(folder / "model.safetensors")
+    tensors = load(folder / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     for scheme in ("gptq-int4", "rtn-int4"):
@@ -298,3 +302,33 @@ def test_damaged_weights_are_refused(model: Path, text: Path, tmp_path: Path) ->
 )  # fmt: skip
 def test_names_of_schemes(name: str, format: str) -> None:
     assert parse_scheme(name).format.name == format
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen3_moe", "phi3", "gpt2"])
+def test_tensors_have_the_names_of_the_family(name: str, tmp_path: Path) -> None:
+    """Codes and plain tensors by the checkpoint's names give the floats that the family's own layout has."""
+    folder = tmp_path / name
+    made = make_model(CASES[name])
+    redraw(made, 1)
+    made.save_pretrained(folder)
+    caught: dict[str, Any] = {}
+    right = WRITERS["floats"]
+
+    def kept(target: Path, quantized: Any) -> None:
+        right.write(target, quantized)
+        caught["written"] = load_file(target / "model.safetensors")
+        if name != "gpt2":
+            caught["plain"], caught["matrices"] = plain(quantized), matrices(quantized)
+        else:
+            with pytest.raises(RequestError, match="transposed"):
+                matrices(quantized)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ridgeline.compress.write.WRITERS", {"floats": Writer(right.refuses, True, kept)})
+        quantize(str(folder), "rtn-int4", out=tmp_path / "out")
+    if name != "gpt2":
+        own = {key: tensor.data for key, tensor in caught["plain"].items()}
+        own |= {key: dequantized(matrix) for key, matrix in caught["matrices"].items()}
+        assert set(own) == set(caught["written"])
+        for key, value in caught["written"].items():
+            np.testing.assert_allclose(own[key], value, atol=1e-6)

@@ -23,7 +23,7 @@ _Scheme = Annotated[
     option(
         "--scheme",
         help="How codes are chosen: METHOD-TYPE with method rtn (round to nearest), clip, awq, gptq or smooth, and "
-        "type int8, int6, int5, int4, int3, int2 or fp8; or llm.int8, or fp8. Examples: awq-int4, gptq-int3, smooth-int8.",
+        "type int8, int6, int5, int4, int3, int2 or fp8; or llm.int8, or fp8. Examples: awq-int4, gptq-int3.",
     ),
 ]
 _Out = Annotated[str, option("--out", help="Folder to write. It must not exist.")]

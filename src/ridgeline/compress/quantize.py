@@ -79,6 +79,7 @@ def quantize(
     if not data and (chosen.needs_data or options.bits is not None):
         raise RequestError(f"{scheme} chooses codes with data; name texts with --calibrate")
     writer = writer_of(format, chosen.format)
+    chosen = replace(chosen, static=chosen.static or not writer.permutes)
     original = _open(model, options)
     samples = _samples(original, data, options) if data else None
     partial = Partial(target, _settings(original, chosen, data, options))
@@ -219,9 +220,8 @@ def _write(
     """Write the folder, read it back, compare logits, and give it its name."""
     folder = partial.folder / "model"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    copy_small_files(quantized.original.checkpoint.folder, folder)
     writer.write(folder, quantized)
+    copy_small_files(quantized.original.checkpoint.folder, folder)
     write_json(folder / FILE, report.to_json())
     _read_back(quantized, folder, samples)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -23,11 +23,12 @@ from ridgeline.spec.quant import Format
 class Writer:
     """A format of checkpoints.
 
-    refuses: returns why it cannot hold matrices of a format; None if it can. write: writes weights and config.json
-    into a folder that has the original's other small files.
+    refuses: returns why it cannot hold matrices of a format; None if it can. permutes: whether it holds the order of
+    columns of a matrix. write: writes weights and config.json into a folder that does not exist.
     """
 
     refuses: Callable[[Format], str | None]
+    permutes: bool
     write: Callable[[Path, Quantized], None]
 
 
@@ -37,6 +38,7 @@ def _write_floats(folder: Path, quantized: Quantized) -> None:
     weights = {
         w.name: HostTensor(np.asarray(quantized.floats(w.name), np.float32), "float32") for w in original.spec.weights()
     }
+    folder.mkdir()
     tensors = checkpoint_tensors(original.spec, original.checkpoint.family.names, weights)
     write_safetensors(folder / "model.safetensors", tensors)
     config = {k: v for k, v in original.checkpoint.config.items() if k not in ("dtype", "torch_dtype")}
@@ -45,7 +47,7 @@ def _write_floats(folder: Path, quantized: Quantized) -> None:
 
 # Name -> format, the default first.
 WRITERS: Mapping[str, Writer] = {
-    "floats": Writer(lambda format: None, _write_floats),
+    "floats": Writer(lambda format: None, True, _write_floats),
 }
 
 
@@ -61,10 +63,10 @@ def writer_of(name: str, format: Format) -> Writer:
 
 
 def copy_small_files(source: Path, folder: Path) -> None:
-    """Copy the config, the tokenizer and the chat template of a model."""
+    """Copy the tokenizer, the chat template and what else a model's folder has besides config.json and weights."""
     for pattern in SMALL_FILES:
         for path in source.glob(pattern):
-            if path.is_file():
+            if path.is_file() and path.name != "config.json":
                 shutil.copyfile(path, folder / path.name)
 
 
