@@ -28,6 +28,7 @@ from ridgeline.compress.scheme import parse_scheme
 from ridgeline.compress.tensors import matrices, plain
 from ridgeline.compress.write import WRITERS, Writer
 from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.evals import measure_perplexity
 from ridgeline.load.tokenizer import Tokenizer
 
 FEW = Options(sequences=6, length=32)
@@ -42,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.add_special_tokens(alphabet[:3])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    made = make_model(CASES["llama_gqa"], vocab_size=len(alphabet), num_hidden_layers=2)
+    made = make_model(CASES["llama_gqa"], vocab_size=len(alphabet), num_hidden_layers=2, intermediate_size=96)
     redraw(made, 3)
     made.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -133,7 +134,7 @@ def test_what_is_written_is_read_back(model: Path, text: Path, tmp_path: Path, m
         quantized.floats = lambda name: real(names.get(name, name))
         right.write(folder, quantized)
 
-    monkeypatch.setattr("ridgeline.compress.write.WRITERS", {"floats": Writer(right.refuses, True, swapped)})
+    monkeypatch.setattr("ridgeline.compress.write.WRITERS", {"floats": Writer(right.refuses, swapped)})
     with pytest.raises(RequestError, match="does not compute what was quantized"):
         quantize(str(model), "rtn-int4", out=tmp_path / "out", data=[text], options=FEW)
     assert leftovers(tmp_path) == []
@@ -247,7 +248,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
             data=[options["--calibrate"]] if "--calibrate" in options else (),
             group=int(options["--group"]) if "--group" in options else None,
             symmetric=False if "--asymmetric" in own else None, activations=options.get("--activations"),
-            format=options.get("--format", "floats"),
+            format=options.get("--format"),
             options=Options(
                 length=int(options.get("--sequence-length", 64)),
                 bits=float(options["--bits"]) if "--bits" in options else None,
@@ -324,7 +325,7 @@ def test_tensors_have_the_names_of_the_family(name: str, tmp_path: Path) -> None
                 matrices(quantized)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ridgeline.compress.write.WRITERS", {"floats": Writer(right.refuses, True, kept)})
+        patch.setattr("ridgeline.compress.write.WRITERS", {"floats": Writer(right.refuses, kept)})
         quantize(str(folder), "rtn-int4", out=tmp_path / "out")
     if name != "gpt2":
         own = {key: tensor.data for key, tensor in caught["plain"].items()}
@@ -332,3 +333,33 @@ def test_tensors_have_the_names_of_the_family(name: str, tmp_path: Path) -> None
         assert set(own) == set(caught["written"])
         for key, value in caught["written"].items():
             np.testing.assert_allclose(own[key], value, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "format", "method"),
+    [
+        ("gptq-int4", None, "compressed-tensors"), ("gptq-int4", "gptq", "gptq"),
+        ("gptq-int3", "gptq_v2", "gptq"), ("awq-int4", "awq", "awq"),
+        ("llm.int8", None, "bitsandbytes"), ("smooth-int8", None, "compressed-tensors"),
+        ("fp8", None, "compressed-tensors"), ("clip-int2", "floats", None),
+    ],
+)  # fmt: skip
+def test_formats_open_without_a_flag(
+    scheme: str, format: str | None, method: str | None, model: Path, text: Path, tmp_path: Path
+) -> None:
+    """The folder has the method that loaders read, and its loss is that of the report."""
+    out = tmp_path / "out"
+    report = quantize(str(model), scheme, out=out, data=[text], format=format, options=FEW)
+    config = json.loads((out / "config.json").read_text())
+    assert config.get("quantization_config", {}).get("quant_method") == method
+    assert report.comparison is not None
+    samples = read_samples([text], Tokenizer.from_folder(out), length=32, count=6, held_out_tokens=32_768, seed=0)
+    found = measure_perplexity(LLM(str(out)).loaded, samples.held_out, context=32)
+    own = report.comparison.others[scheme].perplexity.value
+    assert found.perplexity.value == pytest.approx(own, rel=2e-3)
+
+
+def test_a_format_that_cannot_hold_a_scheme_says_which_can(model: Path, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"awq cannot hold .* can$"):
+        quantize(str(model), "gptq-int3", out=tmp_path / "out", data=[text], format="awq")
+    assert leftovers(tmp_path) == []

@@ -67,7 +67,14 @@ _Bits = Annotated[
         "bits. Default: all matrices get those of --scheme.",
     ),
 ]
-_Format = Annotated[str, option("--format", help="Format of the checkpoint. Default: floats.")]
+_Format = Annotated[
+    str | None,
+    option(
+        "--format",
+        help="Format of the checkpoint: compressed-tensors, awq, gptq, gptq_v2, bitsandbytes, or floats, which every "
+        "program reads. Default: the first one that can hold the matrices.",
+    ),
+]
 _Sequences = Annotated[
     int, option("--sequences", min=1, help="Number of calibration sequences. More take more time. Default: 128.")
 ]
@@ -88,7 +95,7 @@ def quantize(
     symmetric: _Symmetric = None,
     activations: _Activations = None,
     bits: _Bits = None,
-    format: _Format = "floats",
+    format: _Format = None,
     sequences: _Sequences = 128,
     sequence_length: _Length = None,
     seed: _Seed = 0,

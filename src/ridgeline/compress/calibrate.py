@@ -13,13 +13,15 @@ import numpy as np
 
 from ridgeline.compress.choose import Chosen, choose_codes, matrix_keys, scale_part
 from ridgeline.compress.grid import Floats, dequantized
-from ridgeline.compress.inputs import Inputs, MatrixKey, ObservedTable, Observer
-from ridgeline.compress.layers import Calibration, Experts, Part, keys_of
+from ridgeline.compress.inputs import Inputs, MatrixKey, Observer
+from ridgeline.compress.layers import Calibration, Part, keys_of
 from ridgeline.compress.outliers import outlier_report
 from ridgeline.compress.scheme import Scheme
 from ridgeline.errors import RequestError
+from ridgeline.nn.capture import Capture
 from ridgeline.ops import OpsTable
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.arrays import QuantizedStack
+from ridgeline.ops.host.memory import dtype_of
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.quant import Format
 
@@ -59,7 +61,7 @@ class Quantizer:
             changed = scale_part(
                 part, weights, inputs, self._scheme, self._dtype, formats, self._block_loss(part, weights)
             )
-            found.changed = {name: w for name, w in changed.items() if name not in formats}
+            found.changed = {name: self._as_stored(w) for name, w in changed.items() if name not in formats}
         choose_codes(keys, weights, inputs, self._scheme, formats, found)
         self.advance(part, weights, found)
         return found
@@ -67,12 +69,9 @@ class Quantizer:
     def _observe(self, part: Part, weights: Mapping[str, Any], keys: list[MatrixKey]) -> Mapping[MatrixKey, Inputs]:
         if self._calibration is None:
             return {}
-        observer = Observer(with_products=self._scheme.method in ("gptq", "awq"))
-        held: dict[str, Any] = {}
-        for key in keys:
-            whole = held.setdefault(key.name, np.ascontiguousarray(weights[key.name]))
-            observer.watch(key, whole if key.expert is None else whole[key.expert])
-        for _ in self._calibration.run(part, {**weights, **held}, ObservedTable(self._table, observer)):
+        observer = Observer(keys, with_products=self._scheme.method in ("gptq", "awq"))
+        capture = Capture(part.spec, observer.names, observer.receive)
+        for _ in self._calibration.run(part, weights, self._table, capture=capture):
             pass
         for key, seen in observer.inputs.items():
             if not seen.is_finite():
@@ -80,6 +79,11 @@ class Quantizer:
                     f"the input of {key} is not finite on the calibration text: the checkpoint is damaged"
                 )
         return observer.inputs
+
+    def _as_stored(self, weight: Floats) -> Floats:
+        """Return float32 numbers rounded to the type of the checkpoint."""
+        found: Floats = weight.astype(dtype_of(self._dtype)).astype(np.float32)
+        return found
 
     def _block_loss(self, part: Part, weights: Mapping[str, Any]) -> Callable[[Mapping[str, Floats]], float]:
         """Return the squared error of the part's output where some of its weights are replaced."""
@@ -101,11 +105,15 @@ class Quantizer:
         return loss
 
     def advance(self, part: Part, stored: Mapping[str, Any], found: Chosen) -> None:
-        """Let the streams pass through a part that is quantized. stored: its weights as they are in the checkpoint."""
+        """Let the streams pass through a part that is quantized. stored: its weights as they are in the checkpoint.
+
+        If codes do not depend on data, inputs are only reported, and are those of the original model.
+        """
         if self._calibration is None:
             return
+        own = {**found.changed, **rounded(part, found)} if self._scheme.needs_data else {}
         try:
-            self._calibration.advance(part, {**stored, **found.changed, **rounded(part, found)}, self._table)
+            self._calibration.advance(part, {**stored, **own}, self._table)
         except FloatingPointError as e:
             raise RequestError(f"{e} computes NaN or infinity with quantized weights; take more bits") from None
 
@@ -117,11 +125,9 @@ def rounded(part: Part, found: Chosen) -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     for w in part.matrices:
-        matrices = [_for_products(found.codes[key]) for key in keys_of(w) if key in found.codes]
+        matrices = [found.codes[key] for key in keys_of(w) if key in found.codes]
         if matrices:
-            out[w.name] = matrices[0] if len(w.shape) == 2 else Experts(matrices)
+            is_exact = matrices[0].format.activations == "exact"
+            several: Any = np.stack([dequantized(m) for m in matrices]) if is_exact else QuantizedStack(matrices)
+            out[w.name] = several[0] if len(w.shape) == 2 else several
     return out
-
-
-def _for_products(matrix: QuantizedMatrix) -> QuantizedMatrix | Floats:
-    return dequantized(matrix) if matrix.format.activations == "exact" else matrix

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ridgeline.compress.grid import Floats
-from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, Op, QuantizedMatrix, Weights
-from ridgeline.ops.stages import compose
+from ridgeline.nn.capture import EXPERTS, INPUT
 
 
 class MatrixKey(NamedTuple):
@@ -18,6 +16,14 @@ class MatrixKey(NamedTuple):
 
     name: str
     expert: int | None = None
+
+    @property
+    def input_name(self) -> str:
+        """The name of its input, as `nn.capture.input_names` yields it."""
+        module = self.name.removesuffix(".weight")
+        if self.expert is not None:
+            module = module.replace(f".{EXPERTS}.", f".{EXPERTS}.{self.expert}.")
+        return module + INPUT
 
     def __str__(self) -> str:
         return self.name if self.expert is None else f"{self.name}[{self.expert}]"
@@ -84,28 +90,18 @@ class Inputs:
 
 
 class Observer:
-    """Collects the inputs of the matrices of a part of a model.
+    """Collects the inputs of matrices; `receive` is for an `nn.capture.Capture` of their names."""
 
-    Matrices are told apart by the memory of their numbers: `watch` says which to collect.
-    """
-
-    def __init__(self, *, with_products: bool) -> None:
+    def __init__(self, keys: Iterable[MatrixKey], *, with_products: bool) -> None:
+        self.names = {key.input_name: key for key in keys}
         self._with_products = with_products
-        self._keys: dict[int, MatrixKey] = {}
         self._owner: dict[MatrixKey, MatrixKey] = {}  # the first matrix that reads the same input
         self._last: tuple[Floats, MatrixKey] | None = None
         self.inputs: dict[MatrixKey, Inputs] = {}
 
-    def watch(self, key: MatrixKey, data: Floats) -> None:
-        """Collect the inputs of a matrix [out, in] whose numbers are `data`."""
-        self._keys[_address(data)] = key
-
-    def key_of(self, data: Array | QuantizedMatrix) -> MatrixKey | None:
-        """Return the key of a matrix; None if it is not watched."""
-        return self._keys.get(_address(data)) if isinstance(data, np.ndarray) else None
-
-    def see(self, key: MatrixKey, x: Floats) -> None:
+    def receive(self, name: str, x: Any) -> None:
         """Add the inputs of one product."""
+        key = self.names[name]
         same = self._last[1] if self._last is not None and self._last[0] is x else key
         owner = self._owner.setdefault(key, self._owner.get(same, same))
         self._last = x, owner
@@ -115,36 +111,3 @@ class Observer:
         self.inputs.setdefault(key, found)
         if owner == key:
             found.add(x.reshape(-1, x.shape[-1]))
-
-
-def _address(data: Floats) -> int:
-    return int(data.__array_interface__["data"][0])
-
-
-class ObservedTable(OpsTable):
-    """The kernels of a device on the host, with every stage composed, so that an observer sees each product's input."""
-
-    def __init__(self, table: OpsTable, observer: Observer) -> None:
-        self.memory, self.driver = table.memory, table.driver
-        self._table, self._observer = table, observer
-
-    def primitive(self, op: Op[Any], case: object = None) -> Any:
-        """Return the kernel of a primitive."""
-        return self._table.primitive(op, case)
-
-    def stage(self, op: Op[Any], case: object, weights: Weights) -> Any:
-        """Return the composition of a stage; a product reports its inputs."""
-        if op is not api.PRODUCT:
-            return compose(op, case, weights, self)
-        key = self._observer.key_of(weights.linears["matrix"].data)
-        product = self._table.stage(op, case, weights)
-        return product if key is None else _observed(product, key, self._observer.see)
-
-
-def _observed(product: Any, key: MatrixKey, see: Callable[[MatrixKey, Floats], None]) -> Callable[[Floats], Floats]:
-    def run(x: Floats) -> Floats:
-        see(key, x)
-        found: Floats = product(x)
-        return found
-
-    return run

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.compress.grid import Floats
 from ridgeline.compress.inputs import MatrixKey
+from ridgeline.nn.capture import Capture
 from ridgeline.nn.model import residual_scale
 from ridgeline.nn.single import layer_block
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import Layer, ModelSpec, Weight
@@ -61,23 +60,6 @@ def parts(spec: ModelSpec) -> Iterator[Part]:
             yield Part(i, branch, part, tuple(w for w in own if w.name.startswith(names)))
 
 
-class Experts:
-    """The matrices of experts as codes, where a model expects [expert, out, in]."""
-
-    def __init__(self, matrices: Sequence[QuantizedMatrix | Floats]) -> None:
-        self._matrices = matrices
-        self.shape = (len(matrices), *matrices[0].shape)
-
-    def __getitem__(self, expert: int) -> QuantizedMatrix | Floats:
-        return self._matrices[expert]
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        """All arrays that the matrices consist of."""
-        found = (m.arrays if isinstance(m, QuantizedMatrix) else (m,) for m in self._matrices)
-        return tuple(array for arrays in found for array in arrays)
-
-
 def keys_of(weight: Weight) -> Iterator[MatrixKey]:
     """Yield the matrices of a weight: one, or one for each expert."""
     if len(weight.shape) == 2:
@@ -115,10 +97,14 @@ class Calibration:
         return len(self.steps)
 
     def run(
-        self, part: Part, weights: Mapping[str, Any], table: OpsTable, batches: int | None = None
-    ) -> Iterator[Stream]:
-        """Yield the stream after a part for each batch. batches: number of batches. Default: all."""
-        block = layer_block(self._model, part.spec, part.index, weights, table)
+        self, part: Part, weights: Mapping[str, Any], table: OpsTable, batches: int | None = None,
+        capture: Capture | None = None,
+    ) -> Iterator[Stream]:  # fmt: skip
+        """Yield the stream after a part for each batch.
+
+        batches: number of batches; None: all. capture: receives the inputs of matrices that it asks for.
+        """
+        block = layer_block(self._model, part.spec, part.index, weights, table, capture)
         scale = residual_scale(part.spec.layers[part.index])
         for step, stream in list(zip(self.steps, self.streams, strict=True))[:batches]:
             found = block(stream, step)

@@ -19,7 +19,7 @@ from ridgeline.compress.report import FILE, Report
 from ridgeline.compress.result import Quantized
 from ridgeline.compress.scheme import Scheme, parse_scheme
 from ridgeline.compress.sensitivity import mixed_formats
-from ridgeline.compress.write import WRITERS, Writer, copy_small_files, write_json, writer_of
+from ridgeline.compress.write import Writer, can_permute, copy_small_files, write_json, writer_of
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.evals.scores import logit_blocks
 from ridgeline.evals.windows import Batch
@@ -56,7 +56,7 @@ class Options:
 
 def quantize(
     model: str, scheme: str, *, out: str | Path, data: Sequence[str | Path] = (), group: int | None = None,
-    symmetric: bool | None = None, activations: str | None = None, format: str = next(iter(WRITERS)),
+    symmetric: bool | None = None, activations: str | None = None, format: str | None = None,
     options: Options = Options(), on_progress: OnProgress = lambda what, done, total: None,
 ) -> Report:  # fmt: skip
     """Quantize a model and write it to a new folder.
@@ -68,7 +68,7 @@ def quantize(
         scheme: such as `awq-int4`; see `parse_scheme`, which also explains group, symmetric and activations.
         out: the folder to write, which must not exist.
         data: text files or folders to calibrate with and to measure on. Rounding to nearest needs none.
-        format: format of the checkpoint, one of `WRITERS`.
+        format: format of the checkpoint, one of `WRITERS`; None: the first one that can hold the matrices.
 
     Raises:
         RidgelineError: with one line, for each input that cannot be used. Nothing is left on disk then.
@@ -78,13 +78,14 @@ def quantize(
         raise RequestError(f"{target} exists; name another folder with --out, or remove it")
     if not data and (chosen.needs_data or options.bits is not None):
         raise RequestError(f"{scheme} chooses codes with data; name texts with --calibrate")
-    writer = writer_of(format, chosen.format)
-    chosen = replace(chosen, static=chosen.static or not writer.permutes)
     original = _open(model, options)
+    shapes = {w.name: w.shape for part in parts(original.spec) for w in part.matrices}
+    writer = writer_of(format, shapes, chosen.format)
+    chosen = replace(chosen, static=chosen.static or not can_permute(writer, chosen.format))
     samples = _samples(original, data, options) if data else None
     partial = Partial(target, _settings(original, chosen, data, options))
     try:
-        quantized, facts = _run(original, chosen, samples, partial, options, on_progress)
+        quantized, facts = _run(original, chosen, samples, partial, options, writer, on_progress)
         report = _report(model, quantized, chosen, samples, data, facts, on_progress)
         _write(quantized, writer, partial, target, samples, report)
     except RidgelineError:
@@ -125,14 +126,14 @@ def _settings(
 
 def _run(
     original: LoadedModel, scheme: Scheme, samples: Samples | None, partial: Partial, options: Options,
-    on_progress: OnProgress,
+    writer: Writer, on_progress: OnProgress,
 ) -> tuple[Quantized, Chosen]:  # fmt: skip
     """Quantize all parts that are not finished. Return the model, and what is known about its matrices."""
     weights, every = original.model.weights, list(parts(original.spec))
     formats = {w.name: scheme.format for part in every for w in part.matrices}
     if options.bits is not None:
         assert samples is not None
-        formats = mixed_formats(original, scheme, samples, options.bits, on_progress)
+        formats = mixed_formats(original, scheme, samples, options.bits, writer, on_progress)
     calibration = Calibration(original, samples.calibration) if samples and scheme.reads_data else None
     quantizer = Quantizer(calibration, original.table, scheme, original.dtype, formats.get)
     facts = Chosen()

@@ -12,10 +12,10 @@ from ridgeline.compress.calibrate import rounded
 from ridgeline.compress.choose import Chosen
 from ridgeline.compress.grid import Floats, dequantized
 from ridgeline.compress.inputs import MatrixKey
-from ridgeline.compress.layers import Experts, Part
+from ridgeline.compress.layers import Part
 from ridgeline.compress.partial import Partial
 from ridgeline.nn import PassingModel
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.arrays import QuantizedMatrix, QuantizedStack
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.spec.quant import Format
 
@@ -43,12 +43,12 @@ class Quantized:
             self._last = part, self._partial.load(part)
         return self._last[1]
 
-    def codes(self, name: str) -> QuantizedMatrix | Experts:
+    def codes(self, name: str) -> QuantizedMatrix | QuantizedStack:
         """Return a matrix that was rounded."""
         found = self.part(name).codes
         if (key := MatrixKey(name)) in found:
             return found[key]
-        return Experts([found[key] for key in sorted(k for k in found if k.name == name)])
+        return QuantizedStack([found[key] for key in sorted(k for k in found if k.name == name)])
 
     def floats(self, name: str) -> Any:
         """Return a weight as floats: as the checkpoint has it, as it was changed, or the numbers of its codes."""
@@ -56,7 +56,7 @@ class Quantized:
             found = self.codes(name)
             if isinstance(found, QuantizedMatrix):
                 return dequantized(found)
-            return np.stack([dequantized(found[e]) for e in range(found.shape[0])])  # type: ignore[arg-type]
+            return np.stack([dequantized(found[e]) for e in range(found.shape[0])])
         changed = self.part(name).changed.get(name) if name in self._part else None
         return self.original.model.weights[name] if changed is None else changed
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from ridgeline.archs import Read
-from ridgeline.compress.layers import Experts
 from ridgeline.compress.result import Quantized
 from ridgeline.errors import RequestError
 from ridgeline.load.packed import open_tensors
 from ridgeline.load.safetensors import HostTensor
 from ridgeline.load.weights import part_of
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.arrays import QuantizedMatrix, QuantizedStack
 from ridgeline.ops.host.memory import dtype_of
 from ridgeline.spec.dtype import DType
 
@@ -33,7 +32,7 @@ def matrices(quantized: Quantized) -> dict[str, QuantizedMatrix]:
                 f"{name} is part of another tensor in the checkpoints of this family, or transposed; no format of "
                 "quantized checkpoints has this layout: take --format floats"
             )
-        several = [codes[e] for e in range(codes.shape[0])] if isinstance(codes, Experts) else [codes]
+        several = [codes[e] for e in range(codes.shape[0])] if isinstance(codes, QuantizedStack) else [codes]
         if len(several) != len(read.keys):
             raise RequestError(f"{name} is one tensor for all experts in the checkpoint; take --format floats")
         for key, matrix in zip(read.keys, several, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ridgeline.nn.capture import Capture
 from ridgeline.nn.model import Model, _Block, _DeepNormBlock, _How
 from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable
@@ -14,13 +15,17 @@ from ridgeline.spec.quant import AS_STORED
 LayerBlock = Callable[[Stream, Step], Stream]
 
 
-def layer_block(model: Model, spec: ModelSpec, index: int, weights: Mapping[str, Array], table: OpsTable) -> LayerBlock:
+def layer_block(
+    model: Model, spec: ModelSpec, index: int, weights: Mapping[str, Array], table: OpsTable,
+    capture: Capture | None = None,
+) -> LayerBlock:  # fmt: skip
     """Return layer `index` of `spec` as a function of a stream whose delta is None, and a step.
 
     Args:
         model: computes rotations; its own layers are not used.
         weights: the weights of this layer, by name: floats, or codes and scales.
+        capture: receives the inputs of matrices that it asks for.
     """
     kind = _DeepNormBlock if isinstance(spec.layers[index], DeepNormLayer) else _Block
-    block = kind(index, spec, weights, _How(table, AS_STORED, {}), 1.0)
+    block = kind(index, spec, weights, _How(table, AS_STORED, {}, capture), 1.0)
     return lambda stream, step: model.run_block(block, stream, step, model._rotaries(step))
