@@ -229,7 +229,7 @@ def test_calibrate_doctor_inspect_and_settings(printed: Callable[..., list[Any]]
     from ridgeline.archs import spec_from_config
     from ridgeline.catalog.models import published
     from ridgeline.settings import EngineOptions, resolve
-    from ridgeline.spec.quant import PLAIN
+    from ridgeline.spec.quant import AS_STORED
     from ridgeline.spec.storage import STORAGES
 
     class Curve:
@@ -248,7 +248,7 @@ def test_calibrate_doctor_inspect_and_settings(printed: Callable[..., list[Any]]
     rows = [{"op": "quantized_linear", "case": "int4-128", "backend": "reference", "refusals": refusals}]
     assert every_width([doctor.ops_table("ops on cuda:0", rows), doctor.facts_table("machine", doctor.machine())]) == 2
     spec = spec_from_config(published()["deepseek-ai/DeepSeek-V3"]["config"])
-    report = inspect.describe(spec, "bfloat16", None, PLAIN, STORAGES["bfloat16"])
+    report = inspect.describe(spec, "bfloat16", None, AS_STORED, STORAGES["bfloat16"])
     assert every_width(printed(inspect._print, "deepseek-v3", spec, report, STORAGES["bfloat16"])) == 1
     config = resolve(spec, 131_072, EngineOptions(), kv_cache_dtype="auto", free_bytes=1 << 45, fixed_len=True,
                      fraction=0.9)  # fmt: skip

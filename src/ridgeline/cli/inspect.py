@@ -11,7 +11,7 @@ from ridgeline.cli.flags import options as o
 if TYPE_CHECKING:
     from ridgeline.spec import AnyLayer, ModelSpec
     from ridgeline.spec.dtype import DType
-    from ridgeline.spec.quant import Format
+    from ridgeline.spec.quant import FormatTable
     from ridgeline.spec.storage import Storage
 
 
@@ -29,15 +29,17 @@ def inspect(
     max_model_len: o.MaxModelLen = None,
     revision: o.Revision = None,
 ) -> None:
-    """Show a model's layers, weights and state, computed from config.json alone."""
+    """Show a model's layers, weights and state, computed from config.json and the headers of quantized weights."""
     from ridgeline.archs import spec_from_config
     from ridgeline.settings import choose_storage
-    from ridgeline.spec.quant import format_of
+    from ridgeline.spec.quant import FormatTable, format_of
 
     config = _config(model, revision)
     spec = spec_from_config(config)
     storage, _ = choose_storage(kv_cache_dtype)
-    report = describe(spec, weight_dtype(config, dtype), max_model_len, format_of(weights), storage)
+    format = format_of(weights)
+    formats = FormatTable(format) if format.is_lossy else stored_formats(model, spec)
+    report = describe(spec, weight_dtype(config, dtype), max_model_len, formats, storage)
     if json_output:
         import json
 
@@ -62,6 +64,26 @@ def _config(model: str, revision: str | None) -> dict[str, Any]:
     return known
 
 
+def stored_formats(model: str, spec: ModelSpec) -> FormatTable:
+    """Return the formats of the matrices that a checkpoint on this machine stores as codes."""
+    from ridgeline.load.checkpoint import open_checkpoint
+    from ridgeline.load.hub import find_model
+    from ridgeline.load.packed import open_tensors
+    from ridgeline.load.weights import StoredWeights
+    from ridgeline.ops.host.memory import NumpyMemory
+    from ridgeline.spec.folders import existing
+    from ridgeline.spec.quant import AS_STORED
+
+    if existing(model) is None:
+        return AS_STORED
+    checkpoint = open_checkpoint(find_model(model))
+    is_quantized = checkpoint.quantization is not None and any(checkpoint.folder.glob("*.safetensors"))
+    if not is_quantized and checkpoint.gguf is None:
+        return AS_STORED
+    files = open_tensors(checkpoint)
+    return StoredWeights(spec, checkpoint.family.names, files, NumpyMemory(), None, lambda done: None).formats
+
+
 def weight_dtype(config: dict[str, Any], wanted: str) -> DType:
     """Return the type of the weight matrices: the requested one, or for "auto" the checkpoint's."""
     from ridgeline.errors import RequestError
@@ -75,16 +97,15 @@ def weight_dtype(config: dict[str, Any], wanted: str) -> DType:
 
 
 def describe(
-    spec: ModelSpec, dtype: DType, max_model_len: int | None, format: Format, storage: Storage
+    spec: ModelSpec, dtype: DType, max_model_len: int | None, formats: FormatTable, storage: Storage
 ) -> dict[str, Any]:
     """Return a model's figures for contexts of up to `max_model_len` tokens (None: the model's longest). Sizes are in
     bytes.
 
-    storage: how attention's keys and values are stored. Quantized weights are counted as the kernels pack them, plus
+    formats: how matrices are stored. storage: how attention's keys and values are stored. Quantized weights are counted as the kernels pack them, plus
     the embedding in its own type, because its rows are looked up.
     """
     from ridgeline.spec.footprint import footprint
-    from ridgeline.spec.quant import FormatTable
     from ridgeline.spec.storage import state_bytes as bytes_of
 
     context = spec.resolve_max_model_len(max_model_len)
@@ -103,8 +124,10 @@ def describe(
         "num_params": spec.num_params(),
         "num_active_params": spec.num_active_params(),
         "weight_dtype": dtype,
-        "weight_format": format.name,
-        "weight_bytes": footprint(spec, FormatTable(format), dtype, packs=format.is_lossy).total,
+        "weight_format": formats.main.name,
+        "weight_bytes": footprint(spec, formats, dtype, packs=formats.is_lossy).total,
+        "formats": _by_format(spec, formats, dtype),
+        "matrices": {name: format.name for name, format in (formats.by_name or {}).items()},
         "compute_dtype": "float32",
         "state_dtype": storage.dtype,
         "state_bytes_per_token": state_bytes(1) - state_bytes(0),
@@ -112,6 +135,17 @@ def describe(
         "state_bytes_at_max_len": state_bytes(context),
         "recurrent_state_bytes": state_bytes(0),
     }
+
+
+def _by_format(spec: ModelSpec, formats: FormatTable, dtype: DType) -> dict[str, dict[str, float]]:
+    """Return for each format the number of its matrices and numbers, and the bits of a number with its scale."""
+    found: dict[str, dict[str, float]] = {}
+    for weight in spec.weights():
+        if (format := formats.stored(weight)) is not None:
+            row = found.setdefault(format.name, {"matrices": 0, "numbers": 0, "bits": 8 * format.number_bytes(dtype)})
+            row["matrices"] += weight.shape[0] if len(weight.shape) == 3 else 1
+            row["numbers"] += weight.num_params
+    return found
 
 
 def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> None:
@@ -153,7 +187,8 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
     recurrent = f" and {size(r['recurrent_state_bytes'])} per sequence in float32" if r["recurrent_state_bytes"] else ""
     return [
         ("parameters", f"{r['num_params']:,}{used}"),
-        ("weights", f"{size(r['weight_bytes'])} ({_stored(r)} matrices, float32 vectors)"),
+        ("weights", f"{size(r['weight_bytes'])} ({_stored(r)}, float32 vectors)"),
+        *_format_rows(r),
         ("compute", _computed(r)),
         ("vocabulary", f"{r['vocab_size']:,} tokens; the output head is {head}"),
         ("context", f"{r['max_model_len']:,} tokens"),
@@ -161,15 +196,32 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _format_rows(r: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a row for each format of a model whose matrices have several, or codes."""
+    if set(r["formats"]) <= {"plain"}:
+        return []
+    return [
+        (name if name != "plain" else "as stored",
+         f"{row['matrices']:,} matrices, {row['numbers']:,} numbers of {row['bits']:.4g} bits, scales included")
+        for name, row in r["formats"].items()
+    ]  # fmt: skip
+
+
 def _stored(r: dict[str, Any]) -> str:
     """Describe the types of the matrices."""
     dtype, format = r["weight_dtype"], r["weight_format"]
-    return str(dtype) if format == "plain" else f"{format}; {dtype} where rows are looked up or quantizing saves little"
+    if format == "plain":
+        return f"{dtype} matrices"
+    return f"{format} matrices, {dtype} tables and small matrices"
 
 
 def _computed(r: dict[str, Any]) -> str:
+    from ridgeline.spec.quant import format_of
+
     if r["weight_format"] == "plain":
         return f"{r['compute_dtype']} activations; matrices are converted to float32 as they are used"
+    if format_of(r["weight_format"]).activations == "exact":
+        return f"{r['compute_dtype']} activations, exact in products with quantized matrices"
     return f"{r['compute_dtype']} activations, quantized to 8 bits for products with quantized matrices"
 
 

@@ -226,6 +226,12 @@ class FormatTable:
         found = (self.by_name or {}).get(weight.name)
         return found if found is not None else self.default if weight.may_be_rounded else PLAIN
 
+    def stored(self, weight: Weight) -> Format | None:
+        """Return the format of a matrix as the checkpoint has it; None for a vector. An embedding may be codes."""
+        if not weight.is_matrix:
+            return None
+        return (self.by_name or {}).get(weight.name) or (PLAIN if "embed" in weight.name else self.of(weight))
+
     @property
     def main(self) -> Format:
         """The format of most matrices."""
