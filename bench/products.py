@@ -7,9 +7,10 @@ token of a prompt needs it. The time includes the quantization of the tokens.
 
 Each round measures the limits too, and all formats, in turn: reading memory with all threads, multiply-adds of float32
 and of bytes in registers. `read_share` is bytes of weights over time over the limit, `peak_share` operations over time
-over the limit (of bytes where tokens are rounded to int8); medians over rounds of the ratio within a round. `best_` are
-the same from the shortest time and the highest limit, for a machine that others use too. `beside` is the shortest time of
-the first format over that of this one. The gate: two rows of each product are within its rounding of float64.
+over the limit (of bytes where tokens are rounded to int8); figures are medians over rounds of the ratio within a round.
+`best_` figures are from the shortest time and the highest limit, for a machine that others use too. `beside` is the
+shortest time of the first format over that of this one. The gate: two rows of each product differ from float64 by no
+more than the rounding error.
 """
 
 from __future__ import annotations

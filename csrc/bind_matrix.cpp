@@ -75,12 +75,12 @@ void check_format(const Format& f, bool floats, int64_t k) {
         refuse("int8 sums overflow beyond 65536 columns, and there are " + std::to_string(k));
 }
 
-void set_permutation(Matrix& m, const Ids& given) {
+void set_permutation(Matrix& m, const Ids& given, const std::string& numbers) {
     const int64_t* from = vector_of(given, "permutation", m.k);
     std::vector<bool> found(size_t(m.k), false);
     for (int64_t j = 0; j < m.k; ++j) {
         if (from[j] < 0 || from[j] >= m.k || found[size_t(from[j])])
-            refuse("the permutation does not contain each column once");
+            refuse("the permutation of a matrix in " + numbers + " does not contain each column once");
         found[size_t(from[j])] = true;
         m.permutation.push_back(int32_t(from[j]));
     }
@@ -99,7 +99,8 @@ void set_bias(Matrix& m, const std::vector<std::optional<Input>>& biases) {
 }
 
 Format format_of(const std::string& numbers, int group, const std::string& offsets, bool exact, bool wide) {
-    Format f{one_of<Numbers>(numbers, "format", {"fp32", "bf16", "fp16", "int8", "int4", "int3", "int2", "fp8"}), group};
+    Format f{one_of<Numbers>(numbers, "format", {"fp32", "bf16", "fp16", "int8", "int4", "int3", "int2", "fp8"}),
+             group};
     f.offsets = one_of<Offsets>(offsets, "offsets", {"none", "zero_points", "minimums"});
     f.is_exact = exact || f.numbers == Numbers::fp8 || !f.is_coded();
     f.wide = wide;
@@ -141,7 +142,7 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
     set_scales(from, format, k, scales, offsets);
     auto m = std::make_unique<Matrix>(pool, format, k, interleave, rows);
     m->factor = factor, m->input_scale = input_scale;
-    if (permutation) set_permutation(*m, *permutation);
+    if (permutation) set_permutation(*m, *permutation, numbers);
     if (!pack_all(*m, pool, from))
         refuse((kind == Kind::codes ? "a code or a scale is outside of the range of "
                                     : "a weight is not finite, or too large for ") +

@@ -39,7 +39,7 @@ struct SourceKernels {
 RL_TABLE(SourceKernels, source_kernels)
 
 struct PanelKernels {
-    // Rows as stored into one panel. room: `pack_room` bytes. False if a number cannot be stored in the matrix's format.
+    // Rows as stored into one panel. room: `pack_room` bytes. False if the matrix's format cannot hold a number.
     bool (*pack)(Matrix&, int64_t panel, const SourceRows* parts, char* room);
     size_t (*pack_room)(const Matrix&);
     // One row, as float32: what the products mean.

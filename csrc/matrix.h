@@ -18,10 +18,10 @@
 //
 // Behind the codes of a group of columns (of all columns where a row has one scale) are
 //
-//          | 32 scales, one a row |               fp16, or fp32 for rows and for blocks of rows: 64 or 128 B
-//          | 32 zero points |                     with zero points: what stands for 0, as unsigned as the codes; of codes
-//                                                 of 4 bits or fewer, byte r has rows r and 16 + r: 16 B, otherwise 32 B
-//          | 32 minimums, fp16 |                  with minimums: 64 B
+//          | 32 scales |          fp16: 64 B; for rows and blocks of rows fp32: 128 B
+//          | 32 zero points |     with zero points: the code that stands for 0, unsigned as the codes. For codes of 4
+//                                 bits or fewer, byte r has those of rows r and 16 + r: 16 B, otherwise 32 B
+//          | 32 minimums |        with minimums: fp16, 64 B
 //
 // Rows are filled up to 32, and k to a whole step, with zeros. A matrix may have several parts, one below the other
 // (queries, keys and values of a layer); each begins a panel. Or it is two interleaved parts (gate and up of an MLP): a
@@ -44,14 +44,14 @@ enum class Numbers { fp32, bf16, fp16, int8, int4, int3, int2, fp8 };
 enum class Offsets { none, zero_points, minimums };
 
 struct Traits {
-    int bits;      // of a number
-    int step;      // columns of the smallest piece of a panel
-    int bytes;     // of that piece
-    int zero;      // what is added to a code so that it is unsigned
-    float steps;   // a group's largest magnitude divided by its scale, where floats are rounded here
+    int bits;     // of a number
+    int step;     // columns of the smallest piece of a panel
+    int bytes;    // of that piece
+    int zero;     // what is added to a code so that it is unsigned
+    float steps;  // a group's largest magnitude divided by its scale, where floats are rounded here
 };
 constexpr Traits TRAITS[] = {
-    {32, 1, 128, 0, 0},  {16, 2, 128, 0, 0},   {16, 1, 64, 0, 0},    {8, 8, 256, 128, 127},
+    {32, 1, 128, 0, 0},   {16, 2, 128, 0, 0},   {16, 1, 64, 0, 0},    {8, 8, 256, 128, 127},
     {4, 32, 512, 8, 7.5}, {3, 32, 384, 4, 3.5}, {2, 32, 256, 2, 1.5}, {8, 32, 1024, 0, 0},
 };
 
@@ -128,8 +128,8 @@ struct SourceRows {
 // The packed layout of a step's tokens: tiles of at most `tile` tokens, k by k:
 //   floats         [padded k][tokens of the tile]
 //   rounded        [padded k / 4][tokens of the tile][4] bytes, and for each token its scale
-//   offset         [groups][tokens of the tile] of each tile: what the weights' offset adds; with zero points, which the
-//                  rows of a matrix have of their own, what an offset of 1 would add
+//   offset         [groups][tokens of the tile] of each tile: what the weights' offset adds; with zero points, of which
+//                  each row has its own, what an offset of 1 would add
 // Tiles are as equal in size as whole units of 4 tokens allow.
 struct Activations {
     int64_t tokens, padded_k, tiles;

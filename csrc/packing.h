@@ -17,8 +17,7 @@ inline size_t data_bytes(const Matrix& w, int64_t tokens) {
 }
 inline int64_t offsets_of(const Matrix& w) { return w.format.rounds_tokens() ? w.padded_k / w.group : 1; }
 inline size_t activation_bytes(const Matrix& w, int64_t tokens) {
-    return data_bytes(w, tokens) + size_t(round_up(tokens * 4, 64)) +
-           size_t(round_up(tokens * offsets_of(w) * 4, 64));
+    return data_bytes(w, tokens) + size_t(round_up(tokens * 4, 64)) + size_t(round_up(tokens * offsets_of(w) * 4, 64));
 }
 
 inline Activations activations(const Matrix& w, int64_t tokens, void* room) {

@@ -308,22 +308,26 @@ RL_INLINE F from_f16(const uint16_t* p) {
 #endif
 }
 
-// Two neighbors of each lane as e4m3, in the low and the high byte of 16 bits, times 2^-8. Their bits are those of a half
-// whose exponent is 8 too small; subnormal numbers are converted too.
+// Numbers of e4m3 times 2^-8: their bits are those of halves whose exponent is 8 too small, and subnormal numbers are
+// converted too. Each 16 bits of p have two neighbors of a lane, of 2 W lanes: `low` and `high`.
 RL_INLINE float from_f8(uint8_t x) { return from_f16(uint16_t((x & 0x80) << 8 | (x & 0x7f) << 7)); }
-RL_INLINE void from_f8(const uint8_t* p, F& low, F& high) {
+RL_INLINE void from_f8(const uint8_t* p, F (&low)[2], F (&high)[2]) {
 #if defined(__AVX512F__)
-    const __m256i both = _mm256_loadu_si256((const __m256i*)p), mask = _mm256_set1_epi16((int16_t)0xbf80);
-    low = _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(both, 8), 1), mask));
-    high = _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(both, 1), mask));
+    const __m512i both = _mm512_loadu_si512(p), mask = _mm512_set1_epi16((int16_t)0xbf80);
+    const __m512i l = _mm512_and_si512(_mm512_srai_epi16(_mm512_slli_epi16(both, 8), 1), mask);
+    const __m512i h = _mm512_and_si512(_mm512_srai_epi16(both, 1), mask);
+    low[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(l)), low[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(l, 1));
+    high[0] = _mm512_cvtph_ps(_mm512_castsi512_si256(h)), high[1] = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(h, 1));
 #elif defined(__F16C__)
-    const __m128i both = _mm_loadu_si128((const __m128i*)p), mask = _mm_set1_epi16((int16_t)0xbf80);
-    low = _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(_mm_slli_epi16(both, 8), 1), mask));
-    high = _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(both, 1), mask));
+    const __m256i both = _mm256_loadu_si256((const __m256i*)p), mask = _mm256_set1_epi16((int16_t)0xbf80);
+    const __m256i l = _mm256_and_si256(_mm256_srai_epi16(_mm256_slli_epi16(both, 8), 1), mask);
+    const __m256i h = _mm256_and_si256(_mm256_srai_epi16(both, 1), mask);
+    low[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(l)), low[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(l, 1));
+    high[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(h)), high[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1));
 #else
-    for (int i = 0; i < W; ++i) {
-        low[i] = from_f8(p[2 * i]);
-        high[i] = from_f8(p[2 * i + 1]);
+    for (int i = 0; i < 2 * W; ++i) {
+        low[i / W][i % W] = from_f8(p[2 * i]);
+        high[i / W][i % W] = from_f8(p[2 * i + 1]);
     }
 #endif
 }
@@ -458,8 +462,8 @@ constexpr bool FOLDS = false;
 RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) { dot(c, a, signed4(set(b))); }
 #endif
 
-// Where four bytes have no instruction of their own: sums of two products in 16 bits, for unsigned bytes of at most 15 and
-// signed ones above -128. The sum of eight of them fits into 16 bits; `pairs` with ones adds up neighbors.
+// Where four bytes have no instruction of their own: sums of two products in 16 bits, for unsigned bytes of at most 15
+// and signed ones above -128. The sum of eight of them fits into 16 bits; `pairs` with ones adds up neighbors.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 constexpr bool SHORT = true;
 RL_INLINE S short_products(I a, I b) { return (S)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }

@@ -6,8 +6,8 @@
 
 namespace ridgeline::RL_ISA {
 
-// A range of groups of a panel. Unpacked groups have their codes as bytes, and their tails as floats: 32 scales, then 32
-// zero points as int32 or 32 minimums.
+// A range of groups of a panel. Unpacked groups have their codes as bytes, and their tails as floats: 32 scales, then
+// 32 zero points as int32 or 32 minimums.
 struct Groups {
     const char* codes;
     int64_t code_stride;  // bytes from a group to the next
@@ -24,6 +24,7 @@ struct Groups {
 constexpr int64_t SHORT_GROUP = 256;  // columns whose activations add up to no more than 16 bits: 256 * 127 < 2^15
 
 struct Stored {
+    static constexpr bool IS_UNPACKED = false;
     RL_INLINE F scale(const Groups& g, const char* tail, int v) { return scale_at(tail, g.wide, v); }
     RL_INLINE I zeros(const Groups& g, const char* tail, int v) {
         return zeros_at(tail + (g.wide ? 128 : 64), g.halves, v);
@@ -31,6 +32,7 @@ struct Stored {
     RL_INLINE F minimum(const Groups& g, const char* tail, int v) { return minimum_at(tail + (g.wide ? 128 : 64), v); }
 };
 struct Unpacked {
+    static constexpr bool IS_UNPACKED = true;  // in the first cache
     static constexpr int BYTES = 2 * PANEL * 4;
     RL_INLINE F scale(const Groups&, const char* tail, int v) { return load((const float*)tail + v * W); }
     RL_INLINE I zeros(const Groups&, const char* tail, int v) { return load((const int32_t*)tail + PANEL + v * W); }
@@ -77,14 +79,14 @@ RL_INLINE void add_piece(const char* w, const int32_t* a, int stride, I (&sum)[m
         RL_FOR(i, m)
             RL_FOR(v, N) sum[i][v] += pairs((I)part[i][v], set(0x00010001));
     } else {
-        Codes::template each<N>(w, [&](int s, const I(&x)[N])
-                                       __attribute__((always_inline)) { dot_step(sum, x, a + s * stride); });
+        Codes::template each<N>(
+            w, [&](int s, const I(&x)[N]) __attribute__((always_inline)) { dot_step(sum, x, a + s * stride); });
     }
 }
 
-template <class Tail, int m, int N>
-RL_INLINE void end_sums(const Groups& g, const char* tail, int pass, const int32_t* begin, const I (&sum)[m][N],
-                        F (&total)[m][N]) {
+template <class Tail, int m, int N> RL_INLINE void end_sums(const Groups& g, const char* tail, int pass,
+                                                            const int32_t* begin, const I (&sum)[m][N],
+                                                            F (&total)[m][N]) {
     RL_FOR(v, N) {
         const F scale = Tail::scale(g, tail, pass + v);
         RL_FOR(i, m) total[i][v] += to_float(sum[i][v]) * scale;
@@ -114,10 +116,10 @@ RL_INLINE void group_part(const Groups& g, float* c, bool first, Fetch ahead) {
             start_sums<Tail>(g, tail, pass, begin, sum);
             const char* w = codes;
             for (int64_t k = 0; k < g.size; k += PIECE, w += Codes::BYTES, a += m * PIECE / 4) {
-                fetch<Codes::BYTES / 64>(ahead, code_step);
+                if (!Tail::IS_UNPACKED) fetch<Codes::BYTES / 64>(ahead, code_step);
                 add_piece<Codes>(w, a, m, sum);
             }
-            fetch<2>(ahead, tail_step);
+            if (!Tail::IS_UNPACKED) fetch<2>(ahead, tail_step);
             end_sums<Tail>(g, tail, pass, begin, sum, total);
         }
         RL_FOR(i, n)

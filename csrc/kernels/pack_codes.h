@@ -6,7 +6,7 @@
 
 namespace ridgeline::RL_ISA {
 
-// A row of codes: padded with zeros to whole groups, and one scale and offset for each group. Bytes of e4m3 are as stored.
+// A row of codes, padded with zeros to whole groups, with one scale and offset for each group.
 struct CodedRow {
     const int8_t* codes;
     const float* scales;
@@ -27,7 +27,8 @@ inline void put_words(Numbers numbers, char* to, const uint32_t (&u)[8], int cou
         case Numbers::int8:
             for (int i = 0; i < count; ++i) put_word(to, i, u[i]);
             break;
-        case Numbers::int4: RL_FOR(i, 4) put_word(to, i, u[2 * i] | u[2 * i + 1] << 4);
+        case Numbers::int4:
+            RL_FOR(i, 4) put_word(to, i, u[2 * i] | u[2 * i + 1] << 4);
             break;
         case Numbers::int3: {
             const uint32_t a = u[6], b = u[7];
@@ -45,7 +46,8 @@ inline void words_at(Numbers numbers, const char* from, uint32_t (&u)[8], int co
         case Numbers::int8:
             for (int i = 0; i < count; ++i) u[i] = word_at(from, i);
             break;
-        case Numbers::int4: RL_FOR(i, 8) u[i] = word_at(from, i / 2) >> (i % 2 * 4) & 0x0f0f0f0f;
+        case Numbers::int4:
+            RL_FOR(i, 8) u[i] = word_at(from, i / 2) >> (i % 2 * 4) & 0x0f0f0f0f;
             break;
         case Numbers::int3: {
             RL_FOR(i, 6) u[i] = word_at(from, i / 2) >> (i % 2 * 3) & 0x07070707;
@@ -89,7 +91,7 @@ inline bool put_half(char* to, int row, float x) {
 inline bool put_tail(const Matrix& m, char* tail, int row, const CodedRow& from, int64_t g) {
     const Format& f = m.format;
     const float scale = from.scales[g] / m.factor;
-    bool good = scale >= 0 && scale <= 0x1p100f;
+    bool good = scale >= -0x1p100f && scale <= 0x1p100f;
     if (f.has_wide_scales())
         memcpy(tail + row * 4, &scale, 4);
     else
@@ -115,7 +117,8 @@ inline bool put_row(Matrix& m, char* panel, int row, const CodedRow& from) {
         char* to = panel + g * m.group_bytes;
         const int8_t* codes = from.codes + g * m.group;
         for (int64_t k = 0; k < m.group; k += PIECE)
-            good &= put_piece(m.format, to + k / PIECE * piece, row, codes + k, int(m.group - k < PIECE ? m.group - k : PIECE));
+            good &= put_piece(m.format, to + k / PIECE * piece, row, codes + k,
+                              int(m.group - k < PIECE ? m.group - k : PIECE));
         good &= put_tail(m, to + m.code_bytes, row, from, g);
     }
     return good;

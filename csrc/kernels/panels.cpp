@@ -48,8 +48,8 @@ RL_INLINE void round16(const float* x, float inverse, int32_t low, int32_t high,
     }
 }
 
-// Rounds a row of floats: each group's largest magnitude is `steps` times its scale. A float16 scale is rounded first, and
-// each number is then within half a step of its code, plus the error of the scale's rounding. Codes behind k stay.
+// Rounds a row of floats: each group's largest magnitude is `steps` times its scale. A float16 scale is rounded first,
+// and each number is then within half a step of its code, plus the error of the scale's rounding. Codes behind k stay.
 bool round_row(const Matrix& m, const float* x, int8_t* codes, float* scales) {
     const Traits& t = m.format.traits();
     const int32_t high = t.zero - 1, low = m.format.numbers == Numbers::int8 ? -high : -t.zero;

@@ -26,8 +26,7 @@ using Widen = void (*)(const Matrix&, int64_t, int64_t, int64_t, float*, Fetch);
 using WidenedToken = void (*)(const Matrix&, int64_t, const float*, float*, Fetch);
 
 using Sizes = std::make_integer_sequence<int, TILE>;
-template <class Type, int... I>
-constexpr std::array<FloatTile, TILE> float_tiles(std::integer_sequence<int, I...>) {
+template <class Type, int... I> constexpr std::array<FloatTile, TILE> float_tiles(std::integer_sequence<int, I...>) {
     return {&float_tile<Type, I + 1>...};
 }
 template <int... I> constexpr std::array<ByteTile, TILE> byte_tiles(std::integer_sequence<int, I...>) {
@@ -43,24 +42,24 @@ struct Loops {
     std::array<FloatTile, TILE> floats{};
     std::array<GroupTile, TILE> stored{}, unpacked{};
     Unpack unpack = nullptr;
-    Widen widen[2] = {};         // codes whose scale and offset are fused; others
-    WidenedToken token[2] = {};  // likewise
+    Widen widen[3] = {};  // for each `Widening`
+    WidenedToken token[3] = {};
 };
-template <class Type> constexpr Loops float_loops() {
-    return {.floats = float_tiles<Type>(Sizes{})};
-}
+template <class Type> constexpr Loops float_loops() { return {.floats = float_tiles<Type>(Sizes{})}; }
 template <class Codes> constexpr Loops code_loops() {
     using Plain = std::conditional_t<Codes::IS_SMALL, SmallBytes, Bytes>;
     return {.stored = group_tiles<Codes, Stored>(Sizes{}),
             .unpacked = group_tiles<Plain, Unpacked>(Sizes{}),
             .unpack = unpack_groups<Codes>,
-            .widen = {widen_columns<Whole<Codes, true>>, widen_columns<Whole<Codes, false>>},
-            .token = {token_columns<Whole<Codes, true>>, token_columns<Whole<Codes, false>>}};
+            .widen = {widen_columns<Whole<Codes, FUSED>>, widen_columns<Whole<Codes, APART>>},
+            .token = {token_columns<Whole<Codes, FUSED>>, token_columns<Whole<Codes, APART>>}};
 }
 constexpr Loops fp8_loops() {
-    return {.widen = {widen_columns<Fp8>}, .token = {token_columns<Fp8>}};
+    return {.widen = {widen_columns<Fp8<FUSED>>, nullptr, widen_columns<Fp8<BY_ROW>>},
+            .token = {token_columns<Fp8<FUSED>>, nullptr, token_columns<Fp8<BY_ROW>>}};
 }
 constexpr std::array<ByteTile, TILE> BYTE_TILES = byte_tiles(Sizes{});
+constexpr std::array<FloatTile, TILE> WIDENED_TILES = float_tiles<Widened>(Sizes{});
 constexpr Loops LOOPS[] = {
     float_loops<Fp32>(), float_loops<Bf16>(), float_loops<Fp16>(), code_loops<Bytes>(),
     code_loops<Int4>(),  code_loops<Int3>(),  code_loops<Int2>(),  fp8_loops(),
@@ -71,15 +70,16 @@ const Loops& loops_of(const Matrix& w) { return LOOPS[int(w.format.numbers)]; }
 
 // Converts the raw sums of a tile to floats, in place.
 void finish(const Matrix& w, const Activations& a, int64_t panel, int64_t begin, int64_t m, float* c) {
-    if (!w.format.rounds_tokens()) return;
-    const bool is_plain = w.format.is_plain_bytes();
+    const bool is_plain = w.format.is_plain_bytes(), by_row = is_plain || widening_of(w.format) == BY_ROW;
+    if (!w.format.rounds_tokens() && !by_row) return;
     const float* scales = (const float*)(w.panel(panel) + w.code_bytes);
     for (int64_t i = 0; i < m; ++i) {
-        const F token = set(a.scale[begin + i] * w.factor);
+        const F token = set(w.format.rounds_tokens() ? a.scale[begin + i] * w.factor : 256.f);
         RL_FOR(v, VECTORS) {
             float* at = c + i * PANEL + v * W;
             F sum = load(at);
-            if (is_plain) sum = to_float(bits(sum) + set(a.offset[begin + i])) * load(scales + v * W);
+            if (is_plain) sum = to_float(bits(sum) + set(a.offset[begin + i]));
+            if (by_row) sum = sum * load(scales + v * W);
             store(at, sum * token);
         }
     }
@@ -171,8 +171,7 @@ void tile(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64
     const int64_t begin = a.first(t), m = a.first(t + 1) - begin, at = begin * a.padded_k + k0 * m;
     const size_t size = size_t(m - 1);
     switch (path_of(w)) {
-        case Path::groups:
-            return loops_of(w).stored[size](groups_of(w, a, panel, t, k0, k1), c, k0 == 0, ahead);
+        case Path::groups: return loops_of(w).stored[size](groups_of(w, a, panel, t, k0, k1), c, k0 == 0, ahead);
         case Path::bytes:
             return BYTE_TILES[size](w.column(panel, k0), (const int8_t*)a.data + at, k1 - k0, (int32_t*)c, k0 == 0,
                                     ahead);
@@ -262,22 +261,22 @@ void unpacked(const Matrix& w, const Activations& a, int64_t begin, int64_t end,
 // Converts codes to floats once for all tiles.
 void widened(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, float* floats) {
     const Blocks b = blocks(w, a);
-    const Loops &loops = loops_of(w), &plain = LOOPS[int(Numbers::fp32)];
+    const Loops& loops = loops_of(w);
     float* c = floats + b.k * PANEL;
-    const int kind = is_fused(w.format) ? 0 : 1;
+    const Widening how = widening_of(w.format);
     for (int64_t p = begin; p < end && a.tokens == 1; ++p) {
-        loops.token[kind](w, p, (const float*)a.data, c, {w.panel(p) + AHEAD, 1});
+        loops.token[how](w, p, (const float*)a.data, c, {w.panel(p) + AHEAD, 1});
         deliver(w, a, e, p, 0, c);
     }
     for (int64_t p = begin; p < end && a.tokens > 1; ++p)
         for (int64_t k = 0; k < w.padded_k; k += b.k) {
             const int64_t stop = std::min(k + b.k, w.padded_k);
-            loops.widen[kind](w, p, k, stop, floats, {w.column(p, k) + AHEAD, 1});
+            loops.widen[how](w, p, k, stop, floats, {w.column(p, k) + AHEAD, 1});
             for (int64_t t = 0; t < a.tiles; ++t) {
                 const int64_t first = a.first(t), m = a.first(t + 1) - first;
                 float* sums = c + t * TILE * PANEL;
                 const float* x = (const float*)a.data + first * a.padded_k + k * m;
-                plain.floats[size_t(m - 1)]((const char*)floats, x, stop - k, sums, k == 0, {(char*)floats, NOWHERE});
+                WIDENED_TILES[size_t(m - 1)]((const char*)floats, x, stop - k, sums, k == 0, {(char*)floats, NOWHERE});
                 if (stop == w.padded_k) deliver(w, a, e, p, t, sums);
             }
         }

@@ -30,11 +30,14 @@ template <int LINES> RL_INLINE void fetch(Fetch& f, int64_t step) {
 }
 
 struct Fp32 {
-    static constexpr int STEP = 1, BYTES = 128;  // k and bytes of a step
+    static constexpr int STEP = 1, BYTES = 128, LINES = 2;  // k and bytes of a step, lines that it prefetches
     RL_INLINE void weights(const char* w, int v, F (&out)[STEP]) { out[0] = load((const float*)w + v * W); }
 };
+struct Widened : Fp32 {
+    static constexpr int LINES = 0;  // floats that were codes are in the first cache
+};
 struct Bf16 {
-    static constexpr int STEP = 2, BYTES = 128;
+    static constexpr int STEP = 2, BYTES = 128, LINES = 2;
     RL_INLINE void weights(const char* w, int v, F (&out)[STEP]) {
         I both = load((const int32_t*)w + v * W);
         out[0] = floats(both << 16);
@@ -42,7 +45,7 @@ struct Bf16 {
     }
 };
 struct Fp16 {
-    static constexpr int STEP = 1, BYTES = 64;
+    static constexpr int STEP = 1, BYTES = 64, LINES = 1;
     RL_INLINE void weights(const char* w, int v, F (&out)[STEP]) { out[0] = from_f16((const uint16_t*)w + v * W); }
 };
 
@@ -58,7 +61,7 @@ void float_tile(const char* panel, const float* activations, int64_t k, float* c
         RL_FOR(i, m)
             RL_FOR(v, N) sum[i][v] = first ? F{} : load(c + i * PANEL + (pass + v) * W);
         for (int64_t s = 0; s < k; s += STEP, w += Type::BYTES, a += STEP * m) {
-            fetch<Type::BYTES / 64>(ahead, step);
+            fetch<Type::LINES>(ahead, step);
             F x[N][STEP];
             RL_FOR(v, N) Type::weights(w, pass + v, x[v]);
             RL_FOR(j, STEP)

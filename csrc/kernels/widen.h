@@ -6,15 +6,20 @@
 
 namespace ridgeline::RL_ISA {
 
-// Vectors of a group's scales and offsets. Where zero * scale is exact, one fused operation with it rounds as the product
-// of the difference (u - zero) does.
+// How codes become floats: by one operation, which is fused and rounds as the product of the difference (u - zero) with
+// the scale does, since zero * scale is exact; by several; or, as fp8 with a scale for each row, without the scale and
+// times 2^-8, where the sum is multiplied with both.
+enum Widening { FUSED, APART, BY_ROW };
+RL_INLINE Widening widening_of(const Format& f) {
+    if (f.numbers == Numbers::fp8) return f.group ? FUSED : BY_ROW;
+    const bool is_exact = f.offsets == Offsets::none || (f.offsets == Offsets::zero_points && !f.has_wide_scales());
+    return is_exact ? FUSED : APART;
+}
+
+// Vectors of a group's scales and offsets; `shift` is -zero * scale where it is fused.
 struct Lanes {
     F scale[VECTORS], shift[VECTORS], minimum[VECTORS];
 };
-
-RL_INLINE bool is_fused(const Format& f) {
-    return f.offsets == Offsets::none || (f.offsets == Offsets::zero_points && !f.has_wide_scales());
-}
 
 RL_INLINE void read_lanes(const Matrix& w, const char* tail, Lanes& l) {
     const Format& f = w.format;
@@ -26,15 +31,15 @@ RL_INLINE void read_lanes(const Matrix& w, const char* tail, Lanes& l) {
         if (f.offsets == Offsets::zero_points) l.shift[v] = to_float(zeros_at(behind, f.traits().bits <= 4, v));
         l.minimum[v] = F{};
         if (f.offsets == Offsets::minimums) l.minimum[v] = minimum_at(behind, v) * set(w.factor);
-        if (is_fused(f)) l.shift[v] = -l.shift[v] * l.scale[v];
+        if (widening_of(f) == FUSED) l.shift[v] = -l.shift[v] * l.scale[v];
         if (f.numbers == Numbers::fp8) l.scale[v] = l.scale[v] * set(256.f);
     }
 }
 
 // Readers: each(w, lanes, f) calls f(column, v, vector v of the column) for a piece, columns ascending for each v.
 
-// Whole numbers. FUSED: see `Lanes`.
-template <class Codes, bool FUSED> struct Whole {
+// Whole numbers.
+template <class Codes, Widening HOW> struct Whole {
     static constexpr int BYTES = Codes::BYTES;
     static constexpr int N = W == 4 ? 1 : VECTORS;  // vectors at once; less code where it is slow anyway
     template <class Each> RL_INLINE void each(const char* w, const Lanes& l, Each&& f) {
@@ -45,20 +50,22 @@ template <class Codes, bool FUSED> struct Whole {
                         const int v = first + i;
                         const F u = byte_as_float(x[i], j);
                         f(4 * s + j, v,
-                          FUSED ? fma_exact(u, l.scale[v], l.shift[v]) : (u - l.shift[v]) * l.scale[v] - l.minimum[v]);
+                          HOW == FUSED ? fma_exact(u, l.scale[v], l.shift[v])
+                                       : (u - l.shift[v]) * l.scale[v] - l.minimum[v]);
                     }
             });
     }
 };
-struct Fp8 {
+// e4m3.
+template <Widening HOW> struct Fp8 {
     static constexpr int BYTES = 1024;
     template <class Each> RL_INLINE void each(const char* w, const Lanes& l, Each&& f) {
-        RL_FOR(k, PIECE / 2)
-            RL_FOR(v, VECTORS) {
-                F low, high;
-                from_f8((const uint8_t*)w + k * 2 * PANEL + v * W * 2, low, high);
-                f(2 * k, v, low * l.scale[v]);
-                f(2 * k + 1, v, high * l.scale[v]);
+        for (int k = 0; k < PIECE; k += 2)
+            RL_FOR(p, VECTORS / 2) {
+                F low[2], high[2];
+                from_f8((const uint8_t*)w + k * PANEL + p * W * 4, low, high);
+                RL_FOR(i, 2) f(k, 2 * p + i, HOW == FUSED ? low[i] * l.scale[2 * p + i] : low[i]);
+                RL_FOR(i, 2) f(k + 1, 2 * p + i, HOW == FUSED ? high[i] * l.scale[2 * p + i] : high[i]);
             }
     }
 };
@@ -82,24 +89,24 @@ RL_INLINE void each_piece(const Matrix& w, int64_t panel, int64_t k0, int64_t k1
 // Writes columns [k0, k1) of a panel, [k][32] floats.
 template <class Reader>
 void widen_columns(const Matrix& w, int64_t panel, int64_t k0, int64_t k1, float* out, Fetch ahead) {
-    each_piece<Reader>(w, panel, k0, k1, ahead, [&](const char* codes, const Lanes& l, int64_t k)
-                                                    __attribute__((always_inline)) {
-        float* to = out + k * PANEL;
-        Reader::each(codes, l, [&](int i, int v, F y)
-                                   __attribute__((always_inline)) { store(to + i * PANEL + v * W, y); });
-    });
+    each_piece<Reader>(
+        w, panel, k0, k1, ahead, [&](const char* codes, const Lanes& l, int64_t k) __attribute__((always_inline)) {
+            float* to = out + k * PANEL;
+            Reader::each(codes, l,
+                         [&](int i, int v, F y) __attribute__((always_inline)) { store(to + i * PANEL + v * W, y); });
+        });
 }
 
 // A panel times one token, without floats in memory. c: [32].
 template <class Reader> void token_columns(const Matrix& w, int64_t panel, const float* x, float* c, Fetch ahead) {
     F sum[VECTORS] = {};
-    each_piece<Reader>(w, panel, 0, w.padded_k, ahead, [&](const char* codes, const Lanes& l, int64_t k)
-                                                           __attribute__((always_inline)) {
-        Reader::each(codes, l, [&](int i, int v, F y) __attribute__((always_inline)) {
-            sum[v] = fma(y, set(x[k + i]), sum[v]);
-            keep(sum[v]);
-        });
-    });
+    each_piece<Reader>(w, panel, 0, w.padded_k, ahead,
+                       [&](const char* codes, const Lanes& l, int64_t k) __attribute__((always_inline)) {
+                           Reader::each(codes, l, [&](int i, int v, F y) __attribute__((always_inline)) {
+                               sum[v] = fma(y, set(x[k + i]), sum[v]);
+                               keep(sum[v]);
+                           });
+                       });
     RL_FOR(v, VECTORS) store(c + v * W, sum[v]);
 }
 

@@ -137,8 +137,8 @@ def test_products(pool: Any, form: Format, n_in: int, n_out: int) -> None:
     """Compare with float64. `terms` counts the roundings.
 
     A sum of floats has one for each term. Whole numbers with a scale for each row have four: the sum, its products with
-    two scales, and each weight. With groups there is one for the product with a scale, one for each sum of groups but the
-    first, and one for the product with the token's scale. The bias adds one.
+    two scales, and each weight. With groups there is one for the product with a scale, one for each sum of groups but
+    the first, and one for the product with the token's scale. The bias adds one.
     """
     weight, bias, x = draw(n_out, n_in), draw(n_out, key=1), draw(37, n_in, key=2)
     w = matrix(pool, form, weight, bias)

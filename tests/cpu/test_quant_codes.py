@@ -20,7 +20,7 @@ from ridgeline.ops.host.backend import NumpyBackend
 from ridgeline.ops.host.memory import NumpyMemory
 from ridgeline.quant import bound, store
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec.quant import FORMATS, NUMBERS, Format, FormatTable, format_of
+from ridgeline.spec.quant import FORMATS, NUMBERS, Format, FormatTable, format_of, packed_bytes
 
 TABLES = {
     "cpu": open_table("cpu"),
@@ -101,12 +101,14 @@ def test_zero_points_and_a_permutation_are_part_of_the_matrix(device: str, schem
     assert (np.abs(got - exact) <= bound(x.astype(np.float64), wanted, np.zeros(37), format)).all()
 
 
-KERNELS = [
+WHOLE_SUMS = [
     "int8", "int8-asym", "int8-32", "int8-64x128", "int4-asym", "int4-128", "int4-row", "int4-256-asym", "int3",
     "int3-128-asym", "int2", "int2-asym",
 ]  # fmt: skip
-EXACT = ["int8-exact", "int8-32-min-exact", "int4-asym-exact", "int4-64x128-asym-exact", "int3-exact", "int2-128-exact", "fp8",
-         "fp8-tensor", "fp8-64x128", "fp8-32"]  # fmt: skip
+EXACT = [
+    "int8-exact", "int8-32-min-exact", "int4-asym-exact", "int4-64x128-asym-exact", "int3-exact", "int2-128-exact",
+    "fp8", "fp8-tensor", "fp8-64x128", "fp8-32",
+]  # fmt: skip
 
 
 def drawn_codes(format: Format, columns: int, rng: Any, *, permuted: bool = False) -> QuantizedMatrix:
@@ -126,28 +128,38 @@ def drawn_codes(format: Format, columns: int, rng: Any, *, permuted: bool = Fals
 
 
 @pytest.mark.parametrize("columns", [1, 63, 100, 257])
-@pytest.mark.parametrize("name", [*KERNELS, *EXACT])
+@pytest.mark.parametrize("name", [*WHOLE_SUMS, *EXACT])
 def test_kernels_have_the_bits_of_their_definition(name: str, columns: int) -> None:
-    """Where sums are of whole numbers a product has the bits of numpy's; with exact activations, those of a product
-    with the dequantized matrix in float32. Each token has them in batches of any size."""
+    """Where sums are of whole numbers a product has the bits of numpy's. With exact activations it has those of a
+    product with the dequantized matrix in float32; fp8 with a scale for each row multiplies the sum with it."""
     format, rng = format_of(name), np.random.default_rng(columns)
-    matrix = drawn_codes(format, columns, rng, permuted=True)
-    linear, wanted = store(matrix, None, TABLES["cpu"], format), store(matrix, None, TABLES["numpy"], format)
-    linear.prepare(), wanted.prepare()
-    dense = np.asarray(linear.dequantize())
+    matrix: Any = drawn_codes(format, columns, rng, permuted=True)
+    linear, wanted = (store(matrix, None, TABLES[device], format) for device in ("cpu", "numpy"))
+    linear.prepare()
+    wanted.prepare()
+    dense: Any = linear.dequantize()
     assert np.array_equal(dense, np.asarray(wanted.dequantize()))
-    if format.activations == "exact":  # the columns of the matrix in the order in which they are added up
-        wanted = store(np.ascontiguousarray(dense[:, matrix.permutation]), None, TABLES["cpu"], FORMATS["auto"])
+    assert linear.apply._matrix.nbytes == packed_bytes(format, "float32", 70, columns)  # type: ignore[attr-defined]
+    is_exact, factor = format.activations == "exact", np.float32(1)
+    if is_exact:
+        plain = np.ascontiguousarray(dense[:, matrix.permutation])
+        if format.numbers == "fp8" and not format.group:
+            plain, factor = np.array(NUMBERS["fp8"].levels, np.float32)[matrix.codes], matrix.scales[:, 0]
+        wanted = store(plain, None, TABLES["cpu"], FORMATS["auto"])
         wanted.prepare()
     for count in (1, 3, 9, 63):
         x = rng.normal(size=(count, columns)).astype(np.float32)
-        order = matrix.permutation if format.activations == "exact" else slice(None)
-        assert np.array_equal(linear.apply(x), wanted.apply(np.ascontiguousarray(x[:, order])))
-    if format.activations == "int8":
-        given = [replace(matrix, input_scale=0.01), replace(matrix, scales=matrix.scales * np.float32(2.0**-30))]
-        for other in given:
-            found = [products(TABLES[device], other, format, x)[0] for device in ("cpu", "numpy")]
-            assert np.array_equal(*found)
+        given: Any = np.ascontiguousarray(x[:, matrix.permutation]) if is_exact else x
+        assert np.array_equal(np.asarray(linear.apply(x)), np.asarray(wanted.apply(given)) * factor)
+
+
+@pytest.mark.parametrize("name", WHOLE_SUMS)
+def test_kernels_take_a_given_scale_and_a_factor(name: str) -> None:
+    """A scale for the input clamps larger activations; a power of two makes small scales float16 numbers."""
+    matrix: Any = drawn_codes(format_of(name), 100, np.random.default_rng(4))
+    for other in (replace(matrix, input_scale=0.01), replace(matrix, scales=matrix.scales * np.float32(2.0**-30))):
+        found = [products(TABLES[device], other, other.format, tokens(100))[0] for device in ("cpu", "numpy")]
+        assert np.array_equal(*found)
 
 
 def test_kernels_serve_scales_that_a_power_of_two_makes_float16() -> None:
@@ -277,7 +289,8 @@ def test_a_model_of_permuted_codes(scheme: str) -> None:
                 weights[w.name] = replace(coded(format, plain[w.name][:, order]), permutation=order)
         tables = open_table("cpu"), TABLES["numpy"]
         one, other = (np.asarray(Model(spec, weights, table, 64, FormatTable(format))(step)) for table in tables)
-        assert np.abs(one - other).max() < 0.02 * other.std()
+        # A tie of a token that is rounded may move it by a step.
+        assert np.abs(one - other).max() < (1e-5 if "exact" in scheme else 0.1) * other.std()
         refusals = [reason for choice in tables[0].choices() for _, reason in choice.refusals]
         assert any("permutations of columns differ" in reason for reason in refusals) != is_shared
 

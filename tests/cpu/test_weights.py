@@ -172,15 +172,16 @@ def test_bytes_are_counted_as_kernels_allocate_them(
     name: str, scheme: str, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
-    from ridgeline.ops.cpu import matrices
+    from ridgeline.ops.cpu import coded, matrices
 
     made = []
 
-    def record(*args: Any) -> Any:
-        made.append(kernels.Matrix(*args))
+    def record(*args: Any, **options: Any) -> Any:
+        made.append(kernels.Matrix(*args, **options))
         return made[-1]
 
-    monkeypatch.setattr(matrices, "Matrix", record)
+    for module in (coded, matrices):
+        monkeypatch.setattr(module, "Matrix", record)
     loaded = load_model(str(folders[name]), LoadOptions(device="cpu", weights=scheme))
     memory = loaded.table.memory
     loaded.model(DenseStep.build(PROMPTS, memory))  # some matrices of latent attention are made at their first use

@@ -19,7 +19,7 @@ from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Op, PagedKeyValues, Weights
 from ridgeline.ops.host.backend import NumpyBackend
 from ridgeline.ops.reference.backend import ReferenceBackend
-from ridgeline.spec.quant import PLAIN, Format
+from ridgeline.spec.quant import PLAIN, Format, FormatTable
 
 SIZES = (1, 63, 100, 257)
 NUMPY, REFERENCE = NumpyBackend(), ReferenceBackend()
@@ -47,7 +47,7 @@ def expert_weights(matrices: Any, biases: Any, table: OpsTable, format: Format =
             arrays[f"mlp.experts.{name}.weight"] = matrix
         if bias is not None:
             arrays[f"mlp.experts.{name}.bias"] = bias
-    return Weights({}, {}, bind(arrays, table, "mlp", "norm", format).experts)
+    return Weights({}, {}, bind(arrays, table, "mlp", "norm", FormatTable(format)).experts)
 
 
 # ---- equal arguments for both ----------------------------------------------------------------------------------------

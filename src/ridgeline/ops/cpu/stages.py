@@ -199,7 +199,7 @@ def head(case: Head, weights: Weights, pool: Pool) -> Callable[..., Floats]:
 
 
 class Products:
-    """Several matrices with the same input, after a residual sum and a norm; one kernel for all that can be packed as one."""
+    """Multiplies one input with several matrices, after a residual sum and a norm."""
 
     def __init__(self, weights: Weights, names: tuple[str, ...], norm: Norm | None, scale: float, pool: Pool) -> None:
         self._rows, self._pool = [weights.linears[name].data.shape[0] for name in names], pool
