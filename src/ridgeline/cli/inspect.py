@@ -102,8 +102,8 @@ def describe(
     """Return a model's figures for contexts of up to `max_model_len` tokens (None: the model's longest). Sizes are in
     bytes.
 
-    formats: how matrices are stored. storage: how attention's keys and values are stored. Quantized weights are counted as the kernels pack them, plus
-    the embedding in its own type, because its rows are looked up.
+    formats: how matrices are stored. storage: how attention's keys and values are stored. Quantized weights are counted
+    as the kernels pack them, plus the embedding in its own type, because its rows are looked up.
     """
     from ridgeline.spec.footprint import footprint
     from ridgeline.spec.storage import state_bytes as bytes_of
