@@ -129,7 +129,7 @@ def test_numpy_gives_the_same_logits(tmp_path: Path) -> None:
 
 
 def nibbles_in_order(tensors: Tensors) -> None:
-    """Place AWQ's numbers in plain order, as a reader would that does not know of AutoAWQ's order."""
+    """Put AWQ's numbers in plain order, as a reader would that does not know of AutoAWQ's order."""
     for name in [n for n in tensors if n.endswith("qweight")]:
         plain = np.stack([tensors[name].numpy().view(np.uint32) >> np.uint32(4 * i) & 15 for i in range(8)], -1)
         tensors[name] = awq_words(plain.reshape(plain.shape[0], -1))

@@ -1,7 +1,7 @@
 """Quantized checkpoints, packed number by number as the tools' own sources define their formats.
 
 A recipe packs one matrix [out, in] of floats. It returns the tensors of its module, and the dequantized matrix. No code
-of the readers is used here, and each number is placed on its own, so that mistakes are hard to make twice.
+of the readers is used here, and each number is put on its own, so that mistakes are hard to make twice.
 """
 
 from __future__ import annotations

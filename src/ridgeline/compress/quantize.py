@@ -34,7 +34,7 @@ from ridgeline.spec.quant import PLAIN, Format, FormatTable
 HELD_OUT_TOKENS = 32_768
 READ_BACK = 1e-3  # largest difference of logits between what was computed and what was read back, of their largest
 
-OnProgress = Callable[[str, int, int], None]  # what is being done, how much of it is done, and of how much
+OnProgress = Callable[[str, int, int], None]  # called with the part, the finished amount and the whole amount
 
 
 @dataclass(frozen=True, slots=True)

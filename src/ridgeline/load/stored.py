@@ -20,7 +20,7 @@ class Stored:
     """A matrix, or a stack of matrices, as the headers of a checkpoint describe it.
 
     Attributes:
-        format: of every matrix.
+        format: the format of every matrix.
         shape: [out, in], or [experts, out, in] for a stack.
         parts: names of the tensors that it consists of.
         read: reads the matrix with an index, 0 where there is only one. Its arrays are in host memory. It raises
@@ -58,8 +58,8 @@ def cut_rows(matrix: QuantizedMatrix, rows: Ndarray) -> QuantizedMatrix:
     return replace(matrix, format=cut_format(matrix.format, rows), **parts)
 
 
-def join_rows(matrices: Sequence[QuantizedMatrix], places: Sequence[Ndarray], rows: int) -> QuantizedMatrix:
-    """Return one matrix [rows, in] whose rows `places[i]` are those of `matrices[i]`: the inverse of `cut_rows`.
+def join_rows(matrices: Sequence[QuantizedMatrix], positions: Sequence[Ndarray], rows: int) -> QuantizedMatrix:
+    """Return one matrix [rows, in] whose rows `positions[i]` are those of `matrices[i]`: the inverse of `cut_rows`.
 
     Raises ValueError for matrices that differ in format, order of columns or scale of the input.
     """
@@ -74,7 +74,7 @@ def join_rows(matrices: Sequence[QuantizedMatrix], places: Sequence[Ndarray], ro
         parts: list[Any] = [getattr(m, name) for m in matrices]
         if parts[0] is not None:
             joined[name] = np.empty((rows, parts[0].shape[1]), parts[0].dtype)
-            for part, place in zip(parts, places, strict=True):
+            for part, place in zip(parts, positions, strict=True):
                 joined[name][place] = part
     return replace(first, **joined)
 

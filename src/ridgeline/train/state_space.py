@@ -26,7 +26,7 @@ def initial(kind: Literal["legs", "diagonal"], weight: Weight, generator: torch.
         return torch.randn(weight.shape, generator=generator) * (0.5**0.5 if name == "C" else 1.0)
     if name not in ("A_log", "A_imag", "P", "B"):
         return None
-    size = 2 * weight.shape[-1]  # of each conjugate pair, one number is kept
+    size = 2 * weight.shape[-1]  # one number of each conjugate pair is kept
     found = _s4d_lin(size) if kind == "diagonal" else _legs(size)
     return found[name].float().expand(weight.shape).clone()
 

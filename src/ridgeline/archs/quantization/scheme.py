@@ -19,7 +19,7 @@ INTEGERS: Mapping[int, NumberType] = {2: "int2", 3: "int3", 4: "int4", 5: "int5"
 class Quantization:
     """How a checkpoint stores its matrices. Each format has a class of its own, with the fields that its reader needs.
 
-    notes: what is not computed as the config asks, one sentence each.
+    notes: one sentence for each thing that is not computed as the config asks.
     """
 
     notes: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ Packing = Literal["packed", "bytes", "nvfp4", "mxfp4"]
 class Group:
     """One of compressed-tensors' config groups.
 
-    targets: names of modules, `re:` patterns or class names. format: of the matrices. packing: how codes are laid out.
+    targets: names of modules, `re:` patterns or class names. format: the format of the matrices. packing: how codes are laid out.
     ordered: whether columns may be permuted (actorder "group"). static_input: whether inputs have one stored scale.
     """
 

@@ -74,8 +74,8 @@ class GGUFFiles:
     def codes(self, name: str, index: int | None = None) -> Codes:
         """Return the codes, scales and minima of a quantized matrix, in the row order of our weights.
 
-        index: of one matrix in a stack. The result needs about one byte for each weight. Raises CheckpointError as
-        `read` does.
+        index: position of one matrix in a stack. The result needs about one byte for each weight. Raises
+        CheckpointError as `read` does.
         """
         tensor = self._tensors[name]
         rows = self._rows(tensor)

@@ -51,7 +51,7 @@ def read_int8(scheme: BnbInt8, files: TensorFiles) -> Found:
 
 def _int8(parts: Parts, module: str, format: Format) -> QuantizedMatrix:
     codes, name = parts.raw(f"{module}.weight"), f"{module}.SCB"
-    peaks = parts.scales(name, zero=True)  # of a row of zeros
+    peaks = parts.scales(name, zero=True)  # the scale of a row of zeros
     _check_zeros(name, peaks, np.asarray(codes.any(1)))
     return QuantizedMatrix(format, codes, (peaks / STEPS)[:, None])
 

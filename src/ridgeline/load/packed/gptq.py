@@ -134,7 +134,7 @@ def refuses_v1(matrix: QuantizedMatrix) -> str:
 
 
 def write(module: str, matrix: Any, less: int = 0) -> dict[str, HostTensor]:
-    """Return the tensors of a matrix that `refuses` accepts. less: what v1 subtracts from zero points."""
+    """Return the tensors of a matrix that `refuses` accepts. less: the number that v1 subtracts from zero points."""
     format, (rows, columns) = matrix.format, matrix.shape
     middle, groups = 1 << (format.bits - 1), format.num_groups(columns)
     order = np.arange(columns) if matrix.permutation is None else np.asarray(matrix.permutation)
