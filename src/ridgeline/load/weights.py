@@ -167,7 +167,7 @@ def float_type(format: Format) -> DType:
 
     A scale of MXFP4 is a power of two, so that each number is a bfloat16 number.
     """
-    return "bfloat16" if format == format_of("fp4-32", format.activations) else "float32"
+    return "bfloat16" if replace(format, activations="exact") == format_of("fp4-32") else "float32"
 
 
 def _is_one_matrix(w: Weight) -> bool:
