@@ -356,7 +356,9 @@ def test_formats_open_without_a_flag(
     samples = read_samples([text], Tokenizer.from_folder(out), length=32, count=6, held_out_tokens=32_768, seed=0)
     found = measure_perplexity(LLM(str(out)).loaded, samples.held_out, context=32)
     own = report.comparison.others[scheme].perplexity.value
-    assert found.perplexity.value == pytest.approx(own, rel=2e-3)
+    # Where activations are rounded, the last bit of a scale may move a tie.
+    rounds = report.format.endswith("outliers") or report.format == "int8"
+    assert found.perplexity.value == pytest.approx(own, rel=1e-2 if rounds else 2e-3)
 
 
 def test_a_format_that_cannot_hold_a_scheme_says_which_can(model: Path, text: Path, tmp_path: Path) -> None:
