@@ -93,7 +93,7 @@ class Defined:
 
 
 def logits(spec: ModelSpec, weights: Any, table: OpsTable, format: Format, kind: type[Model] = Model) -> np.ndarray:
-    model = kind(spec, weights, table, 64, format)
+    model = kind(spec, weights, table, 64, FormatTable(format))
     return table.memory.get(model(DenseStep.build(PROMPTS, table.memory)))
 
 

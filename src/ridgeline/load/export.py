@@ -15,7 +15,7 @@ from ridgeline.archs import Names
 from ridgeline.load.safetensors import HostTensor, dtype_code
 from ridgeline.load.stored import join_rows
 from ridgeline.load.weights import part_of, stored_shape
-from ridgeline.ops.arrays import QuantizedMatrix, QuantizedStack
+from ridgeline.ops.api import QuantizedMatrix, QuantizedStack
 from ridgeline.spec import ModelSpec
 
 ALIGNMENT = 8  # bytes; the format's own writer aligns the header to it

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.spec.quant import NUMBERS, Format, coded_bytes
 
 Ndarray = np.ndarray[Any, Any]

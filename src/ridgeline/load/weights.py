@@ -16,8 +16,7 @@ from ridgeline.load.packed import Files
 from ridgeline.load.packed.parts import KV_SUFFIXES
 from ridgeline.load.safetensors import HostTensor
 from ridgeline.load.stored import Stored, cut_format, cut_rows, dequantized
-from ridgeline.ops.api import Array, Memory, QuantizedMatrix
-from ridgeline.ops.arrays import QuantizedStack
+from ridgeline.ops.api import Array, Memory, QuantizedMatrix, QuantizedStack
 from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
 from ridgeline.spec.quant import Activations, Format, FormatTable, coded_bytes, format_of

@@ -84,8 +84,9 @@ Packing = Literal["packed", "bytes", "nvfp4", "mxfp4"]
 class Group:
     """One of compressed-tensors' config groups.
 
-    targets: names of modules, `re:` patterns or class names. format: the format of the matrices. packing: how codes are laid out.
-    ordered: whether columns may be permuted (actorder "group"). static_input: whether inputs have one stored scale.
+    targets: names of modules, `re:` patterns or class names. format: the format of the matrices. packing: how codes are
+    laid out. ordered: whether columns may be permuted (actorder "group"). static_input: whether inputs have one stored
+    scale.
     """
 
     targets: tuple[str, ...]

@@ -9,7 +9,7 @@ import numpy as np
 from ridgeline.load.gguf.blocks import BlockType
 from ridgeline.load.gguf.files import GGUFFiles
 from ridgeline.load.stored import Stored
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.spec.quant import Format, code_range, whole_numbers
 
 

@@ -16,7 +16,7 @@ from ridgeline.errors import CheckpointError, RequestError
 from ridgeline.load.packed.parts import FLOATS, Found, Parts, is_half, lazily
 from ridgeline.load.safetensors import HostTensor, TensorFiles
 from ridgeline.load.stored import Ndarray, Stored
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.spec.quant import Format
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

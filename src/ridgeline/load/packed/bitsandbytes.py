@@ -20,7 +20,7 @@ from ridgeline.errors import CheckpointError, RequestError
 from ridgeline.load.packed.parts import Found, Parts, check_scales, lazily
 from ridgeline.load.safetensors import HostTensor, TensorFiles
 from ridgeline.load.stored import Ndarray, Stored
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.spec.quant import LARGEST_GROUP, NUMBERS, OUTLIER, Format
 
 STEPS = np.float32(127)

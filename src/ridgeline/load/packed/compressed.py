@@ -29,7 +29,7 @@ from ridgeline.load.packed.parts import (
 )
 from ridgeline.load.safetensors import TensorFiles
 from ridgeline.load.stored import Ndarray, Stored
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.spec.quant import NUMBERS, Format
 
 _PATTERN = "re:"

@@ -13,7 +13,7 @@ from ridgeline.load.packed import bits as packing
 from ridgeline.load.packed.parts import is_half
 from ridgeline.load.safetensors import HostTensor
 from ridgeline.load.stored import Ndarray
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.spec.quant import NUMBERS, Format
 
 

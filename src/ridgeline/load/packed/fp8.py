@@ -15,7 +15,7 @@ from ridgeline.load.packed import bits as packing
 from ridgeline.load.packed.parts import E4M3, FLOATS, KV_SUFFIXES, Found, Parts, check_fp8, check_scales, lazily, spread
 from ridgeline.load.safetensors import TensorFiles
 from ridgeline.load.stored import Stored
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.spec.quant import NUMBERS, Format
 
 SCALE_OF_BLOCKS = "_scale_inv"

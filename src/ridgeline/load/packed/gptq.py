@@ -23,7 +23,7 @@ from ridgeline.load.packed.match import match_names
 from ridgeline.load.packed.parts import FLOATS, Found, Parts, is_half, lazily, signed
 from ridgeline.load.safetensors import HostTensor, TensorFiles
 from ridgeline.load.stored import Ndarray, Stored
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.spec.quant import NUMBERS, Format
 
 

@@ -15,7 +15,7 @@ from ridgeline.load.packed.compressed import powers
 from ridgeline.load.packed.parts import Found, Parts
 from ridgeline.load.safetensors import TensorFiles
 from ridgeline.load.stored import Stored
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.spec.quant import Format
 
 BLOCKS, SCALES = "_blocks", "_scales"

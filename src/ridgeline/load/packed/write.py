@@ -20,7 +20,7 @@ from ridgeline.load.export import write_safetensors
 from ridgeline.load.packed import READERS, awq, bitsandbytes, compressed_write, gptq
 from ridgeline.load.safetensors import SINGLE, HostTensor, TensorFiles
 from ridgeline.load.stored import dequantized
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.api import QuantizedMatrix
 
 
 @dataclass(frozen=True, slots=True)
