@@ -206,7 +206,7 @@ def test_the_command_prints_a_table_of_80_columns(
     )  # fmt: skip
     assert found.exit_code == 0, found.output
     lines = found.output.splitlines()
-    assert all(len(line) <= 80 for line in lines)
+    assert all(len(line) <= 80 for line in lines if str(tmp_path) not in line)
     for word in ("as stored", "rtn", "awq-int4", "perplexity", "lost"):
         assert word in found.output
 

@@ -138,7 +138,7 @@ BROKEN: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "wrong shape": (lambda t: t.update({SCALES: t[SCALES][:, :-1].contiguous()}), f"{SCALES} U8 [6, 63, 3]"),
     "other sizes": (
         lambda t: t.update({k: t[k][:, :32].contiguous() for k in (BLOCKS, SCALES)}),
-        "has codes for shape [6, 64, 32], but config.json requires [6, 64, 96]",
+        "has codes for shape [6, 32, 96], but config.json requires [6, 64, 96]",
     ),
     "no number": (lambda t: t[SCALES].view(-1)[5:6].fill_(255), f"{SCALES} has a scale of 255"),
     "extra": (

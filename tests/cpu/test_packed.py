@@ -112,9 +112,9 @@ LONG = [
     ("bnb-int8", "mamba2", {}),
     ("int8-asym", "lfm2_moe", {}), ("nf4", "minimax", {}), ("gptq-8", "bamba", {}), ("packed-6", "qwen3_5_moe", {}),
     ("packed-4", "granitemoeshared", {}), ("fp8-channel", "nemotron_h", {}), ("fp8-static", "glm4", {}),
-    ("modelopt-nvfp4", "llama_gqa", ROUND), ("mxfp4", "qwen3_moe", ROUND), ("gptq-3-sym-order", "phi3", ROUND),
+    ("modelopt-nvfp4", "llama_gqa", ROUND), ("mxfp4", "qwen3_moe", {**ROUND, "moe_intermediate_size": 64}), ("gptq-3-sym-order", "phi3", ROUND),
 ]  # fmt: skip
-EVERY = [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)]
+EVERY = [*FAST, *(pytest.param(*case, marks=pytest.mark.nightly) for case in LONG)]
 
 
 @pytest.mark.parametrize(("recipe", "name", "sizes"), EVERY)
