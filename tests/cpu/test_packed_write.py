@@ -64,7 +64,7 @@ def test_an_order_of_columns_is_written_by_gptq(tmp_path: Path) -> None:
     order = np.random.default_rng(1).permutation(96)
     ordered = replace(matrix("int4-asym-exact"), permutation=order)
     write_checkpoint(tmp_path / "out", "gptq_v2", {"a.weight": ordered}, {}, {})
-    with pytest.raises(RequestError, match="take --format gptq_v2"):
+    with pytest.raises(RequestError, match="take --format gptq or gptq_v2"):
         check_format("awq", {"a.weight": ordered})
 
 
