@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from oracle import packers
-from oracle.packed import ROUND, TOLERANCE, error, host_table, ours, plain_model, remove_models, theirs
+from oracle.packed import ROUND, TOLERANCE, error, host_table, ours, plain_model, theirs
 from oracle.packers import RECIPES, Tensors, awq_words, compressed, ct_packed, gptq, write
 from ridgeline.archs import quantization_of
 from ridgeline.load.checkpoint import open_checkpoint
@@ -26,12 +25,6 @@ from ridgeline.ops.arrays import QuantizedMatrix, QuantizedStack
 from ridgeline.spec.quant import PLAIN, Format, FormatTable
 
 WIDTH = {"hidden_size": 64, "intermediate_size": 88}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _models() -> Iterator[None]:
-    yield
-    remove_models()
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -112,7 +105,8 @@ LONG = [
     ("bnb-int8", "mamba2", {}),
     ("int8-asym", "lfm2_moe", {}), ("nf4", "minimax", {}), ("gptq-8", "bamba", {}), ("packed-6", "qwen3_5_moe", {}),
     ("packed-4", "granitemoeshared", {}), ("fp8-channel", "nemotron_h", {}), ("fp8-static", "glm4", {}),
-    ("modelopt-nvfp4", "llama_gqa", ROUND), ("mxfp4", "qwen3_moe", {**ROUND, "moe_intermediate_size": 64}), ("gptq-3-sym-order", "phi3", ROUND),
+    ("modelopt-nvfp4", "llama_gqa", ROUND), ("mxfp4", "qwen3_moe", {**ROUND, "moe_intermediate_size": 64}),
+    ("gptq-3-sym-order", "phi3", ROUND),
 ]  # fmt: skip
 EVERY = [*FAST, *(pytest.param(*case, marks=pytest.mark.nightly) for case in LONG)]
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from oracle.build import PLAIN, oracle_logits
 from oracle.case import prompts
 from oracle.families import CASES
-from oracle.packed import ours, plain_model, remove_models
+from oracle.packed import ours, plain_model
 from ridgeline.errors import RequestError
 from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.load.export import checkpoint_matrices
@@ -26,12 +26,6 @@ from ridgeline.ops import api
 from ridgeline.ops.arrays import QuantizedMatrix
 from ridgeline.ops.host.backend import NumpyBackend
 from ridgeline.spec.quant import format_of
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _models() -> Any:
-    yield
-    remove_models()
 
 
 def coded(weight: np.ndarray, name: str) -> QuantizedMatrix:

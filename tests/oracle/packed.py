@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 from functools import cache
 from pathlib import Path
@@ -38,14 +39,9 @@ def plain_model(name: str, sizes: tuple[tuple[str, int], ...] = ()) -> tuple[nn.
     model = make_model(CASES[name], **dict(sizes))
     redraw(model, 3)
     folder = Path(mkdtemp(prefix="packed-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     model.save_pretrained(folder)
     return model, folder
-
-
-def remove_models() -> None:
-    """Remove the folders of `plain_model`."""
-    for folder in Path(mkdtemp()).parent.glob("packed-*"):
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def theirs(name: str, dense: Tensors, folder: Path, sizes: dict[str, int]) -> list[np.ndarray]:
