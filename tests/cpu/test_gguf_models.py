@@ -22,6 +22,9 @@ from ridgeline.load.gguf.layout import read_layout
 from ridgeline.load.gguf.write import choose_types, write_gguf
 from ridgeline.load.hub import find_model
 from ridgeline.load.packed import open_tensors
+from ridgeline.load.weights import StoredWeights
+from ridgeline.nn import Model
+from ridgeline.runtime.step import DenseStep
 
 FAMILIES = (
     "llama_gqa", "llama_head_dim", "llama_biases", "llama_tied", "llama_linear", "llama_yarn", "mistral", "mixtral",
@@ -205,6 +208,24 @@ def test_exact_values_in_16_bits_give_the_same_logits(tmp_path: Path) -> None:
     assert read_config(tmp_path / "p.gguf")["dtype"] == "bfloat16"
     files = open_tensors(ours.checkpoint)
     assert files.mapped_bytes() == files.num_bytes()  # nothing is copied
+
+
+@pytest.mark.parametrize(("kind", "stays"), [("Q8_0", True), ("Q4_0", True), ("Q4_K", False)])
+def test_codes_are_multiplied_where_a_kernel_reads_them(kind: str, stays: bool, tmp_path: Path) -> None:
+    """Logits are those of the dequantized matrices; a type without a kernel is dequantized, and a note says so."""
+    checkpoint = open_checkpoint(find_model("pocket"))
+    types, _ = choose_types(checkpoint.config, kind)
+    write_gguf(tmp_path / "p.gguf", checkpoint.config, weights_of(checkpoint), None, types)
+    tokens = [[5, 17, 300, 4000, 23]]
+    ours = LLM(str(tmp_path / "p.gguf"), device="cpu")
+    formats = {format.name for format in ours.loaded.model.formats.formats}
+    assert ("int8-32-exact" in formats or "int4-exact" in formats) or not stays
+    assert any("are dequantized to float32" in note for note in ours.loaded.notes) or stays
+    opened, table = ours.checkpoint, ours.loaded.table
+    names, files = opened.family.names, open_tensors(opened)
+    wide = StoredWeights(opened.spec, names, files, table.memory, None, lambda done: None, keeps=lambda format: False)
+    wanted: Any = Model(opened.spec, wide, table, 64)(DenseStep.build(tokens, table.memory))
+    np.testing.assert_allclose(ours.logits(tokens)[0], wanted, rtol=0, atol=1e-4)
 
 
 def test_rows_that_blocks_do_not_divide_take_other_types() -> None:
