@@ -138,13 +138,15 @@ def test_products(pool: Any, form: Format, n_in: int, n_out: int) -> None:
 
     A sum of floats has one for each term. Whole numbers with a scale for each row have four: the sum, its products with
     two scales, and each weight. With groups there is one for the product with a scale, one for each sum of groups but
-    the first, and one for the product with the token's scale. The bias adds one.
+    the first, and one for the product with the token's scale. The sum of fp8 is multiplied with the scale of its row,
+    with which the matrix was rounded too. The bias adds one.
     """
     weight, bias, x = draw(n_out, n_in), draw(n_out, key=1), draw(37, n_in, key=2)
     w = matrix(pool, form, weight, bias)
     got, mean = product(pool, w, poisoned(x)), meaning(pool, w)
     seen, scale = rounded(x) if form.is_rounded else (x.astype(np.float64), np.zeros((len(x), 1)))
-    terms = (n_in if not form.is_rounded else -(-n_in // form.group) + 1 if form.group else 4) + 1
+    floats = n_in + 2 * (form.name == "fp8")
+    terms = (floats if not form.is_rounded else -(-n_in // form.group) + 1 if form.group else 4) + 1
     size = np.abs(seen) @ np.abs(mean).T + np.abs(bias)
     assert (np.abs(got - (seen @ mean.T + bias)) <= gamma(terms) * size).all()
     # Compared with tokens that are not rounded, each element is at most half a step away, plus its own two roundings.

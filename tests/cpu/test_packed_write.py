@@ -134,11 +134,19 @@ def test_transformers_loads_what_is_written(scheme: str, name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("scheme", ["int8", "fp8-fp8"])
 def test_transformers_rounds_activations_as_we_do(scheme: str, tmp_path: Path) -> None:
-    """Where a tie is rounded differently, logits move: their divergence is small."""
+    """Where a tie is rounded differently, logits move: their divergence is small.
+
+    compressed-tensors divides the largest magnitude of a token by 127.5 for int8, vLLM and we by 127. So the two
+    roundings differ for int8 in every number, and their divergence is below the sum of both, each from exact.
+    """
     wanted = oracle_logits(saved(scheme, "llama_gqa", tmp_path / "out"), prompts(CASES["llama_gqa"]))
-    found = ours("llama_gqa", tmp_path / "out", activations=None)
-    p, q = (torch.from_numpy(np.concatenate(x)).double().log_softmax(-1) for x in (wanted, found))
-    assert float((p.exp() * (p - q)).sum(-1).mean()) < 1e-3
+
+    def divergence(found: list[np.ndarray]) -> float:
+        p, q = (torch.from_numpy(np.concatenate(x)).double().log_softmax(-1) for x in (wanted, found))
+        return float((p.exp() * (p - q)).sum(-1).mean())
+
+    exact = divergence(ours("llama_gqa", tmp_path / "out", activations="exact"))
+    assert divergence(ours("llama_gqa", tmp_path / "out", activations=None)) < (2 * exact if scheme == "int8" else 1e-3)
 
 
 @pytest.mark.parametrize("scheme", ["int4-asym-exact", "int3-asym-exact", "int4-exact", "int8-32-asym-exact"])

@@ -106,7 +106,7 @@ def test_explain_shows_every_formula_with_its_numbers(run: Run) -> None:
     (("mistral-7b", "--context", "99999"), "the model has 32,768 positions"),
     (("mistral-7b", "--context", "100", "--prompt", "60", "--output", "60"), "leave out one of the three"),
     (("mistral-7b", "--context", "100", "--prompt", "100"), "do not add up to a context of 100"),
-    (("mistral-7b", "--weights", "int5"), "type 'int5' is not known"), (("mistral-7b", "--tp", "3"), "tp 2 does"),
+    (("mistral-7b", "--weights", "int9"), "type 'int9' is not known"), (("mistral-7b", "--tp", "3"), "tp 2 does"),
     (("mistral-7b", "--compare"), "needs at least one change"), (("mistral-7b", "kv"), "write kv=fp8"),
     (("mistral-7b", "--link", "token-ring"), "unknown link 'token-ring'"),
     (("mistral-7b", "--slo", "tbt=3ms"), "write NAME=TIME"), (("mistral-7b", "--plot", "x.gif"), "end in .png or .svg"),

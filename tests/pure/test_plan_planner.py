@@ -187,7 +187,7 @@ def test_largest(limit: int, most: int) -> None:
 @pytest.mark.parametrize("build", [
     lambda: Load(0, 1, 1), lambda: Load(1, 0, 1), lambda: Load(1, 1, -2), lambda: Speculation(1.1, 4),
     lambda: Speculation(0.5, 0), lambda: Speculation(0.5, 1, -1), lambda: Deployment(MISTRAL, H100, chunk=0),
-    lambda: Deployment(MISTRAL, H100, prefix_hit=1.0), lambda: Precision("int5"),
+    lambda: Deployment(MISTRAL, H100, prefix_hit=1.0), lambda: Precision("int9"),
     lambda: planner(MISTRAL).figures(Load(1, 32768, 1)),
 ])  # fmt: skip
 def test_invalid_values_are_refused(build: object) -> None:

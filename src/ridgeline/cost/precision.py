@@ -64,6 +64,8 @@ def storage_of(name: str) -> Storage:
 
 def wider_storage(name: str) -> str | None:
     """Return the type whose rates stand for those of `name`, if the latter were not measured; None for the widest."""
+    if not is_storage(name):  # an operation without stored numbers
+        return None
     return _WIDER.get(name) if name in _WIDER or name in FLOATS else format_of(name).numbers
 
 

@@ -126,7 +126,7 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
     if build is not PassingModel:
         _check_memory(sizes.total - sizes.mapped + spec.frequency_bytes(max_model_len), table)
     model = build(spec, weights, table, max_model_len, formats)
-    notes = (*checkpoint.notes, *missing_kernels(table.memory.device), *_dequantized(weights))
+    notes = (*checkpoint.notes, *missing_kernels(table.memory.device), *_dequantized(weights, format, dtype))
     return LoadedModel(
         model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), sizes.mapped, sizes.total,
         notes=notes, dtype=sizes.dtype,
@@ -181,13 +181,16 @@ def _check_activations(options: LoadOptions, format: Format, files: Files | None
         )
 
 
-def _dequantized(weights: RandomWeights | StoredWeights) -> tuple[str, ...]:
-    """Return a note on the matrices of codes that became floats."""
+def _dequantized(weights: RandomWeights | StoredWeights, format: Format, dtype: DType | None) -> tuple[str, ...]:
+    """Return notes on the matrices of codes that became floats. format: to which they are rounded then."""
     found = weights.dequantized if isinstance(weights, StoredWeights) else {}
-    by_type = Counter((format.name, float_type(format)) for format in found.values())
+    by_type = Counter((own.name, dtype or float_type(own)) for own in found.values())
+    why = (
+        f"and rounded again to {format.name}" if format.is_lossy else "because no kernel here multiplies with the codes"
+    )
     return tuple(
-        f"{count} matrices in {name} are dequantized to {dtype}: no kernel of this device multiplies with {name}"
-        for (name, dtype), count in sorted(by_type.items())
+        f"{count} matrices in {name} are dequantized to {kind}, {why}"
+        for (name, kind), count in sorted(by_type.items())
     )
 
 
@@ -204,9 +207,8 @@ def _check(options: LoadOptions) -> tuple[DType | None, Format]:
         )
     if type(options.seed) is not int or not 0 <= options.seed < 2**63:
         raise RequestError(f"seed is {options.seed!r}; it must be a whole number from 0 to 2**63 - 1")
-    return None if options.dtype == "auto" else DTYPE_NAMES[options.dtype], format_of(
-        options.weights, options.activations
-    )
+    dtype = None if options.dtype == "auto" else DTYPE_NAMES[options.dtype]
+    return dtype, format_of(options.weights, options.activations)
 
 
 def _check_memory(need: int, table: OpsTable) -> None:

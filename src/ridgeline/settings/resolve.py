@@ -153,7 +153,7 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
     lowered = f"lowered from {{}}, so that a step fits: its workspace takes {workspace} of {limit}"
     length = "as given" if problem.fixed_len else "the model's longest context"
     if found.length < problem.max_model_len:
-        length = f"lowered from the model's {problem.max_model_len}: {limit} hold no longer sequence"
+        length = f"lowered from the model's {problem.max_model_len} to {found.length}: {limit} hold no longer sequence"
     seqs_why, tokens_why = UNCALIBRATED
     drafts_why = "none: draft tokens need LLM(proposer=...) in Python"
     if advice:
