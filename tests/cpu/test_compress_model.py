@@ -130,7 +130,7 @@ def test_folds_change_nothing(name: str, folders: Any) -> None:
         weights = stored(loaded, part)
         before = [s.residual for s in calibration.run(part, weights, loaded.table)]
         for fold in folds(part):
-            columns = matrix_of(weights, fold.readers[0]).shape[1]
+            columns = matrix_of(weights, MatrixKey(*fold.readers[0])).shape[1]
             heads = rng.lognormal(size=columns // (fold.repeat * fold.size) * fold.size).astype(np.float32)
             scales = np.repeat(heads.reshape(-1, 1, fold.size), fold.repeat, 1).reshape(-1)
             changed = apply_fold(fold, scales, weights, "float32")

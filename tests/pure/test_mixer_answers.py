@@ -38,8 +38,8 @@ from ridgeline.spec.delta import DeltaMixer
 from ridgeline.spec.mixer import Mixer, RecurrentBase
 
 SOURCE = Path(ridgeline.__file__).parent
-# spec and archs define and build mixers; ops and nn choose a kernel by the kind of mixer. load/gguf writes the keys that
-# stand for a mixer in a GGUF file, as archs does for config.json.
+# spec and archs define and build mixers; ops and nn choose a kernel by the kind of mixer. load/gguf writes the keys of
+# a GGUF file that stand for a mixer, as archs does for config.json.
 MAY_TELL_APART = ("spec", "archs", "ops", "nn")
 KINDS = frozenset(kind.__name__ for union in (TokenMixer, ChannelMixer, Pattern) for kind in get_args(union))
 NAMES = KINDS | {"TokenMixer", "ChannelMixer", "RecurrentMixer", "DeltaMixer", "Pattern", "ClampedSwiGLU", "Ungated"}

@@ -10,7 +10,7 @@ import numpy as np
 
 from ridgeline.compress.awq import output_loss, scaled_rounding, search_scales
 from ridgeline.compress.clip import clip_by_importance, clip_by_output
-from ridgeline.compress.folds import Fold, apply_fold, folds, pooled
+from ridgeline.compress.folds import apply_fold, folds, pooled
 from ridgeline.compress.gptq import GPTQ, gptq
 from ridgeline.compress.grid import Floats, dequantized
 from ridgeline.compress.inputs import Inputs, MatrixKey
@@ -22,6 +22,7 @@ from ridgeline.compress.smooth import smooth_scales
 from ridgeline.errors import CheckpointError
 from ridgeline.ops.arrays import QuantizedMatrix
 from ridgeline.spec.dtype import DType
+from ridgeline.spec.folds import Fold
 from ridgeline.spec.quant import Format
 
 # Weights that replace those of the part, by name -> error of the part's output.
@@ -70,8 +71,9 @@ def scale_part(
     """
     changed: dict[str, Floats] = {}
     for fold in folds(part) if scheme.method in ("awq", "smooth") else ():
-        seen = next((inputs[key] for key in fold.readers if key in inputs), None)
-        rounded = [key for key in fold.readers if key.name in formats]
+        readers = [MatrixKey(*reader) for reader in fold.readers]
+        seen = next((inputs[key] for key in readers if key in inputs), None)
+        rounded = [key for key in readers if key.name in formats]
         if seen is None or seen.num_tokens < len(seen.max_abs) or not rounded:
             continue
         if scheme.method == "smooth":
@@ -81,7 +83,7 @@ def scale_part(
         new = apply_fold(fold, scales, weights, dtype)
         weights |= new
         changed |= new
-        for found in {id(inputs[key]): inputs[key] for key in fold.readers if key in inputs}.values():
+        for found in {id(inputs[key]): inputs[key] for key in readers if key in inputs}.values():
             found.divide(scales)
     return changed
 
