@@ -68,7 +68,7 @@ def faults_in(folder: Path, read: Callable[[str], Iterator[tuple[int, str]]]) ->
     """Yield the faults of the texts that `read` finds in a file, or in all files of a folder."""
     for path in [folder] if folder.is_file() else sorted(folder.rglob("*.py")):
         for line, text in read(path.read_text(encoding="utf-8")):
-            yield from (f"{path.relative_to(ROOT)}:{line}: {fault}" for fault in faults(text))
+            yield from (f"{path}:{line}: {fault}" for fault in faults(text))
 
 
 def capitalized(source: str) -> Iterator[tuple[int, str]]:

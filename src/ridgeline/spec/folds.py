@@ -48,7 +48,7 @@ def mixer_folds(layer: AnyLayer, prefix: str) -> Iterator[Fold]:
 
 
 def mlp_folds(layer: AnyLayer, prefix: str, weights: Sequence[Weight], hidden_size: int) -> Iterator[Fold]:
-    """Yield the scales that can move in an MLP, that into its norm first. weights: those of the MLP."""
+    """Yield the scales that can move in an MLP, that into its norm first. weights: all weights of the MLP."""
     mlp = layer.mlp
     if layer.pre_norm is None or not isinstance(mlp, MLP | GatedMLP | MoE):
         return
