@@ -112,7 +112,7 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
     if not case.preempt:
         return config
     host = [1 + HOST_SEQUENCES * g.most_pages(longest) if case.preempt == "swap" else 0 for g in config.groups]
-    return replace(config, num_pages=_few_pages(config, case, scale), num_host_pages=tuple(host))
+    return replace(config, num_pages=_few_pages(loaded.spec, config, case, scale), num_host_pages=tuple(host))
 
 
 def _state_snapshot_tokens(spec: ModelSpec, case: Case) -> int:
@@ -125,18 +125,21 @@ def _state_snapshot_tokens(spec: ModelSpec, case: Case) -> int:
     return 1 if case.preempt and all(s.snapshot for s in states if s.elements) else case.page
 
 
-def _few_pages(config: EngineConfig, case: Case, scale: Scale) -> tuple[int, ...]:
+def _few_pages(spec: ModelSpec, config: EngineConfig, case: Case, scale: Scale) -> tuple[int, ...]:
     """Return pages per group: enough for the longest sequence alone and for two prompts, but not for their answers.
 
     For recurrent states there are four: three sequences that begin in one step take one each, then two need another.
+    Prompts with other rotary frequencies share no pages.
     """
     found, new = lengths(case, scale), scale.new_tokens
     short, long = min(found.prompts), max(found.prompts)
+    regimes = spec.regimes(config.max_model_len)
+    share = regimes.floor(short, short + 1) == regimes.floor(long, long + 1)
+    shared = [0 if g.snapshot or not share else len(g.reads(found.shared)) for g in config.groups]
     return tuple(
-        1 + max(g.most_pages(long + new),
-                g.most_pages(short + 1) + g.most_pages(long + 1) - (0 if g.snapshot else len(g.reads(found.shared))))
-        for g in config.groups
-    )  # fmt: skip
+        1 + max(g.most_pages(long + new), g.most_pages(short + 1) + g.most_pages(long + 1) - pages)
+        for g, pages in zip(config.groups, shared, strict=True)
+    )
 
 
 def _prompts(loaded: LoadedModel, tokenizer: Tokenizer | None, seed: int) -> Prompts:
