@@ -400,6 +400,13 @@ def test_llama3_refuses_fields_that_are_not_positive(name: str, value: float) ->
     assert f"rope_parameters.{name} is {float(value)}; it must be positive" in refusal("llama", rope_parameters=rope)
 
 
+def test_dynamic_ntk_needs_two_pairs() -> None:
+    """The exponent of its base is dim / (dim - 2)."""
+    rope = {"rope_type": "dynamic", "factor": 2.0}
+    assert read("llama", head_dim=4, rope_parameters=rope).ropes()[0].dim == 4
+    assert "head_dim is 2, of which 2 numbers are rotated" in refusal("llama", head_dim=2, rope_parameters=rope)
+
+
 def test_zeros_of_a_rotation() -> None:
     """A zero for yarn's numbers of rotations is their default; a zero length or factor is an error."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}

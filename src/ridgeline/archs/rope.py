@@ -144,6 +144,8 @@ def _rope(c: Config, r: Config, head_dim: int, rotation: Rotation, outer: Config
         raise r.error(PARTIAL, f"rotates an odd number of the {head_dim} numbers of a head, which yarn cannot do")
     if rope.theta == 1.0 and isinstance(scaling, YarnScaling):
         raise r.error("rope_theta", "is 1, which yarn cannot scale")
+    if rope.dim == 2 and isinstance(scaling, DynamicNTKScaling):
+        raise c.error("head_dim", f"is {head_dim}, of which 2 numbers are rotated; dynamic scaling needs at least 4")
     return replace(rope, scaling=scaling)
 
 
