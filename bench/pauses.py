@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def measure(port: int, path: str, body: bytes) -> dict[str, float]:
         end = time.perf_counter()
         time.sleep(0.2)
         times = [t for t in arrivals if start - 0.1 <= t <= end + 0.2]
-    pause = max(b - a for a, b in zip(times, times[1:], strict=False))
+    pause = max(b - a for a, b in pairwise(times))
     return {"pause_ms": 1e3 * pause, "answer_ms": 1e3 * (end - start), "status": status}
 
 
