@@ -10,12 +10,14 @@ from itertools import pairwise
 from typing import Any
 
 import jsonschema_rs
+import numpy as np
 import pytest
 
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import late
 from ridgeline.errors import RequestError
 from ridgeline.runtime.runner import DeviceRunner
+from ridgeline.sample import masks
 from ridgeline.sample.grammar import Grammars
 from ridgeline.sample.masks import Grammar, Matcher
 from ridgeline.settings import EngineOptions
@@ -68,7 +70,12 @@ def test_answers_follow_their_structure(wanted: list[list[str]]) -> None:
         EngineOptions(steps_in_flight=2),
     ],
 )
-def test_the_engine_gives_the_tokens_of_naive_sampling(options: EngineOptions, wanted: list[list[str]]) -> None:
+@pytest.mark.parametrize("quick", [0.0, np.inf])
+def test_the_engine_gives_the_tokens_of_naive_sampling(
+    options: EngineOptions, quick: float, wanted: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks are made in threads only, or within the steps."""
+    monkeypatch.setattr(masks, "QUICK_SECONDS", quick)
     llm = LLM("pocket", engine=options, max_model_len=150)
     assert texts(llm) == wanted
     stats = llm.stats()
@@ -89,10 +96,17 @@ def test_masks_are_begun_before_the_steps_that_need_them(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(owner, "submit", watched)
 
+    monkeypatch.setattr(masks, "QUICK_SECONDS", 0.0)
     watch(Grammar, "mask"), watch(DeviceRunner, "step")
     LLM("pocket").generate(PROMPTS[0], SamplingParams(max_tokens=8, structured_outputs={"regex": "[a-z]{8}"}))
     steps = [i for i, name in enumerate(order) if name == "step"]
     assert len(steps) > 1 and all("mask" in order[before:at] for before, at in pairwise([0, *steps]))
+
+
+@pytest.fixture(autouse=True)
+def _wait_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer waits too long, although the machine may be busy."""
+    monkeypatch.setattr(late, "MAX_WAIT_SECONDS", 300.0)
 
 
 class Tap:
@@ -101,10 +115,12 @@ class Tap:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, pattern: str) -> None:
         self.open, self.pattern, self.grammars = threading.Event(), pattern, list[Grammar]()
         found, make, tap = Grammars.compile, Matcher.make, self
+        monkeypatch.setattr(masks, "QUICK_SECONDS", 0.0)
 
         def compile_it(self: Grammars, structure: StructuredOutputs) -> Grammar:
             grammar = found(self, structure)
             tap.grammars += [grammar] if structure.regex == pattern else []
+            grammar._quick = False  # a kept grammar may be quick
             return grammar
 
         def slow(self: Matcher) -> Any:
