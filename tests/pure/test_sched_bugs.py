@@ -23,7 +23,7 @@ from ridgeline.sched.pages import PagePool
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.spec.groups import StateGroup
 
-SEEDS = range(30)
+SEEDS = tuple(dict.fromkeys((13, 7, *range(30))))  # the first two find the bugs that few seeds find
 Patch = pytest.MonkeyPatch
 _share, _drop = PagePool.share, PagePool.drop
 _advance, _take, _swap_in, _swap_out = (
