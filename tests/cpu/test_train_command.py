@@ -135,6 +135,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path, data: Path) -> None:
         until = time.monotonic() + 120
         while time.monotonic() < until and (not path.exists() or path.read_text().count("\n") < lines):
             assert process.poll() is None, "the run ended before it was killed"
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
     subprocess.run(command, env=environment, check=True, stderr=subprocess.DEVNULL)
