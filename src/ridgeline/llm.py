@@ -14,7 +14,7 @@ from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer, has_tokenizer
-from ridgeline.propose import Proposer
+from ridgeline.propose import Proposer, proposer_of
 from ridgeline.runtime import generator
 from ridgeline.runtime.captured import Receive, capture
 from ridgeline.runtime.generator import GenerationRequest
@@ -23,7 +23,7 @@ from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.runtime.request import Frontend, Prompt, as_batch
 from ridgeline.sample.grammar import Grammars
 from ridgeline.sched.stats import Stats, StepShape
-from ridgeline.settings import EngineConfig, EngineOptions, choose_storage, resolve
+from ridgeline.settings import EngineConfig, EngineOptions, choose_storage, resolve, with_drafts
 from ridgeline.settings.advice import Advice, machine_advice
 from ridgeline.spec.quant import format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
@@ -96,7 +96,7 @@ class LLM:
         source: generator.Generator = NaiveGenerator(self.loaded)
         if cache == "on":
             self.config = self._resolve(engine or EngineOptions())
-            source = Engine(self.loaded, self.config, proposer=proposer)
+            source = Engine(self.loaded, self.config, proposer=proposer or proposer_of(self.config.speculative))
             if batching == "static":
                 source = StaticGenerator(source)
         self.grammars = Grammars(self.tokenizer, self.loaded.spec.vocab_size, self.loaded.eos_token_ids)
@@ -399,11 +399,15 @@ class LLM:
 
 def _check_proposer(proposer: Proposer | None, options: EngineOptions, cache: str) -> None:
     """Raise RequestError for drafts that nobody proposes, and for a proposer whose drafts nobody verifies."""
-    drafts = options.num_speculative_tokens or 0
-    if drafts > 0 and proposer is None:
+    options = with_drafts(options)
+    drafts, chosen = options.num_speculative_tokens or 0, options.speculative or "off"
+    if chosen != "off" and (proposer is not None or cache == "off"):
+        reason = "a proposer is given as well" if proposer is not None else "cache='off' verifies no drafts"
+        raise RequestError(f"speculative (--speculative) is {chosen}, but {reason}; leave one of them out")
+    if drafts > 0 and proposer is None and chosen == "off":
         raise RequestError(
             f"num_speculative_tokens (--num-speculative-tokens) is {drafts}, but nothing proposes draft tokens; "
-            "pass LLM(proposer=...) in Python, or leave it at 0"
+            "set --speculative ngram, pass LLM(proposer=...) in Python, or leave it at 0"
         )
     if proposer is not None and (drafts == 0 or cache == "off"):
         raise RequestError(

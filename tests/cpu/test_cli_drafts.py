@@ -1,4 +1,4 @@
-"""Each command that runs a model refuses draft tokens that nobody proposes, in one line."""
+"""Drafts on the command line: who proposes them, and what is refused in one line."""
 
 from __future__ import annotations
 
@@ -30,3 +30,33 @@ def test_drafts_without_a_proposer_are_refused(
     error = capsys.readouterr().err
     assert caught.value.code == 2 and error.count("\n") == 1
     assert "--num-speculative-tokens) is 3, but nothing proposes draft tokens" in error
+
+
+def test_looked_up_drafts_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for flags in ([], ["--speculative", "ngram"], ["--speculative", "ngram", "--num-speculative-tokens", "2"]):
+        command = ["generate", "def add(a, b):", "--max-tokens", "60", "--temperature", "0", "--verbose", *flags]
+        monkeypatch.setattr(sys, "argv", ["ridgeline", *command])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        assert not caught.value.code
+        found.append(capsys.readouterr())
+    assert found[0].out == found[1].out == found[2].out
+    assert "drafts:" not in found[0].err
+    assert "tokens a verification; drafts 1 to 4 accepted in " in " ".join(found[1].err.split())
+    assert "drafts 1 to 2 accepted in " in " ".join(found[2].err.split())
+
+
+@pytest.mark.parametrize(("flags", "words"), [
+    ("--speculative magic", "speculative (--speculative) is 'magic'; it must be off or ngram"),
+    ("--speculative ngram --num-speculative-tokens 0", "so that no draft may run; set it to 1 or more"),
+    ("--speculative ngram --cache off", "is ngram, but cache='off' verifies no drafts; leave one of them out"),
+])  # fmt: skip
+def test_settings_that_do_not_go_together(
+    flags: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ridgeline", "generate", "x", *flags.split()])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    error = capsys.readouterr().err
+    assert caught.value.code == 2 and error.count("\n") == 1 and words in error

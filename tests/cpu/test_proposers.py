@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
-from cpu.test_drafts import DRAFTS, NEW_TOKENS, PROMPTS, SAMPLED, Answers, loaded, plain, requests, settings
+from cpu.test_drafts import DRAFTS, NEW_TOKENS, PROMPTS, SAMPLED, STACKS, Answers, loaded, plain, requests, settings
 from oracle.mixers import VOCAB
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
-from ridgeline.propose import Proposer, Wanted
+from ridgeline.propose import NgramProposer, Proposer, Wanted
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.settings import EngineConfig, EngineOptions
 from ridgeline.spec.request import BeamSearchParams
@@ -118,6 +118,23 @@ def test_a_proposer_changes_no_answer(name: str, script: Callable[[Answers], Scr
         assert steps <= 3 + -(-NEW_TOKENS // (DRAFTS + 1))
     else:
         assert stats.accepted_tokens == 0 and steps >= NEW_TOKENS
+
+
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("params", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_looked_up_drafts_change_no_answer(name: str, params: dict[str, Any]) -> None:
+    """The second time, finished answers hold every token of the answers."""
+    wanted = plain(name, **params)
+    engine = engine_of(name, NgramProposer(), settings(name, max_num_seqs=16))
+    assert serve(engine, **params)[0] == wanted
+    before = engine.stats()
+    assert serve(engine, **params)[0] == wanted
+    stats = engine.stats()
+    assert stats.unproposed is None
+    assert stats.accepted_tokens - before.accepted_tokens > NEW_TOKENS
+    drafts = stats.drafts
+    assert sum(drafts.accepted_at) == drafts.accepted and len(drafts.accepted_at) <= DRAFTS
+    assert drafts.verifications <= drafts.run <= DRAFTS * drafts.verifications
 
 
 @pytest.mark.parametrize("how", ["recompute", "swap"])
@@ -250,7 +267,9 @@ def test_users_set_num_speculative_tokens_with_a_proposer() -> None:
     assert llm.config is not None and llm.config.num_speculative_tokens == 4
     out = [each.generate([prompt], params)[0].outputs[0].token_ids for each in (plain_llm, llm)]
     assert out[0] == out[1] and recorder.calls > 0
-    with pytest.raises(RequestError, match=r"is 4, but nothing proposes draft tokens; pass LLM\(proposer"):
+    with pytest.raises(
+        RequestError, match=r"is 4, but nothing proposes draft tokens; set --speculative ngram, pass LLM\(proposer"
+    ):
         LLM("pocket", engine=four)
     with pytest.raises(RequestError, match="a proposer needs cache='on' and EngineOptions"):
         LLM("pocket", proposer=recorder)

@@ -168,18 +168,22 @@ OF_OTHERS = {
     "vllm:num_preemptions_total", "vllm:request_num_preemptions", "vllm:kv_block_lifetime_seconds",
     "vllm:kv_block_idle_before_evict_seconds", "vllm:kv_block_reuse_gap_seconds", "vllm:kv_cache_usage_perc",
     "llamacpp:n_busy_slots_per_decode", "llamacpp:n_decode_total", "llamacpp:requests_deferred",
+    "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
 }  # fmt: skip
 
 
 def test_the_dashboards_metrics_exist() -> None:
     """Every metric of docs/grafana.json and of other servers' dashboards is in /metrics."""
     from ridgeline.sched.page_times import PageTimes
-    from ridgeline.sched.stats import GroupStats, Stats
+    from ridgeline.sched.stats import DraftCounts, GroupStats, Stats
     from ridgeline.serve.api import metrics
     from ridgeline.serve.engine.messages import Report
     from ridgeline.serve.engine.meters import EngineMeters
 
-    stats = Stats(1, 2, (GroupStats("g", 9, 3, 4, 0, 0, 0, 0),), *range(9), page_times=PageTimes())
+    stats = Stats(
+        1, 2, (GroupStats("g", 9, 3, 4, 0, 0, 0, 0),), *range(7), DraftCounts(1, 2, 1, [1, 0]), page_times=PageTimes()
+    )
     page = Page({"model_name": "m"})
     report = Report(0, stats, EngineMeters())
     metrics._requests(page, report)

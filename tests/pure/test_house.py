@@ -82,6 +82,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "load": frozenset({"numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub"}),
     "runtime": frozenset({"numpy"}),
     "sample": frozenset({"numpy", "llguidance"}),
+    "propose": frozenset({"numpy"}),
     "engine": frozenset({"numpy"}),
     "verify": frozenset({"numpy"}),
     "evals": frozenset({"numpy"}),

@@ -58,6 +58,6 @@ class Drafting:
         for seq in scheduler.can_verify():
             most = min(self._most, seq.bound - len(seq.tokens) - 1)
             if most > 0 and seq.id in sequences:
-                wanted.append(Wanted(seq.id, seq.tokens, most))
+                wanted.append(Wanted(seq.id, seq.tokens, most, seq.root, seq.num_prompt))
         for sequence, drafts in self._guard.propose(wanted).items() if wanted else ():
             scheduler.propose(sequence, drafts)

@@ -12,12 +12,15 @@ class Wanted(NamedTuple):
     """A sequence that can verify drafts in the next step.
 
     tokens: its prompt and answer so far, read-only; they change with the next commit. most: the number of drafts that
-    the step can take.
+    the step can take. root: sequences with other roots must not see its tokens, as with other cache salts. prompt:
+    number of tokens of its prompt.
     """
 
     sequence: int
     tokens: Sequence[int]
     most: int
+    root: bytes = b""
+    prompt: int = 0
 
 
 class Proposer(Watcher, Protocol):

@@ -31,7 +31,7 @@ from ridgeline.sched.checks import check_family, check_fork, check_rows
 from ridgeline.sched.page_times import Clock
 from ridgeline.sched.policy import Policy, SwapCost, fcfs, last_behind
 from ridgeline.sched.sequence import Order, Sequence
-from ridgeline.sched.stats import Stats
+from ridgeline.sched.stats import DraftCounts, Stats
 from ridgeline.sched.watcher import NO_WATCHER, Watcher
 from ridgeline.sched.work import LAST, PageDelta, Result, StepPlan, Update, Work
 from ridgeline.spec.groups import StateGroup
@@ -86,7 +86,8 @@ class Scheduler:
         self._preempted = False  # in this step
         self._blocked: tuple[Sequence, list[int]] | None = None  # the head of the queue, and the free pages it needs
         self._queried_tokens = self._hit_tokens = self._num_recompute = self._num_swap = 0
-        self._num_restored = self._recomputed_tokens = self._num_drafts = self._num_accepted = 0
+        self._num_restored = self._recomputed_tokens = 0
+        self._drafts = DraftCounts()
 
     # ---- requests ---------------------------------------------------------------------------------------
 
@@ -463,8 +464,7 @@ class Scheduler:
             tokens = tokens[: seq.max_length - len(seq.tokens)]
         if work.num_draft:
             seq.planned = seq.computed + max(len(result.tokens) - 1, 0)
-            self._num_drafts += work.num_draft
-            self._num_accepted += max(len(result.tokens) - 1, 0)
+            self._drafts.add(work.num_draft, max(len(result.tokens) - 1, 0))
         seq.tokens.extend(tokens)
         if tokens:
             self._watcher.commit(seq.id, tokens)
@@ -490,8 +490,7 @@ class Scheduler:
             queried_tokens=self._queried_tokens, hit_tokens=self._hit_tokens,
             preempted_recompute=self._num_recompute, preempted_swap=self._num_swap,
             snapshots=self._cache.num_snapshots(), restored=self._num_restored,
-            recomputed_tokens=self._recomputed_tokens,
-            draft_tokens=self._num_drafts, accepted_tokens=self._num_accepted, page_times=self._page_times,
+            recomputed_tokens=self._recomputed_tokens, drafts=self._drafts.copy(), page_times=self._page_times,
         )  # fmt: skip
 
     def check(self) -> None:

@@ -2,6 +2,6 @@
 
 from ridgeline.settings.config import EngineConfig, EngineOptions
 from ridgeline.settings.preempt import PreemptCost
-from ridgeline.settings.resolve import choose_storage, resolve
+from ridgeline.settings.resolve import choose_storage, resolve, with_drafts
 
-__all__ = ["EngineConfig", "EngineOptions", "PreemptCost", "choose_storage", "resolve"]
+__all__ = ["EngineConfig", "EngineOptions", "PreemptCost", "choose_storage", "resolve", "with_drafts"]

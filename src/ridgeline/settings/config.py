@@ -25,6 +25,8 @@ class EngineOptions:
         steps_in_flight: 1 or 2. With 2, a step is submitted before the results of the one before it are there.
         swap_space_bytes: Bytes of host memory for the pages of preempted sequences. With 0 they are recomputed.
         num_speculative_tokens: Largest number of draft tokens of a sequence in one step. Above 0 it needs a proposer.
+        speculative: What proposes draft tokens: "ngram" looks up the last tokens of a sequence in its own tokens and in
+            earlier answers; "off": nothing, unless the engine is given a proposer.
     """
 
     max_num_seqs: int | None = None
@@ -35,6 +37,7 @@ class EngineOptions:
     steps_in_flight: int | None = None
     swap_space_bytes: int | None = None
     num_speculative_tokens: int | None = None
+    speculative: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,9 @@ class EngineConfig:
     group, with the null page. num_host_pages: pages of each group in host memory; 0 without swap space.
     workspace_bytes: peak memory of a step and of the page tables. free_bytes: device memory that was free before pages
     and workspace were allocated. reasons: one line for each setting, by its name; it says whether the user gave the
-    value, or why it was chosen or lowered. num_speculative_tokens: most draft tokens of a sequence in a step. threads:
-    number of threads of the kernels; None on a device without such threads. preempt: the cost of preemption with host
-    pages; None if it is measured at the start.
+    value, or why it was chosen or lowered. num_speculative_tokens: most draft tokens of a sequence in a step.
+    speculative: the name of their proposer. threads: number of threads of the kernels; None on a device without them.
+    preempt: the cost of preemption with host pages; None if it is measured at the start.
     """
 
     max_model_len: int
@@ -75,6 +78,7 @@ class EngineConfig:
     free_bytes: int
     reasons: Mapping[str, str]
     num_speculative_tokens: int = 0
+    speculative: str = "off"
     threads: int | None = None
     preempt: PreemptCost | None = None
 
@@ -114,6 +118,7 @@ class EngineConfig:
             "kv_cache_memory_bytes": num_bytes(self.state_bytes),
             "steps_in_flight": f"{self.steps_in_flight}",
             "swap_space_bytes": num_bytes(self.swap_bytes),
+            "speculative": self.speculative,
             "num_speculative_tokens": f"{self.num_speculative_tokens}",
         }
         if self.threads is not None:

@@ -28,6 +28,8 @@ RANGES: dict[str, tuple[int, int | None]] = {
     "kv_cache_memory_bytes": (1, None), "steps_in_flight": (1, 2), "swap_space_bytes": (0, None),
     "num_speculative_tokens": (0, None),
 }  # fmt: skip
+SPECULATIVE = ("off", "ngram")
+NGRAM_DRAFTS = 4  # draft tokens of a sequence in a step, unless the user chooses
 
 
 def resolve(
@@ -52,6 +54,7 @@ def resolve(
     sequence in a step. float_bytes: bytes of a computed number. advice: choices of the cost model.
     """
     given = _given(options)
+    options = with_drafts(options)
     storage, why_storage = choose_storage(kv_cache_dtype)
     _check_snapshots(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
@@ -86,6 +89,7 @@ def resolve(
         | dict.fromkeys(given, "as given")
         | {"swap_space_bytes": why_swap, "kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS},
         num_speculative_tokens=options.num_speculative_tokens or 0,
+        speculative=options.speculative or "off",
         preempt=advice.preempt if advice else None,
     )
 
@@ -107,8 +111,24 @@ def _given(options: EngineOptions) -> dict[str, Any]:
     """Return the options that the user set. Raises RequestError for a number out of range."""
     given = {name: value for name, value in asdict(options).items() if value is not None}
     for name, value in given.items():
-        _check(name, value, *RANGES[name])
+        if name in RANGES:
+            _check(name, value, *RANGES[name])
     return given
+
+
+def with_drafts(options: EngineOptions) -> EngineOptions:
+    """Return the options with the number of drafts that suits `speculative`. Raises RequestError for a bad value."""
+    chosen, most = options.speculative, options.num_speculative_tokens
+    if chosen is None or chosen == "off":
+        return options
+    if chosen not in SPECULATIVE:
+        raise RequestError(f"speculative (--speculative) is {chosen!r}; it must be {' or '.join(SPECULATIVE)}")
+    if most == 0:
+        raise RequestError(
+            f"speculative (--speculative) is {chosen}, but num_speculative_tokens (--num-speculative-tokens) is 0, so "
+            "that no draft may run; set it to 1 or more, or leave it out"
+        )
+    return replace(options, num_speculative_tokens=NGRAM_DRAFTS) if most is None else options
 
 
 def _check(name: str, value: Any, least: int, most: int | None) -> None:
@@ -155,7 +175,9 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
     if found.length < problem.max_model_len:
         length = f"lowered from the model's {problem.max_model_len} to {found.length}: {limit} hold no longer sequence"
     seqs_why, tokens_why = UNCALIBRATED
-    drafts_why = "none: draft tokens need LLM(proposer=...) in Python"
+    drafts_why = "none: draft tokens need --speculative, or LLM(proposer=...) in Python"
+    if problem.options.num_speculative_tokens:
+        drafts_why = "enough for most repetitions; each one more makes a step dearer"
     if advice:
         drafts_why += f"; {advice.reasons['num_speculative_tokens']}"
         seqs_why, tokens_why = advice.reasons["max_num_seqs"], advice.reasons["max_num_batched_tokens"]
@@ -174,6 +196,7 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
         f"workspace, but no more than {found.seqs} sequences of {found.length} tokens need",
         "steps_in_flight": "with 2 the host's work overlaps the device's, but it is short on this device",
         "num_speculative_tokens": drafts_why,
+        "speculative": "draft tokens speed up answers that repeat text, and slow down others",
     }  # fmt: skip
 
 

@@ -48,6 +48,7 @@ class EngineFlags:
     kv_cache_memory_bytes: o.KVCacheMemoryBytes = None
     swap_space_bytes: o.SwapSpaceBytes = None
     steps_in_flight: o.StepsInFlight = None
+    speculative: o.Speculative = None
     num_speculative_tokens: o.NumSpeculativeTokens = None
 
     def options(self) -> EngineOptions:

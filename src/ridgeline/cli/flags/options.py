@@ -138,8 +138,17 @@ NumSpeculativeTokens = Annotated[
     int | None,
     _engine(
         "--num-speculative-tokens",
-        help="Most draft tokens that a sequence verifies in a step. Default: 0. Needs a proposer, which only "
-        "LLM(proposer=...) in Python can set; without one, a number above 0 is refused.",
+        help="Most draft tokens that a sequence verifies in a step. Default: 4 with --speculative, otherwise 0. "
+        "Without a proposer, a number above 0 is refused.",
+    ),
+]
+Speculative = Annotated[
+    str | None,
+    _engine(
+        "--speculative",
+        help="What proposes draft tokens, several of which one step verifies. ngram: what followed the last tokens "
+        "where they occurred before, in the sequence or in earlier answers. off: nothing. The answers are the same. "
+        "Default: off. Take ngram where answers repeat text, such as edits of code.",
     ),
 ]
 CacheMode = Annotated[

@@ -106,7 +106,7 @@ FLAGS: tuple[Flag, ...] = (
     _off("--download-dir", refuses="set HF_HUB_CACHE in the environment"),
     _off("--hf-token", refuses="set HF_TOKEN in the environment"),
     _off("--enable-lora", refuses="Ridgeline does not serve LoRA adapters; merge the adapter into the model first"),
-    _off("--speculative-config", refuses="the server has no speculative decoding; leave the flag out"),
+    _off("--speculative-config", refuses="use --speculative ngram and --num-speculative-tokens"),
     # The API.
     _on("--enable-auto-tool-choice", says="tool calls work with every chat template in a supported format"),
     _value("--response-role", says="answers have the role assistant", accepts=("assistant",),

@@ -82,6 +82,7 @@ def summary(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> list[
             f"pages: peak {pages}; prefix hits: {stats.hit_rate:.0%} of prompt tokens; "
             f"preemptions: {stats.preempted_recompute + stats.preempted_swap:,}{swapped}"
         )
+        lines += _drafts(stats)
         if stats.unrecorded and llm.loaded.table.driver is not None:
             lines.append(f"decode steps are not recorded: {stats.unrecorded}")
     return lines
@@ -94,6 +95,19 @@ def _checkpoints(llm: LLM, stats: Stats) -> list[str]:
     return [
         f"state snapshots: {stats.snapshots:,} kept, {_many(stats.restored, 'request')} resumed from one; "
         f"{_many(stats.recomputed_tokens, 'token')} after the nearest snapshot had to be computed again"
+    ]
+
+
+def _drafts(stats: Stats) -> list[str]:
+    """Describe the drafts, if some were verified."""
+    counts = stats.drafts
+    if not counts.verifications:
+        return []
+    tokens = 1 + counts.accepted / counts.verifications
+    shares = ", ".join(f"{100 * n / counts.verifications:.0f}" for n in counts.accepted_at)
+    return [
+        f"drafts: {counts.accepted:,} of {counts.run:,} accepted; {tokens:.2f} tokens a verification; "
+        f"drafts 1 to {len(counts.accepted_at)} accepted in {shares} % of verifications"
     ]
 
 

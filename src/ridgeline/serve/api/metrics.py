@@ -188,6 +188,16 @@ def _engine(page: Page, report: Report) -> None:
                stats.hit_tokens)  # fmt: skip
     page.value("counter", "vllm:num_preemptions_total", "Number of preemptions of sequences.",
                stats.preempted_recompute + stats.preempted_swap)  # fmt: skip
+    page.value(
+        "counter", "vllm:spec_decode_num_drafts_total", "Number of verifications of drafts.", stats.drafts.verifications
+    )
+    page.value("counter", "vllm:spec_decode_num_draft_tokens_total", "Number of verified draft tokens.",
+               stats.draft_tokens)  # fmt: skip
+    page.value("counter", "vllm:spec_decode_num_accepted_tokens_total", "Number of accepted draft tokens.",
+               stats.accepted_tokens)  # fmt: skip
+    page.values("counter", "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+                "Number of accepted draft tokens, by their position in the draft.",
+                [({"position": str(i)}, float(n)) for i, n in enumerate(stats.drafts.accepted_at)])  # fmt: skip
     page.values("gauge", "ridgeline:pages_used", "Number of pages that sequences use, by group of layers.",
                 [({"group": g.name}, float(g.used_pages)) for g in stats.groups])  # fmt: skip
     page.values("gauge", "ridgeline:pages", "Number of pages, by group of layers.",
