@@ -31,7 +31,7 @@ from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.evals import measure_perplexity
 from ridgeline.load.tokenizer import Tokenizer
 
-FEW = Options(sequences=6, length=32)
+FEW = Options(sequences=6, length=32, speed=False)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def leftovers(folder: Path) -> list[str]:
 def test_a_quantized_model_opens_and_the_report_is_kept(model: Path, text: Path, tmp_path: Path) -> None:
     steps: list[str] = []
     report = quantize(
-        str(model), "gptq-int4", out=tmp_path / "out", data=[text], options=FEW,
+        str(model), "gptq-int4", out=tmp_path / "out", data=[text], options=Options(sequences=6, length=32),
         on_progress=lambda what, done, total: steps.append(what),
     )  # fmt: skip
     assert leftovers(tmp_path) == ["out"]
@@ -73,6 +73,12 @@ def test_a_quantized_model_opens_and_the_report_is_kept(model: Path, text: Path,
     assert kept["scheme"] == "gptq-int4" and kept["format"] == "int4-asym-exact"
     assert kept["models"]["gptq-int4"]["kl"] < kept["models"]["rtn"]["kl"]
     assert kept["as_stored"]["perplexity"] > 0 and kept["held_out_tokens"] % 31 == 0
+    change = kept["models"]["gptq-int4"]["perplexity"] / kept["as_stored"]["perplexity"] - 1
+    assert kept["models"]["gptq-int4"]["perplexity_change"] == pytest.approx(change)
+    assert set(kept["speed"]) == {"as stored", "gptq-int4"}
+    assert all(speed["measured_tokens_per_s"] > 0 for speed in kept["speed"].values())
+    assert all(speed["predicted_tokens_per_s"] is None for speed in kept["speed"].values())
+    assert "not calibrated; run `ridgeline calibrate`" in kept["speed_notes"][0]
     assert len(kept["output_power_lost"]) == 14 and 0 < max(kept["output_power_lost"].values()) < 0.1
     # 4 bits, and 16 + 4 for each group of 32 columns.
     assert 4.625 <= kept["bits"]["gptq-int4"] < 4.8
@@ -141,7 +147,7 @@ def test_what_is_written_is_read_back(model: Path, text: Path, tmp_path: Path, m
 
 
 def test_bits_on_average_go_where_they_help(model: Path, text: Path, tmp_path: Path) -> None:
-    options = Options(sequences=6, length=32, bits=3.5)
+    options = Options(sequences=6, length=32, bits=3.5, speed=False)
     report = quantize(str(model), "rtn-int4", out=tmp_path / "out", data=[text], options=options)
     assert 3 < report.bits["rtn-int4"] <= 3.5 + 0.75  # scales and zero points, short groups
     with pytest.raises(RequestError, match="bits"):
@@ -207,8 +213,8 @@ def test_the_command_prints_a_table_of_80_columns(
     assert found.exit_code == 0, found.output
     lines = found.output.splitlines()
     assert all(len(line) <= 80 for line in lines if str(tmp_path) not in line)
-    for word in ("as stored", "rtn", "awq-int4", "perplexity", "lost"):
-        assert word in found.output
+    for word in ("as stored", "RTN", "awq-int4", "perplexity", "tok/s", "lost", "run `ridgeline calibrate`"):
+        assert word in " ".join(found.output.split())
 
 
 BAD = [

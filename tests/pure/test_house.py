@@ -46,7 +46,9 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "engine": frozenset({"spec", "load", "sched", "settings", "sample", "runtime", "propose"}),
     "verify": frozenset({"spec", "ops", "sched", "settings", "sample", "runtime", "engine", "load"}),
     "evals": frozenset({"spec", "ops", "nn", "load", "sample", "runtime"}),
-    "compress": frozenset({"spec", "archs", "ops", "quant", "nn", "load", "runtime", "evals", "sample"}),
+    "compress": frozenset(
+        {"spec", "archs", "ops", "quant", "nn", "load", "runtime", "evals", "sample", "settings", "measure", "llm"}
+    ),
     "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "llm"}),
     "llm": None,
     "measure": frozenset(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,9 +13,7 @@ from ridgeline.cli.flags import options as o
 from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
-    from ridgeline.cli.show.tables import Table
     from ridgeline.compress import Report
-    from ridgeline.compress.compare import Quality
 
 _Model = Annotated[str, typer.Argument(help="The model to quantize: a folder, a Hugging Face hub id, or pocket.")]
 _Scheme = Annotated[
@@ -140,46 +138,10 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _print(report: Report, out: str) -> None:
+    from ridgeline.cli.show.quantized import parts
     from ridgeline.cli.show.report import say
     from ridgeline.cli.show.tables import screen, show
 
-    data = f", calibrated on {report.calibration}" if report.calibration else ""
-    title = f"{report.scheme} ({report.format}) of {report.model}{data}"
-    worst = ", ".join(f"{key} {lost:.2%}" for key, lost in report.worst())
-    lines: list[Any] = [title, table(report)]
-    if report.comparison is not None:
-        lines.append(
-            f"The held-out part has {report.comparison.num_tokens:,} tokens; none of them was used to calibrate. ± is "
-            "one standard error."
-        )
-    show(screen(), *lines, f"share of the output's power that was lost: {worst}", f"written to {out}")
+    show(screen(), *parts(report), f"written to {out}")
     for remark in report.remarks():
         say(f"note: {remark}")
-
-
-def table(report: Report) -> Table:
-    """Return the table of a report: a row for each model."""
-    from ridgeline.cli.show.tables import Column, Table
-
-    names = ("", "bits", "MB", "KL", "±", "top-1", "perplexity", "±")
-    out = Table("", [Column(name, right=i > 0) for i, name in enumerate(names)])
-    comparison = report.comparison
-    qualities: dict[str, Quality] = (
-        {} if comparison is None else {"as stored": comparison.original, **comparison.others}
-    )
-    for name in dict.fromkeys((*qualities, *report.bits)):
-        size = name if name in report.bits else report.scheme
-        cells = f"{report.bits[size]:.2f}", f"{report.num_bytes[size] / 1e6:.1f}"
-        out.add_row(name, *cells, *_quality(qualities.get(name)))
-    return out
-
-
-def _quality(quality: Quality | None) -> tuple[str, str, str, str, str]:
-    if quality is None:
-        return ("-",) * 5
-    error = quality.perplexity.standard_error
-    perplexity = f"{quality.perplexity.value:,.3f}", "-" if error is None else f"{error:.3f}"
-    if quality.kl is None or quality.top1 is None:
-        return "", "", "", *perplexity
-    off = quality.kl.standard_error
-    return f"{quality.kl.value:.3g}", "-" if off is None else f"{off:.1g}", f"{quality.top1.value:.1%}", *perplexity

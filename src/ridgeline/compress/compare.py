@@ -25,12 +25,13 @@ class Quality:
     """The predictions of a model on the held-out part.
 
     kl: KL(original || model) in nats per token; None for the original. top1: share of tokens with the same most likely
-    token. perplexity: on the held-out part.
+    token. perplexity: on the held-out part. change: perplexity over that of the original, from paired differences.
     """
 
     kl: Estimate | None
     top1: Proportion | None
     perplexity: Estimate
+    change: Estimate | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers by name."""
@@ -42,6 +43,11 @@ class Quality:
                 "kl": self.kl.value, "kl_standard_error": self.kl.standard_error, "top1_agreement": self.top1.value,
                 "top1_agreement_95": [self.top1.low, self.top1.high],
             }  # fmt: skip
+        if self.change is not None:
+            out |= {
+                "perplexity_change": self.change.value - 1,
+                "perplexity_change_standard_error": self.change.standard_error,
+            }
         return out
 
 
@@ -87,15 +93,17 @@ def compare(
             on_tokens(len(p))
     lengths = [d.num_scored for d in documents if d.num_scored]
     whole = {name: np.concatenate(found) for name, found in kl.items()}
+    loss = {name: np.concatenate(found) for name, found in nll.items()}
     qualities = {
         name: Quality(
             block_mean(whole[name], lengths),
             Proportion.of(int(np.concatenate(same[name]).sum()), len(whole[name])),
-            block_mean(np.concatenate(nll[name]), lengths).exp(),
+            block_mean(loss[name], lengths).exp(),
+            block_mean(loss[name] - loss[""], lengths).exp(),
         )
         for name in others
     }
     names = list(others)
     gain = block_mean(whole[names[0]] - whole[names[-1]], lengths) if len(names) > 1 else None
-    first = Quality(None, None, block_mean(np.concatenate(nll[""]), lengths).exp())
+    first = Quality(None, None, block_mean(loss[""], lengths).exp())
     return Comparison(first, qualities, sum(lengths), gain)

@@ -19,6 +19,7 @@ from ridgeline.compress.report import FILE, Report
 from ridgeline.compress.result import Quantized
 from ridgeline.compress.scheme import Scheme, parse_scheme
 from ridgeline.compress.sensitivity import mixed_formats
+from ridgeline.compress.speed import measure_speeds
 from ridgeline.compress.write import Writer, can_permute, copy_small_files, write_json, writer_of
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.evals.divergence import divergences
@@ -48,7 +49,8 @@ class Options:
     Attributes:
         sequences: number of calibration sequences. length: tokens of a sequence; None: 512, or the model's longest
             context. seed: seed of the draw of sequences. bits: bits of a weight on average, where matrices get
-            different ones. threads: threads of the kernels.
+            different ones. threads: threads of the kernels. speed: whether the decode speeds of both models are
+            measured for the report.
     """
 
     sequences: int = 128
@@ -56,6 +58,7 @@ class Options:
     seed: int = 0
     bits: float | None = None
     threads: int | None = None
+    speed: bool = True
 
 
 def quantize(
@@ -91,7 +94,14 @@ def quantize(
     try:
         quantized, facts = _run(original, chosen, samples, partial, options, writer, on_progress)
         report = _report(model, quantized, chosen, samples, data, facts, on_progress)
-        _write(quantized, writer, partial, target, samples, report)
+        folder = _written(quantized, writer, partial, samples)
+        if options.speed:
+            on_progress("measuring the speed", 0, 1)
+            speeds = measure_speeds({"as stored": model, chosen.name: str(folder)}, options.threads)
+            report = replace(report, speeds=speeds)
+        write_json(folder / FILE, report.to_json())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder.rename(target)
     except RidgelineError:
         partial.remove()
         raise
@@ -124,7 +134,7 @@ def _settings(
 ) -> Mapping[str, object]:
     files = [[str(path), Path(path).stat().st_mtime_ns] for path in data]
     fingerprint = model_fingerprint(original.checkpoint.folder, MODEL_FILES, size=16)
-    kept = {**asdict(options), "threads": None}
+    kept = {**asdict(options), "threads": None, "speed": None}
     return {"model": fingerprint, "scheme": {**asdict(scheme)}, "data": files, "options": kept}
 
 
@@ -180,7 +190,7 @@ def _report(
         "" if samples is None else f"{len(samples.calibration)} sequences of {', '.join(map(str, data))}",
         comparison, {"as stored": _bytes(original, {}), **size},
         {"as stored": 8.0 * DTYPE_BYTES[original.dtype], **bits},
-        facts.lost, facts.unseen, facts.outliers, () if samples is None else samples.notes,
+        facts.lost, facts.unseen, facts.outliers, () if samples is None else samples.notes, scheme.format.group,
     )  # fmt: skip
 
 
@@ -219,18 +229,14 @@ def _bits(original: LoadedModel, formats: Mapping[str, Format]) -> float:
     return 8 * total / sum(w.num_params for w in rounded)
 
 
-def _write(
-    quantized: Quantized, writer: Writer, partial: Partial, target: Path, samples: Samples | None, report: Report
-) -> None:
-    """Write the folder, read it back, compare logits, and give it its name."""
+def _written(quantized: Quantized, writer: Writer, partial: Partial, samples: Samples | None) -> Path:
+    """Write the folder under a hidden name, read it back, and compare logits. Return its path."""
     folder = partial.folder / "model"
     shutil.rmtree(folder, ignore_errors=True)
     writer.write(folder, quantized)
     copy_small_files(quantized.original.checkpoint.folder, folder)
-    write_json(folder / FILE, report.to_json())
     _read_back(quantized, folder, samples)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder.rename(target)
+    return folder
 
 
 def _read_back(quantized: Quantized, folder: Path, samples: Samples | None) -> None:

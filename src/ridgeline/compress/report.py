@@ -9,6 +9,7 @@ from typing import Any
 from ridgeline.compress.compare import INTERVAL, Comparison
 from ridgeline.compress.inputs import MatrixKey
 from ridgeline.compress.outliers import Outliers
+from ridgeline.compress.speed import Speeds
 
 WORST = 5  # matrices that the printed report names
 FILE = "quantization_report.json"
@@ -24,6 +25,9 @@ class Report:
         lost: share of the power of each matrix's output that became error.
         unseen: matrices that saw too few tokens, with the number of tokens. They are rounded to nearest.
         outliers: columns of inputs with outliers, by the name of the matrix.
+        group: columns that share a scale; 0 where a row does.
+        speeds: decode speeds by the same names, without "rtn", which has the matrices of the scheme; None if they were
+            not measured.
     """
 
     scheme: str
@@ -37,6 +41,8 @@ class Report:
     unseen: Mapping[MatrixKey, int]
     outliers: Mapping[MatrixKey, Outliers]
     notes: tuple[str, ...] = ()
+    group: int = 0
+    speeds: Speeds | None = None
 
     def worst(self) -> list[tuple[MatrixKey, float]]:
         """Return the matrices that lost most, the worst first."""
@@ -70,6 +76,9 @@ class Report:
             "rounded_to_nearest": {str(key): tokens for key, tokens in self.unseen.items()},
             "outliers": {str(key): found.to_json() for key, found in self.outliers.items()},
         }  # fmt: skip
+        if self.speeds is not None:
+            out["speed"] = {name: speed.to_json() for name, speed in self.speeds.by_name.items()}
+            out["speed_notes"] = list(self.speeds.notes)
         if self.comparison is not None:
             c = self.comparison
             out |= {
