@@ -67,7 +67,7 @@ class Model:
             self._frequencies[rope] = table.memory.put(inverse, "float32", "float32"), factor
         self._embedding = weights["embed.weight"]
         self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
-        how = _How(table, formats, low_rank, capture)
+        how = How(table, formats, low_rank, capture)
         self._capture = capture
         # The largest matrix is packed first: its floats are released before others are read.
         self._head = _head(spec, weights, self._embedding, how)
@@ -94,7 +94,7 @@ class Model:
         stream = Stream(self.embed(step), None)
         if capture is not None:
             self._capture_stream(capture, "embed", stream, 1.0)
-        rotaries = self._rotaries(step)
+        rotaries = self.rotaries(step)
         for i, block in enumerate(self._blocks):
             run = block if capture is None else partial(block, capture=capture)
             stream = self.run_block(run, stream, step, rotaries)
@@ -109,7 +109,7 @@ class Model:
         x, delta, _ = stream
         capture.put(name, lambda: x if delta is None else self._add(x, delta, scale))
 
-    def _rotaries(self, step: Step) -> Mapping[Rope, Rotary]:
+    def rotaries(self, step: Step) -> Mapping[Rope, Rotary]:
         """Return the rotation of each of the step's tokens, for each kind of rotation."""
         if self.frequency_tables is None:
             return {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
@@ -165,7 +165,7 @@ class Model:
         return x
 
 
-class _How(NamedTuple):
+class How(NamedTuple):
     """How the matrices of a model are built."""
 
     table: OpsTable
@@ -230,7 +230,7 @@ class _Block:
     """One layer."""
 
     def __init__(
-        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], how: _How, previous_scale: float
+        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], how: How, previous_scale: float
     ) -> None:
         layer, table = spec.layers[index], how.table
         assert not isinstance(layer, DeepNormLayer)
@@ -273,7 +273,7 @@ class _DeepNormBlock:
     """One layer whose residual is the stream after a norm."""
 
     def __init__(
-        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], how: _How, previous_scale: float
+        self, index: int, spec: ModelSpec, weights: Mapping[str, Array], how: How, previous_scale: float
     ) -> None:
         layer, table = spec.layers[index], how.table
         assert isinstance(layer, DeepNormLayer)
@@ -366,7 +366,7 @@ def bind(
     return Weights(linears, arrays, experts)
 
 
-def _bound(weights: Mapping[str, Array], prefix: str, how: _How) -> Weights:
+def _bound(weights: Mapping[str, Array], prefix: str, how: How) -> Weights:
     """Return the weights of the stage under `prefix`, whose norm has the same name and `_norm`."""
     return bind(weights, how.table, prefix, f"{prefix}_norm", how.formats, how.low_rank, how.capture)
 
@@ -375,21 +375,28 @@ def _term(matrices: Terms | None, table: OpsTable) -> LowRank | None:
     return None if matrices is None else LowRank(*(store(matrix, None, table, PLAIN) for matrix in matrices))
 
 
-def _blocks(spec: ModelSpec, weights: Mapping[str, Array], how: _How) -> Iterator[_Block | _DeepNormBlock]:
+def build_layer(
+    index: int, spec: ModelSpec, weights: Mapping[str, Array], how: How, previous_scale: float
+) -> _Block | _DeepNormBlock:
+    """Return layer `index` of a spec. weights: those of the layer, by name. previous_scale: see `residual_scale`."""
+    kind = _DeepNormBlock if isinstance(spec.layers[index], DeepNormLayer) else _Block
+    return kind(index, spec, weights, how, previous_scale)
+
+
+def _blocks(spec: ModelSpec, weights: Mapping[str, Array], how: How) -> Iterator[_Block | _DeepNormBlock]:
     by_layer: list[list[str]] = [[] for _ in spec.layers]
     for name in weights:
         if name.startswith("layers."):
             by_layer[int(name.split(".", 2)[1])].append(name)
     scale = 1.0
     for i, layer in enumerate(spec.layers):
-        kind = _DeepNormBlock if isinstance(layer, DeepNormLayer) else _Block
         with _named(f"layer {i}"):
-            block = kind(i, spec, {name: weights[name] for name in by_layer[i]}, how, scale)
+            block = build_layer(i, spec, {name: weights[name] for name in by_layer[i]}, how, scale)
         yield block
         scale = residual_scale(layer)
 
 
-def _head(spec: ModelSpec, weights: Mapping[str, Array], embedding: Array, how: _How) -> api.HeadStage:
+def _head(spec: ModelSpec, weights: Mapping[str, Array], embedding: Array, how: How) -> api.HeadStage:
     case = Head(spec.norm, residual_scale(spec.layers[-1]), spec.logit_scale, spec.logit_softcap)
     matrix = embedding if spec.tie_word_embeddings else weights["head.weight"]
     arrays = {f"norm.{kind}": weights[f"norm.{kind}"] for kind in ("weight", "bias") if f"norm.{kind}" in weights}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ridgeline.nn.capture import Capture
-from ridgeline.nn.model import Model, _Block, _DeepNormBlock, _How
+from ridgeline.nn.model import How, Model, build_layer
 from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable
 from ridgeline.ops.api import Array
-from ridgeline.spec import DeepNormLayer, ModelSpec
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.quant import AS_STORED
 
 LayerBlock = Callable[[Stream, Step], Stream]
@@ -26,6 +26,5 @@ def layer_block(
         weights: the weights of this layer, by name: floats, or codes and scales.
         capture: receives the inputs of matrices that it asks for.
     """
-    kind = _DeepNormBlock if isinstance(spec.layers[index], DeepNormLayer) else _Block
-    block = kind(index, spec, weights, _How(table, AS_STORED, {}, capture), 1.0)
-    return lambda stream, step: model.run_block(block, stream, step, model._rotaries(step))
+    block = build_layer(index, spec, weights, How(table, AS_STORED, {}, capture), 1.0)
+    return lambda stream, step: model.run_block(block, stream, step, model.rotaries(step))
