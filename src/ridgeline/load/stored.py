@@ -54,8 +54,7 @@ def cut_rows(matrix: QuantizedMatrix, rows: Ndarray) -> QuantizedMatrix:
         return matrix
     neighbors = len(rows) > 0 and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
     index: Any = slice(int(rows[0]), int(rows[0]) + len(rows)) if neighbors else rows
-    parts: dict[str, Any] = {name: part[index] for name in _BY_ROW if (part := getattr(matrix, name)) is not None}
-    return replace(matrix, format=cut_format(matrix.format, rows), **parts)
+    return replace(matrix.rows(index), format=cut_format(matrix.format, rows))
 
 
 def join_rows(matrices: Sequence[QuantizedMatrix], positions: Sequence[Ndarray], rows: int) -> QuantizedMatrix:
