@@ -60,8 +60,8 @@ def table(report: Report) -> Table:
         size = name if name in report.bits else report.scheme
         first, second = _quality(qualities.get(name))
         speed = speeds.get(size)
-        rates = [_rate(speed and speed.predicted)] if has_predictions else []
-        rates += [_rate(speed and speed.measured)] if speeds else []
+        rates = [_rate(speed.predicted if speed else None)] if has_predictions else []
+        rates += [_rate(speed.measured if speed else None)] if speeds else []
         shown = "RTN" if name == RTN else name
         out.add_row(shown, f"{report.bits[size]:.3g}", megabytes(report.num_bytes[size]), *first, *rates)
         if any(second):
