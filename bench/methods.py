@@ -30,7 +30,7 @@ def main() -> None:
     args = parser.parse_args()
     for bits in args.bits:
         for method in SCHEMES:
-            options = [Options(args.sequences, args.length, seed) for seed in range(args.draws)]
+            options = [Options(args.sequences, args.length, seed, speed=False) for seed in range(args.draws)]
             found = [measure(args.model, f"{method}-int{bits}", args.text, o) for o in options]
             shares = [round(kl / rtn, 3) for kl, rtn in found]
             limit = GATES.get((method, bits), float("inf"))

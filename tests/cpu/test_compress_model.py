@@ -58,6 +58,24 @@ def inputs_of(loaded: LoadedModel, calibration: Calibration, part: Any) -> dict[
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_a_pass_may_end_at_its_last_input(name: str, folders: Any) -> None:
+    """The sums over inputs are those of whole passes, and every matrix has some."""
+    loaded = opened(folders(name))
+    calibration = Calibration(loaded, SEQUENCES)
+    for part in parts(loaded.spec):
+        keys = [key for w in part.matrices for key in keys_of(w)]
+        observer = Observer(keys, with_products=True)
+        capture = Capture(part.spec, observer.names, observer.receive)
+        calibration.observe(part, stored(loaded, part), loaded.table, capture, observer)
+        whole = inputs_of(loaded, calibration, part)
+        assert set(observer.inputs) == set(whole)
+        for key, seen in whole.items():
+            assert observer.inputs[key].num_tokens == seen.num_tokens
+            np.testing.assert_array_equal(observer.inputs[key].hessian, seen.hessian)
+        calibration.advance(part, stored(loaded, part), loaded.table)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_parts_are_the_model(name: str, folders: Any) -> None:
     """Part by part, the logits are those of the whole model, and every matrix is in one part."""
     loaded = opened(folders(name))

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from ridgeline.compress import gptq as module
-from ridgeline.compress.gptq import GPTQ, gptq, inverse_factor
+from ridgeline.compress import rows
+from ridgeline.compress.clip import clip_by_output
+from ridgeline.compress.gptq import GPTQ, feedback_of, gptq, inverse_factor, inverse_lower
 from ridgeline.compress.grid import dequantized
 from ridgeline.compress.rtn import round_to_nearest
 from ridgeline.spec.quant import format_of
@@ -157,3 +159,28 @@ def test_planted_bugs_are_seen(plant, monkeypatch: pytest.MonkeyPatch) -> None:
     good = lost(weight, dequantized(gptq(weight, hessian, format)), hessian)
     plant(monkeypatch)
     assert lost(weight, dequantized(gptq(weight, hessian, format)), hessian) > 1.5 * good
+
+
+@pytest.mark.parametrize("name", ["int4-asym", "int3", "int4-row", "int8-16x32"])
+@pytest.mark.parametrize("order", [False, True])
+def test_parts_of_rows_and_threads_change_nothing(name: str, order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows do not depend on each other, so that parts of 7 rows on 3 threads have the codes of all rows at once."""
+    weight, x = problem(30)
+    hessian, options = x.T @ x / len(x), GPTQ(act_order=order, clip=True)
+    whole = gptq(weight, hessian, format_of(name), options)
+    clipped = clip_by_output(weight, hessian, format_of(name))
+    monkeypatch.setattr(rows, "ROWS", 7)
+    parted = gptq(weight, feedback_of(hessian, options), format_of(name), options, threads=3)
+    for a, b in ((whole, parted), (clipped, clip_by_output(weight, hessian, format_of(name), threads=3))):
+        np.testing.assert_array_equal(a.codes, b.codes)
+        np.testing.assert_array_equal(a.scales, b.scales)
+        assert (a.permutation is None) == (b.permutation is None)
+
+
+@pytest.mark.parametrize("size", [1, 100, 128, 129, 300, 777])
+def test_the_inverse_of_a_triangle(size: int) -> None:
+    rng = np.random.default_rng(size)
+    lower = np.tril(rng.standard_normal((size, size))) / size + np.eye(size)
+    found = inverse_lower(lower)
+    np.testing.assert_allclose(found @ lower, np.eye(size), atol=1e-9)
+    assert np.all(np.triu(found, 1) == 0)

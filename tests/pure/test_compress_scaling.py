@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ridgeline.compress.awq import channel_scales, keep_columns, output_loss, scaled_rounding, search_scales
+from ridgeline.compress.awq import FINALISTS, channel_scales, keep_columns, output_loss, scaled_rounding, search_scales
 from ridgeline.compress.grid import dequantized
 from ridgeline.compress.outliers import outlier_columns, outlier_report
 from ridgeline.compress.rtn import round_to_nearest
@@ -55,6 +55,24 @@ def test_the_search_is_the_published_one() -> None:
     np.testing.assert_allclose(found.losses, losses, rtol=2e-3)
     np.testing.assert_allclose(found.scales, scales, rtol=1e-5)
     assert min(losses) < 0.5 * losses[0], "a few large channels are what AWQ is for"
+
+
+def test_a_search_in_two_steps_finds_the_best_of_all_tokens() -> None:
+    """The first tokens choose finalists; the others decide among them, and the sums are those of all tokens."""
+    x, weights = problem()
+    mean, parts = np.abs(x).mean(0), (x[:60], x[60:])
+    first, rest = (output_loss(weights, part.T @ part, FORMAT) for part in parts)
+    calls: list[float] = []
+
+    def counted(scales: np.ndarray) -> float:
+        calls.append(rest(scales))
+        return calls[-1]
+
+    found = search_scales(mean, first, counted)
+    whole = search_scales(mean, output_loss(weights, x.T @ x, FORMAT))
+    assert len(calls) == FINALISTS and found.exponent == whole.exponent
+    assert min(found.losses) == pytest.approx(min(whole.losses), rel=1e-4)
+    assert sum(np.isfinite(found.losses)) == FINALISTS
 
 
 def test_scales_lie_around_one_and_exponent_zero_changes_nothing() -> None:

@@ -12,13 +12,18 @@ from ridgeline.compress.rtn import round_to_nearest
 from ridgeline.spec.quant import Format
 
 GRID = 20  # exponents that the search tries: 0, 1/20, ..., 19/20
+FINALISTS = 4  # exponents that are compared on all tokens, where the search begins with few
 LEAST = 1e-4  # the smallest scale before normalization, as in the published search
 
 Loss = Callable[[Floats], float]  # scales [in] -> error of what the matrices are part of
 
 
 class Search(NamedTuple):
-    """The result of a search. losses: the error at each exponent; the first one is that without scales."""
+    """The result of a search.
+
+    losses: the error at each exponent, of which the first one is that without scales; infinite for those that were left
+    out after the first tokens.
+    """
 
     scales: Floats
     exponent: float
@@ -35,13 +40,21 @@ def channel_scales(mean_abs: Floats, exponent: float) -> Floats:
     return found
 
 
-def search_scales(mean_abs: Floats, loss: Loss) -> Search:
+def search_scales(mean_abs: Floats, loss: Loss, rest: Loss | None = None) -> Search:
     """Return the scales of input channels with the least loss, over a grid of exponents.
 
     The matrices are multiplied with the scales by column, and their inputs divided by them.
-    loss: returns the error of the output for scales [in]. If it is never finite, scales are 1.
+    loss: returns the error of the output for scales [in]. If it is never finite, scales are 1. rest: returns the error
+    on further tokens, and is called for the `FINALISTS` best exponents only.
     """
     losses = [loss(channel_scales(mean_abs, i / GRID)) for i in range(GRID)]
+    if rest is not None:
+        order = np.argsort(np.where(np.isfinite(losses), losses, np.inf), kind="stable")
+        finalists = {int(i) for i in order[:FINALISTS]}
+        losses = [
+            each + rest(channel_scales(mean_abs, i / GRID)) if i in finalists else np.inf
+            for i, each in enumerate(losses)
+        ]
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
     return Search(channel_scales(mean_abs, best / GRID), best / GRID, tuple(losses))
 

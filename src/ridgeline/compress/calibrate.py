@@ -58,11 +58,11 @@ class Quantizer:
         inputs = self._observe(part, weights, keys)
         found = Chosen(outliers=outlier_report({key: seen.max_abs for key, seen in inputs.items()}))
         if self._calibration is not None:
-            changed = scale_part(
-                part, weights, inputs, self._scheme, self._dtype, formats, self._block_loss(part, weights)
-            )
+            loss = _PartLoss(self._calibration, part, weights, self._table)
+            changed = scale_part(part, weights, inputs, self._scheme, self._dtype, formats, loss)
             found.changed = {name: self._as_stored(w) for name, w in changed.items() if name not in formats}
-        choose_codes(keys, weights, inputs, self._scheme, formats, found)
+        threads = self._table.driver.threads if self._table.driver else None
+        choose_codes(keys, weights, inputs, self._scheme, formats, found, threads)
         self.advance(part, weights, found)
         return found
 
@@ -71,8 +71,7 @@ class Quantizer:
             return {}
         observer = Observer(keys, with_products=self._scheme.method in ("gptq", "awq"))
         capture = Capture(part.spec, observer.names, observer.receive)
-        for _ in self._calibration.run(part, weights, self._table, capture=capture):
-            pass
+        self._calibration.observe(part, weights, self._table, capture, observer)
         for key, seen in observer.inputs.items():
             if not seen.is_finite():
                 raise RequestError(
@@ -84,25 +83,6 @@ class Quantizer:
         """Return float32 numbers rounded to the type of the checkpoint."""
         found: Floats = weight.astype(dtype_of(self._dtype)).astype(np.float32)
         return found
-
-    def _block_loss(self, part: Part, weights: Mapping[str, Any]) -> Callable[[Mapping[str, Floats]], float]:
-        """Return the squared error of the part's output where some of its weights are replaced."""
-        calibration = self._calibration
-        assert calibration is not None
-        batches = calibration.first(SEARCH_TOKENS)
-        expected: list[Floats] = []
-
-        def outputs(replaced: Mapping[str, Floats]) -> Iterator[Floats]:
-            for stream in calibration.run(part, {**weights, **replaced}, self._table, batches):
-                yield np.asarray(stream.residual)
-
-        def loss(replaced: Mapping[str, Floats]) -> float:
-            if not expected:
-                expected.extend(outputs({}))
-            pairs = zip(expected, outputs(replaced), strict=True)
-            return sum(float(np.square(a - b).sum(dtype=np.float64)) for a, b in pairs)
-
-        return loss
 
     def advance(self, part: Part, stored: Mapping[str, Any], found: Chosen) -> None:
         """Let the streams pass through a part that is quantized. stored: its weights as they are in the checkpoint.
@@ -116,6 +96,26 @@ class Quantizer:
             self._calibration.advance(part, {**stored, **own}, self._table)
         except FloatingPointError as e:
             raise RequestError(f"{e} computes NaN or infinity with quantized weights; take more bits") from None
+
+
+class _PartLoss:
+    """The squared error of a part's output where some of its weights are replaced; a `BlockLoss`."""
+
+    def __init__(self, calibration: Calibration, part: Part, weights: Mapping[str, Any], table: OpsTable) -> None:
+        self._calibration, self._part, self._weights, self._table = calibration, part, weights, table
+        self._expected: list[Floats] = []
+        self.batches = calibration.first(SEARCH_TOKENS)
+
+    def __call__(self, replaced: Mapping[str, Floats], batches: slice) -> float:
+        if not self._expected:
+            self._expected.extend(self._outputs({}, slice(0, self.batches)))
+        pairs = zip(self._expected[batches], self._outputs(replaced, batches), strict=True)
+        return sum(float(np.square(a - b).sum(dtype=np.float64)) for a, b in pairs)
+
+    def _outputs(self, replaced: Mapping[str, Floats], batches: slice) -> Iterator[Floats]:
+        weights = {**self._weights, **replaced}
+        for stream in self._calibration.run(self._part, weights, self._table, batches):
+            yield np.asarray(stream.residual)
 
 
 def rounded(part: Part, found: Chosen) -> dict[str, Any]:

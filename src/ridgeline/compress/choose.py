@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ridgeline.compress.awq import output_loss, scaled_rounding, search_scales
 from ridgeline.compress.clip import clip_by_importance, clip_by_output
 from ridgeline.compress.folds import apply_fold, folds, pooled
-from ridgeline.compress.gptq import GPTQ, gptq
+from ridgeline.compress.gptq import GPTQ, Feedback, feedback_of, gptq
 from ridgeline.compress.grid import Floats, dequantized
 from ridgeline.compress.inputs import Inputs, MatrixKey
 from ridgeline.compress.layers import Part, keys_of
@@ -25,8 +25,18 @@ from ridgeline.spec.dtype import DType
 from ridgeline.spec.folds import Fold
 from ridgeline.spec.quant import Format
 
-# Weights that replace those of the part, by name -> error of the part's output.
-BlockLoss = Callable[[Mapping[str, Floats]], float]
+
+class BlockLoss(Protocol):
+    """The error of a part's output on the tokens of the search.
+
+    Attributes:
+        batches: number of batches of these tokens.
+    """
+
+    batches: int
+
+    def __call__(self, replaced: Mapping[str, Floats], batches: slice) -> float:
+        """Return the error on some batches. replaced: weights that replace those of the part, by name."""
 
 
 @dataclass
@@ -76,8 +86,9 @@ def scale_part(
         rounded = [key for key in readers if key.name in formats]
         if seen is None or seen.num_tokens < len(seen.max_abs) or not rounded:
             continue
+        matrices = [matrix_of(weights, key) for key in rounded]
         if scheme.method == "smooth":
-            scales = pooled(fold, smooth_scales(seen.max_abs, [matrix_of(weights, k) for k in rounded], scheme.alpha))
+            scales = pooled(fold, smooth_scales(seen.max_abs, matrices, scheme.alpha))
         else:
             scales = _awq_scales(fold, rounded, weights, seen, formats, block_loss)
         new = apply_fold(fold, scales, weights, dtype)
@@ -98,7 +109,7 @@ def _awq_scales(
         matrices = [matrix_of(weights, key) for key in rounded]
         return search_scales(mean_abs, output_loss(matrices, seen.hessian, formats[rounded[0].name])).scales
 
-    def loss(scales: Floats) -> float:
+    def loss(scales: Floats, batches: slice) -> float:
         replaced: dict[str, Floats] = {}
         for key in rounded:
             matrix = scaled_rounding(matrix_of(weights, key), scales, formats[key.name])
@@ -106,20 +117,23 @@ def _awq_scales(
                 replaced[key.name] = matrix
             else:
                 replaced.setdefault(key.name, np.array(weights[key.name], np.float32))[key.expert] = matrix
-        return block_loss(replaced)
+        return block_loss(replaced, batches)
 
-    return search_scales(mean_abs, loss).scales
+    first, rest = slice(0, 1), slice(1, block_loss.batches)
+    more = (lambda scales: loss(scales, rest)) if block_loss.batches > 1 else None
+    return search_scales(mean_abs, lambda scales: loss(scales, first), more).scales
 
 
 def choose_codes(
     keys: Iterable[MatrixKey], weights: Mapping[str, Any], inputs: Mapping[MatrixKey, Inputs], scheme: Scheme,
-    formats: Mapping[str, Format], into: Chosen,
+    formats: Mapping[str, Format], into: Chosen, threads: int | None = None,
 ) -> None:  # fmt: skip
     """Choose the codes of some matrices of a part.
 
-    formats: the format of each matrix, by name. into: receives the results. Raises CheckpointError for a matrix that
-    cannot be rounded.
+    formats: the format of each matrix, by name. into: receives the results. threads: number of threads; None for one.
+    Raises CheckpointError for a matrix that cannot be rounded.
     """
+    codes_of = _Codes(scheme, threads)
     for key in keys:
         matrix, seen = matrix_of(weights, key), inputs.get(key)
         num_tokens = seen.num_tokens if seen is not None else 0
@@ -127,24 +141,38 @@ def choose_codes(
             into.unseen[key] = num_tokens
             seen = None
         try:
-            codes = _codes(matrix, seen, scheme, formats[key.name])
+            codes = codes_of(matrix, seen, formats[key.name])
         except ValueError as e:
             raise CheckpointError(f"{key}: {e}") from None
         into.codes[key] = codes
         into.lost[key] = lost_power(matrix, dequantized(codes), seen)
 
 
-def _codes(matrix: Floats, seen: Inputs | None, scheme: Scheme, format: Format) -> QuantizedMatrix:
-    if seen is None or scheme.method in ("rtn", "smooth"):
+class _Codes:
+    """Chooses the codes of matrices. Neighbors that read one input share what is computed from its Hessian."""
+
+    def __init__(self, scheme: Scheme, threads: int | None) -> None:
+        self._scheme, self._threads = scheme, threads
+        self._last: tuple[Inputs, Feedback] | None = None
+
+    def __call__(self, matrix: Floats, seen: Inputs | None, format: Format) -> QuantizedMatrix:
+        scheme = self._scheme
+        if seen is None or scheme.method in ("rtn", "smooth"):
+            return round_to_nearest(matrix, format)
+        if scheme.method == "gptq":
+            options = GPTQ(scheme.act_order, scheme.clip, scheme.static, scheme.damping)
+            return gptq(matrix, self._feedback(seen, options), format, options, self._threads)
+        if scheme.method == "awq" and scheme.clip:
+            return clip_by_output(matrix, seen.hessian, format, self._threads)
+        if scheme.method == "clip":
+            return clip_by_importance(matrix, seen.mean_square, format)
         return round_to_nearest(matrix, format)
-    if scheme.method == "gptq":
-        options = GPTQ(scheme.act_order, scheme.clip, scheme.static, scheme.damping)
-        return gptq(matrix, seen.hessian, format, options)
-    if scheme.method == "awq" and scheme.clip:
-        return clip_by_output(matrix, seen.hessian, format)
-    if scheme.method == "clip":
-        return clip_by_importance(matrix, seen.mean_square, format)
-    return round_to_nearest(matrix, format)
+
+    def _feedback(self, seen: Inputs, options: GPTQ) -> Feedback:
+        if self._last is None or self._last[0] is not seen:
+            self._last = None  # free its memory first
+            self._last = seen, feedback_of(seen.hessian, options)
+        return self._last[1]
 
 
 def lost_power(matrix: Floats, rounded: Floats, seen: Inputs | None) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ridgeline.compress.grid import Floats, Grid, Tile, grids, search
+from ridgeline.compress.rows import by_rows
 from ridgeline.compress.rtn import least_error, round_with
 from ridgeline.ops.arrays import QuantizedMatrix
 from ridgeline.spec.quant import Format
@@ -22,15 +23,20 @@ def clip_by_importance(weight: Floats, importance: Floats, format: Format) -> Qu
     return round_with(weight, grids(weight, format, choose))
 
 
-def clip_by_output(weight: Floats, hessian: Floats, format: Format) -> QuantizedMatrix:
+def clip_by_output(weight: Floats, hessian: Floats, format: Format, threads: int | None = None) -> QuantizedMatrix:
     """Return a matrix [out, in] rounded to nearest, with ranges chosen for the least error of each group's output.
 
     This is the clip search of AWQ (arXiv:2306.00978, auto_clip.py) with all calibration tokens: the error of a group of
     a row is d @ H @ d, where d are the errors of its weights and H [group, group] is its part of the Hessian.
 
-    hessian: [in, in], the mean of x x^T over inputs x.
+    hessian: [in, in], the mean of x x^T over inputs x. threads: number of threads; None for one.
     """
-    return round_with(weight, grids(weight, format, lambda tile: _least_output_error(format, tile, hessian)))
+
+    def some(rows: slice) -> QuantizedMatrix:
+        own = weight[rows]
+        return round_with(own, grids(own, format, lambda tile: _least_output_error(format, tile, hessian)))
+
+    return by_rows(len(weight), some, threads) if format.rows == 1 else some(slice(None))
 
 
 def _least_output_error(format: Format, tile: Tile, hessian: Floats) -> Grid:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.compress.grid import Floats, Grid, Ints, grid_of, grids, quantized, search
+from ridgeline.compress.rows import by_rows
 from ridgeline.compress.rtn import least_error
 from ridgeline.ops.arrays import QuantizedMatrix
 from ridgeline.spec.quant import Format
@@ -30,25 +31,45 @@ class GPTQ(NamedTuple):
     damping: float = DAMPING
 
 
-def gptq(weight: Floats, hessian: Floats, format: Format, options: GPTQ = GPTQ()) -> QuantizedMatrix:  # noqa: B008
+class Feedback(NamedTuple):
+    """A Hessian, the order of its columns and U of `inverse_factor` in this order, for all matrices of one input."""
+
+    hessian: Floats
+    order: Ints
+    factor: Floats
+
+
+def feedback_of(hessian: Floats, options: GPTQ) -> Feedback:
+    """Return the order and the factor of a Hessian [in, in], the mean of x x^T over inputs x."""
+    order = np.argsort(-np.diag(hessian), kind="stable") if options.act_order else np.arange(len(hessian))
+    return Feedback(hessian, order, inverse_factor(hessian[np.ix_(order, order)], options.damping))
+
+
+def gptq(
+    weight: Floats, inputs: Floats | Feedback, format: Format, options: GPTQ = GPTQ(), threads: int | None = None,  # noqa: B008
+) -> QuantizedMatrix:  # fmt: skip
     """Return a matrix [out, in] whose product with the inputs of the Hessian differs little from the original.
 
     With act-order and scales by group, groups are of neighbors in the order of rounding, and the result has that order
     as its permutation, unless scales are static.
 
-    hessian: [in, in], the mean of x x^T over inputs x. Raises ValueError for numbers that are not finite.
+    inputs: the Hessian, or what `feedback_of` returned for it and the same options. threads: number of threads, None
+    for one. Raises ValueError for numbers that are not finite.
     """
-    columns = weight.shape[1]
-    order = np.argsort(-np.diag(hessian), kind="stable") if options.act_order else np.arange(columns)
-    is_static = options.static or format.rows != 1
-    factor = inverse_factor(hessian[np.ix_(order, order)], options.damping)
-    run = _Run(weight[:, order].astype(np.float32), factor, format, options.clip)
-    if is_static or not format.group:
-        run.take(_static(weight, hessian, format, clip=options.clip), order)
-    run.round()
-    is_permuted = options.act_order and not run.is_static
-    codes = run.codes if is_permuted else run.codes[:, np.argsort(order)]
-    return quantized(run.grid, codes, order if is_permuted else None)
+    shared = inputs if isinstance(inputs, Feedback) else feedback_of(inputs, options)
+    is_static = options.static or format.rows != 1 or not format.group
+    grid = _static(weight, shared.hessian, format, clip=options.clip) if is_static else None
+
+    def some(rows: slice) -> QuantizedMatrix:
+        run = _Run(weight[rows][:, shared.order].astype(np.float32), shared.factor, format, options.clip)
+        if grid is not None:
+            run.take(grid.at(rows), shared.order)
+        run.round()
+        is_permuted = options.act_order and not run.is_static
+        codes = run.codes if is_permuted else run.codes[:, np.argsort(shared.order)]
+        return quantized(run.grid, codes, shared.order if is_permuted else None)
+
+    return by_rows(len(weight), some, threads)
 
 
 def inverse_factor(hessian: Floats, damping: float) -> Floats:
@@ -64,8 +85,20 @@ def inverse_factor(hessian: Floats, damping: float) -> Floats:
     diagonal += damping * mean
     # With the order of rows and columns reversed: H = L L^T, so that H^-1 = L^-T L^-1, where L^-1 reversed is upper.
     lower = np.linalg.cholesky(damped[::-1, ::-1])
-    inverse = np.linalg.inv(lower)[::-1, ::-1]
-    return np.triu(inverse).astype(np.float32)
+    return inverse_lower(lower)[::-1, ::-1].astype(np.float32)
+
+
+def inverse_lower(lower: Floats) -> Floats:
+    """Return the inverse of a lower triangular matrix, in a sixth of the operations that a full matrix takes."""
+    size = len(lower)
+    if size <= SPAN:
+        return np.tril(np.linalg.inv(lower))
+    half = size // 2
+    above, below = inverse_lower(lower[:half, :half]), inverse_lower(lower[half:, half:])
+    out = np.zeros_like(lower)
+    out[:half, :half], out[half:, half:] = above, below
+    out[half:, :half] = -(below @ lower[half:, :half]) @ above
+    return out
 
 
 def _static(weight: Floats, hessian: Floats, format: Format, *, clip: bool) -> Grid:

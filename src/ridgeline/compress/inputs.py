@@ -89,15 +89,27 @@ class Inputs:
         return bool(np.isfinite(self._squares).all())
 
 
+class Complete(Exception):
+    """Ends a pass in which every input was received."""
+
+
 class Observer:
-    """Collects the inputs of matrices; `receive` is for an `nn.capture.Capture` of their names."""
+    """Collects the inputs of matrices; `receive` is for an `nn.capture.Capture` of their names.
+
+    After `begin`, it raises Complete when it has received all of them.
+    """
 
     def __init__(self, keys: Iterable[MatrixKey], *, with_products: bool) -> None:
         self.names = {key.input_name: key for key in keys}
         self._with_products = with_products
         self._owner: dict[MatrixKey, MatrixKey] = {}  # the first matrix that reads the same input
         self._last: tuple[Floats, MatrixKey] | None = None
+        self._missing: set[str] | None = None
         self.inputs: dict[MatrixKey, Inputs] = {}
+
+    def begin(self) -> None:
+        """Begin a pass, in which each input is received once."""
+        self._missing = set(self.names)
 
     def receive(self, name: str, x: Any) -> None:
         """Add the inputs of one product."""
@@ -111,3 +123,7 @@ class Observer:
         self.inputs.setdefault(key, found)
         if owner == key:
             found.add(x.reshape(-1, x.shape[-1]))
+        if self._missing is not None:
+            self._missing.discard(name)
+            if not self._missing:
+                raise Complete

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ridgeline.compress.inputs import MatrixKey
+from ridgeline.compress.inputs import Complete, MatrixKey, Observer
 from ridgeline.nn.capture import Capture
 from ridgeline.nn.model import residual_scale
 from ridgeline.nn.single import layer_block
@@ -18,7 +19,7 @@ from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import Layer, ModelSpec, Weight
 
-BATCH_TOKENS = 4096  # tokens of one forward pass
+BATCH_TOKENS = 2048  # tokens of one forward pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,19 +98,29 @@ class Calibration:
         return len(self.steps)
 
     def run(
-        self, part: Part, weights: Mapping[str, Any], table: OpsTable, batches: int | None = None,
+        self, part: Part, weights: Mapping[str, Any], table: OpsTable, batches: slice = slice(None),
         capture: Capture | None = None,
     ) -> Iterator[Stream]:  # fmt: skip
         """Yield the stream after a part for each batch.
 
-        batches: number of batches; None: all. capture: receives the inputs of matrices that it asks for.
+        batches: which batches. capture: receives the inputs of matrices that it asks for.
         """
         block = layer_block(self._model, part.spec, part.index, weights, table, capture)
         scale = residual_scale(part.spec.layers[part.index])
-        for step, stream in list(zip(self.steps, self.streams, strict=True))[:batches]:
+        for step, stream in list(zip(self.steps, self.streams, strict=True))[batches]:
             found = block(stream, step)
             residual = found.residual if found.delta is None else self._add(found.residual, found.delta, scale)
             yield Stream(residual, None, found.shared)
+
+    def observe(
+        self, part: Part, weights: Mapping[str, Any], table: OpsTable, capture: Capture, observer: Observer
+    ) -> None:
+        """Let an observer receive the inputs of matrices in all batches. A pass ends when it has them all."""
+        block = layer_block(self._model, part.spec, part.index, weights, table, capture)
+        for step, stream in zip(self.steps, self.streams, strict=True):
+            observer.begin()
+            with suppress(Complete):  # what follows the last input is not needed
+                block(stream, step)
 
     def advance(self, part: Part, weights: Mapping[str, Any], table: OpsTable) -> None:
         """Replace each stream by the one after a part."""
