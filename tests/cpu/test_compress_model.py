@@ -317,14 +317,14 @@ def error_of(loaded: LoadedModel, scheme: str, weights: dict[str, Any], **more: 
 
 
 def test_injected_outliers_break_int8_and_are_named(folders: Any) -> None:
-    """SmoothQuant and AWQ lose what they lose without outliers; the report names the injected columns alone."""
+    """Three schemes lose what they lose without outliers; the report names the injected columns alone."""
     loaded = opened(folders("llama_gqa"))
     plain = dict(loaded.model.weights)
     layers = len(loaded.spec.layers)
     injected = with_outliers(plain, layers)
     absmax = [error_of(loaded, "rtn-int8", w, activations="int8")[0] for w in (plain, injected)]
     assert absmax[1] > 10 * absmax[0]
-    for scheme, more in (("smooth-int8", {}), ("awq-int8", {"activations": "int8"})):
+    for scheme, more in (("smooth-int8", {}), ("awq-int8", {"activations": "int8"}), ("llm.int8", {})):
         errors = [error_of(loaded, scheme, w, **more)[0] for w in (plain, injected)]
         assert errors[1] < 1.5 * errors[0]
     named = [error_of(loaded, "llm.int8", w)[1] for w in (plain, injected)]

@@ -7,7 +7,7 @@ import pytest
 
 from ridgeline.compress.awq import FINALISTS, channel_scales, keep_columns, output_loss, scaled_rounding, search_scales
 from ridgeline.compress.grid import dequantized
-from ridgeline.compress.outliers import outlier_columns, outlier_report
+from ridgeline.compress.outliers import outlier_columns, outlier_report, small_column_scales
 from ridgeline.compress.rtn import round_to_nearest
 from ridgeline.compress.smooth import smooth_scales
 from ridgeline.spec.quant import format_of
@@ -136,3 +136,20 @@ def test_outliers_are_named_with_the_largest_first() -> None:
     assert found.columns == (3, 1) and found.peaks == (40, 6) and found.share == 0.5
     assert outlier_report({"a": peaks, "b": peaks[:1]}) == {"a": found}
     assert found.to_json() == {"columns": [3, 1], "peaks": [40.0, 6.0], "share": 0.5}
+
+
+def test_small_columns_of_outliers_get_a_scale_and_no_others() -> None:
+    """A column that is 50 times too small is scaled by 32, or 64 where it was larger than most, and never without."""
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal((rows, 96)).astype(np.float32) for rows in (64, 32)]
+    peaks = np.full(96, 5.0, np.float32)
+    np.testing.assert_array_equal(small_column_scales(peaks, weights), 1)
+    peaks[[3, 7, 50]] = 100
+    np.testing.assert_array_equal(small_column_scales(peaks, weights), 1)  # these columns are as large as others
+    for weight in weights:
+        weight[:, [3, 50, 60]] /= 50  # 60 has no outliers
+    weights[0][:, 90] = weights[1][:, 90] = 0
+    peaks[90] = 100
+    found = small_column_scales(peaks, weights)
+    assert set(found[[3, 50]]) <= {32.0, 64.0}
+    np.testing.assert_array_equal(np.delete(found, [3, 50]), 1)

@@ -15,7 +15,7 @@ from ridgeline.compress.gptq import GPTQ, Feedback, feedback_of, gptq
 from ridgeline.compress.grid import Floats, dequantized
 from ridgeline.compress.inputs import Inputs, MatrixKey
 from ridgeline.compress.layers import Part, keys_of
-from ridgeline.compress.outliers import Outliers
+from ridgeline.compress.outliers import Outliers, small_column_scales
 from ridgeline.compress.rtn import round_to_nearest
 from ridgeline.compress.scheme import Scheme
 from ridgeline.compress.smooth import smooth_scales
@@ -75,12 +75,12 @@ def scale_part(
     part: Part, weights: dict[str, Any], inputs: Mapping[MatrixKey, Inputs], scheme: Scheme, dtype: DType,
     formats: Mapping[str, Format], block_loss: BlockLoss,
 ) -> dict[str, Floats]:  # fmt: skip
-    """Move scales of channels in a part, for AWQ and SmoothQuant. Return all weights that changed, by name.
+    """Move scales of channels in a part, for AWQ, SmoothQuant and LLM.int8(). Return all weights that changed, by name.
 
     weights and inputs are changed accordingly. formats: the format of each matrix that is rounded, by name.
     """
     changed: dict[str, Floats] = {}
-    for fold in folds(part) if scheme.method in ("awq", "smooth") else ():
+    for fold in folds(part) if scheme.moves_scales else ():
         readers = [MatrixKey(*reader) for reader in fold.readers]
         seen = next((inputs[key] for key in readers if key in inputs), None)
         rounded = [key for key in readers if key.name in formats]
@@ -89,8 +89,10 @@ def scale_part(
         matrices = [matrix_of(weights, key) for key in rounded]
         if scheme.method == "smooth":
             scales = pooled(fold, smooth_scales(seen.max_abs, matrices, scheme.alpha))
-        else:
+        elif scheme.method == "awq":
             scales = _awq_scales(fold, rounded, weights, seen, formats, block_loss)
+        elif fold.norm is None or (scales := small_column_scales(seen.max_abs, matrices)).max() == 1:
+            continue
         new = apply_fold(fold, scales, weights, dtype)
         weights |= new
         changed |= new

@@ -44,6 +44,11 @@ class Scheme:
         return self.needs_data or self.format.activations == "outliers"
 
     @property
+    def moves_scales(self) -> bool:
+        """Return whether scales of channels move into norms. LLM.int8() does so for small columns of outliers."""
+        return self.method in ("awq", "smooth") or self.format.activations == "outliers"
+
+    @property
     def needs_data(self) -> bool:
         """Return whether codes depend on calibration data."""
         return self.method != "rtn"
