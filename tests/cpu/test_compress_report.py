@@ -79,6 +79,13 @@ def test_without_a_calibration_the_column_is_left_out_with_the_reason() -> None:
     assert "no prediction: why" in shown and not any("predicted" in line for line in shown)
 
 
+def test_rtn_has_no_speed_where_it_has_another_format() -> None:
+    report = replace(REPORT, format="int8-outliers")
+    assert not any("RTN has the speed" in line for line in lines(report, 80))
+    (row,) = [line for line in lines(report, 80) if line.startswith("RTN")]
+    assert "15.8" not in row and row.endswith("+5.9%")
+
+
 def test_without_data_there_is_size_alone() -> None:
     report = replace(REPORT, comparison=None, speeds=None, calibration="")
     assert [column.name for column in table(report).columns] == ["", "bits", "MB"]

@@ -67,23 +67,24 @@ class Quantized:
     def _load(self, part: Part) -> Chosen:
         return self.part(part.weights[0].name)
 
-    def model(self) -> LoadedModel:
-        """Return the quantized model, which builds each layer when it is needed."""
-        spec, table = self.original.spec, self.original.table
-        return replace(
-            self.original, model=PassingModel(spec, _Weights(self), table, self.original.max_model_len)
-        )  # fmt: skip
+    def model(self, *, exact: bool = False) -> LoadedModel:
+        """Return the quantized model, which builds each layer when it is needed.
+
+        exact: whether products take exact activations, whatever the formats say.
+        """
+        spec, table, weights = self.original.spec, self.original.table, _Weights(self, exact)
+        return replace(self.original, model=PassingModel(spec, weights, table, self.original.max_model_len))
 
 
 class _Weights(Mapping[str, Any]):
     """The weights with which a quantized model is computed."""
 
-    def __init__(self, quantized: Quantized) -> None:
-        self._quantized = quantized
+    def __init__(self, quantized: Quantized, exact: bool) -> None:
+        self._quantized, self._exact = quantized, exact
         self._names = tuple(quantized.original.model.weights)
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._quantized.formats:
+        if name in self._quantized.formats and not self._exact:
             part = self._quantized._part[name]
             return rounded(part, self._quantized.part(name))[name]
         return self._quantized.floats(name)

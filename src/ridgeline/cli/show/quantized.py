@@ -24,7 +24,8 @@ def parts(report: Report) -> Iterator[Table | Line | Cell]:
         yield "± is half of the 95% interval; that of perplexity is for its change."
     if report.speeds is not None:
         has_rtn = report.comparison is not None and RTN in report.comparison.others
-        same = f"; RTN has the speed of {report.scheme}, whose format it has" if has_rtn else ""
+        is_same = has_rtn and _is_format_of_rtn(report)
+        same = f"; RTN has the speed of {report.scheme}, whose format it has" if is_same else ""
         yield f"tok/s: decode of one sequence{same}"
         yield from report.speeds.notes
     if worst := ", ".join(f"{str(key).replace('.weight', '')} {_share(lost)}" for key, lost in report.worst()):
@@ -59,7 +60,7 @@ def table(report: Report) -> Table:
     for name in dict.fromkeys((*qualities, *report.bits)):
         size = name if name in report.bits else report.scheme
         first, second = _quality(qualities.get(name))
-        speed = speeds.get(size)
+        speed = speeds.get(size) if name != RTN or _is_format_of_rtn(report) else None
         rates = [_rate(speed.predicted if speed else None)] if has_predictions else []
         rates += [_rate(speed.measured if speed else None)] if speeds else []
         shown = "RTN" if name == RTN else name
@@ -67,6 +68,11 @@ def table(report: Report) -> Table:
         if any(second):
             out.add_row("", "", "", *second, *("" for _ in rates))
     return out
+
+
+def _is_format_of_rtn(report: Report) -> bool:
+    """Return whether RTN has the format of the scheme: it rounds the outliers that LLM.int8() keeps."""
+    return not report.format.endswith("-outliers")
 
 
 def megabytes(num_bytes: float) -> str:
