@@ -101,6 +101,10 @@ class TensorFiles:
     def info(self, name: str) -> TensorInfo:
         return self._tensors[name]
 
+    def dtype(self, name: str) -> str:
+        """Return the type in which `read` returns a tensor; an empty text for a type that it does not read."""
+        return _DTYPES.get(self._tensors[name].dtype, ("", ""))[0]
+
     def num_bytes(self) -> int:
         """Return the bytes of all tensors as `read` returns them."""
         return sum(t.stop - t.start for t in self._tensors.values())

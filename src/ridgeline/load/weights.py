@@ -18,7 +18,7 @@ from ridgeline.load.safetensors import HostTensor
 from ridgeline.load.stored import Stored, cut_format, cut_rows, dequantized
 from ridgeline.ops.api import Array, Memory, QuantizedMatrix, QuantizedStack
 from ridgeline.spec import ModelSpec, Weight
-from ridgeline.spec.dtype import DTYPE_BYTES, DType
+from ridgeline.spec.dtype import DTYPE_BYTES, DTYPE_NAMES, DType
 from ridgeline.spec.quant import Activations, Format, FormatTable, coded_bytes, format_of
 
 Progress = Callable[[int], None]  # called with the bytes of each weight that has been read
@@ -88,6 +88,20 @@ class StoredWeights(Mapping[str, Array]):
             if len(scales) != 2:
                 raise CheckpointError(f"layer {i} has a scale of the KV cache for {', '.join(scales)} only")
         return {i: (scales["k"], scales["v"]) for i, scales in sorted(found.items())}
+
+    @property
+    def dtypes(self) -> Mapping[str, DType]:
+        """The type of each matrix of floats after it was read, by name."""
+        found: dict[str, DType] = {}
+        for w in self._weights.values():
+            if w.is_matrix and w.name not in (self.formats.by_name or {}):
+                if self._dtype is not None:
+                    found[w.name] = self._dtype
+                elif w.name in self.dequantized:
+                    found[w.name] = float_type(self.dequantized[w.name])
+                elif name := DTYPE_NAMES.get(self._files.dtype(self._keys[self._reads[w.name].keys[0]])):
+                    found[w.name] = name
+        return found
 
     @property
     def num_bytes(self) -> int:

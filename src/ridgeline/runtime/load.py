@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
 from ridgeline.errors import DeviceError, RequestError
@@ -56,7 +56,8 @@ class LoadedModel:
     """A model that is ready to run. notes: remarks for the user about how it was loaded.
 
     mapped_bytes: bytes of weights that are views of files, which become resident when they are used. weight_bytes:
-    bytes of all weights. storage: how keys and values are stored. dtype: type of the matrices.
+    bytes of all weights. storage: how keys and values are stored. dtype: type of the matrices of floats. dtypes: types
+    of those that have another one, by name.
     """
 
     model: Model
@@ -69,6 +70,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     storage: Storage = EXACT
     dtype: DType = "float32"
+    dtypes: Mapping[str, DType] = field(default_factory=dict)
 
     @property
     def spec(self) -> ModelSpec:
@@ -129,7 +131,7 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
     notes = (*checkpoint.notes, *missing_kernels(table.memory.device), *_dequantized(weights, format, dtype))
     return LoadedModel(
         model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), sizes.mapped, sizes.total,
-        notes=notes, dtype=sizes.dtype,
+        notes=notes, dtype=sizes.dtype, dtypes=sizes.dtypes,
     )  # fmt: skip
 
 
@@ -140,6 +142,7 @@ class _Sizes(NamedTuple):
     stored: int
     total: int
     mapped: int
+    dtypes: Mapping[str, DType]
 
 
 def _sizes(
@@ -148,18 +151,20 @@ def _sizes(
     """Return the sizes of the weights. weights: None for random ones. dtype: the user's; None: the checkpoint's."""
     spec = checkpoint.spec
     own = dtype or config_dtype(checkpoint.config)
+    found = {} if weights is None else weights.dtypes
     if weights is not None and dtype is None and weights.dequantized:
         own = "float32" if "float32" in map(float_type, weights.dequantized.values()) else own
+    dtypes = {name: kind for name, kind in found.items() if kind != own}
     packs = _packs(table, formats.default)
     stored = footprint(spec, AS_STORED, own, packs=False).total
-    kept = footprint(spec, formats, own, packs=packs)
+    kept = footprint(spec, formats, own, packs=packs, dtypes=dtypes)
     is_mapped = weights is not None and dtype is None and table.memory.on_host
     if packs or formats.is_lossy:
         looked_up = weights is not None and "embed.weight" not in {**(formats.by_name or {}), **weights.dequantized}
-        return _Sizes(own, stored, kept.total, kept.rest if is_mapped and looked_up else 0)
+        return _Sizes(own, stored, kept.total, kept.rest if is_mapped and looked_up else 0, dtypes)
     if weights is None or dtype is not None:
-        return _Sizes(own, stored, kept.total, 0)
-    return _Sizes(own, stored, weights.num_bytes, weights.mapped_bytes if is_mapped else 0)
+        return _Sizes(own, stored, kept.total, 0, dtypes)
+    return _Sizes(own, stored, weights.num_bytes, weights.mapped_bytes if is_mapped else 0, dtypes)
 
 
 def _multiplies(table: OpsTable, format: Format) -> bool:

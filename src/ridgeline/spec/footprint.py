@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
@@ -24,24 +26,42 @@ class Footprint(NamedTuple):
         return self.products + self.rest
 
 
-def footprint(spec: ModelSpec, formats: FormatTable, dtype: DType, *, packs: bool) -> Footprint:
+def footprint(
+    spec: ModelSpec, formats: FormatTable, dtype: DType, *, packs: bool,
+    dtypes: Mapping[str, DType] = MappingProxyType({}),
+) -> Footprint:  # fmt: skip
     """Return the bytes of the weights in memory.
 
     dtype: type of the matrices in the checkpoint. packs: whether kernels copy matrices into a layout of their own.
+    dtypes: types of matrices that have another one, by name.
     """
     paired = _paired(spec) if packs else frozenset()
     products = rest = 0
     for weight in spec.weights():
         is_product = weight.is_matrix and weight.name not in TABLES and (len(weight.shape) == 2 or _is_expert(weight))
         if is_product:
-            products += _matrix(weight, formats, dtype, packs, weight.name in paired)
+            own_type = dtypes.get(weight.name, dtype)
+            products += _matrix(weight, formats, own_type, packs, weight.name in paired)
         elif (own := (formats.by_name or {}).get(weight.name)) is not None and own.is_lossy:
             rest += coded_bytes(own, *weight.shape)
         else:
-            rest += weight.num_params * (DTYPE_BYTES[dtype] if weight.is_matrix else 4)
+            rest += weight.num_params * (DTYPE_BYTES[dtypes.get(weight.name, dtype)] if weight.is_matrix else 4)
     if spec.tie_word_embeddings and (packs or formats.is_lossy):
-        products += _matrix(Weight("head.weight", (spec.vocab_size, spec.hidden_size)), formats, dtype, packs, False)
-    return Footprint(products + (_absorbed(spec, dtype) if packs else 0), rest)
+        head = Weight("head.weight", (spec.vocab_size, spec.hidden_size))
+        products += _matrix(head, formats, dtypes.get(TABLES[0], dtype), packs, False)
+    return Footprint(products + (_absorbed(spec, dtype, dtypes) if packs else 0), rest)
+
+
+def one_matrix(weight: Weight, spec: ModelSpec, formats: FormatTable, dtype: DType) -> int:
+    """Return the bytes of one matrix, or of all experts of a weight, with the kernels of device cpu.
+
+    dtype: its type if it is not rounded. A matrix of each head counts as it is stored.
+    """
+    own = formats.stored(weight)
+    if weight.name in TABLES or not (len(weight.shape) == 2 or _is_expert(weight)):
+        is_coded = own is not None and own.is_lossy and len(weight.shape) == 2
+        return coded_bytes(own, *weight.shape) if own and is_coded else weight.num_params * DTYPE_BYTES[dtype]
+    return _matrix(weight, formats, dtype, True, weight.name in _paired(spec))
 
 
 def _is_expert(weight: Weight) -> bool:
@@ -64,11 +84,12 @@ def _paired(spec: ModelSpec) -> frozenset[str]:
     return frozenset(f"layers.{i}.mlp.{part}{name}.weight" for i, part in parts for name in ("gate", "up"))
 
 
-def _absorbed(spec: ModelSpec, dtype: DType) -> int:
+def _absorbed(spec: ModelSpec, dtype: DType, dtypes: Mapping[str, DType]) -> int:
     """Return the bytes of the two packed matrices of each head of latent attention: to latents, and from latents."""
     total = 0
-    for layer in spec.layers:
+    for i, layer in enumerate(spec.layers):
         if isinstance(m := layer.mixer, LatentAttention):
-            into = packed_bytes(PLAIN, dtype, m.kv_lora_rank, m.qk_nope_head_dim)
-            total += m.num_heads * (into + packed_bytes(PLAIN, dtype, m.v_head_dim, m.kv_lora_rank))
+            own = dtypes.get(f"layers.{i}.mixer.kv_b.weight", dtype)
+            into = packed_bytes(PLAIN, own, m.kv_lora_rank, m.qk_nope_head_dim)
+            total += m.num_heads * (into + packed_bytes(PLAIN, own, m.v_head_dim, m.kv_lora_rank))
     return total

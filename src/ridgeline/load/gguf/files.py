@@ -45,6 +45,12 @@ class GGUFFiles:
         """Return the type, the shape and the position of a tensor."""
         return self._tensors[name]
 
+    def dtype(self, name: str) -> str:
+        """Return the type in which `read` returns a tensor."""
+        tensor = self._tensors[name]
+        is_kept = tensor.type.is_float and self._architecture.change(name) in (None, "pairs")
+        return FLOATS[tensor.type.name][0] if is_kept else "float32"
+
     def num_bytes(self) -> int:
         """Return the bytes of all tensors as `read` returns them."""
         return sum(self._read_bytes(t) for t in self._tensors.values())

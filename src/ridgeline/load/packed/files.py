@@ -39,6 +39,10 @@ class PackedFiles:
         yield from self._plain
         yield from self.stored
 
+    def dtype(self, name: str) -> str:
+        """Return the type in which `read` returns a tensor of floats."""
+        return self._files.dtype(name)
+
     def num_bytes(self) -> int:
         """Return the bytes of all tensors as they are read: floats, and the arrays of quantized matrices."""
         return self.mapped_bytes() + sum(stored.num_bytes for stored in self.stored.values())
