@@ -50,10 +50,11 @@ void set_scales(std::vector<SourceRows>& parts, const Format& f, int64_t k, cons
                 const std::vector<Any>& offsets) {
     const bool coded = parts[0].kind == Kind::codes;
     if (scales.size() != (coded ? parts.size() : 0)) refuse("codes need as many scales as parts, and floats need none");
-    if (coded && !f.is_coded()) refuse("codes are for int8, int4, int3, int2 and fp8");
+    if (coded && !f.is_coded()) refuse("codes are for whole numbers and fp8");
     if (offsets.size() != (f.offsets == Offsets::none ? 0 : parts.size()))
         refuse("zero points or minimums come with each part of codes, or with none");
-    const int64_t groups = f.group ? (k + f.group - 1) / f.group : 1;
+    const int shared = f.block ? f.block : f.group;
+    const int64_t groups = shared ? (k + shared - 1) / shared : 1;
     for (size_t i = 0; i < scales.size(); ++i) {
         SourceRows& p = parts[i];
         p.scale_stride = set_rows(p.scales, scales[i], "scales", p.rows, groups);
@@ -64,15 +65,47 @@ void set_scales(std::vector<SourceRows>& parts, const Format& f, int64_t k, cons
     }
 }
 
+void check_sums(const Format& f, int64_t k) {
+    if (f.rounds_tokens() && k > 65536)
+        refuse("int8 sums overflow beyond 65536 columns, and there are " + std::to_string(k));
+}
+
+// The factors of groups, for codes in blocks.
+void set_factors(std::vector<SourceRows>& parts, const Format& f, int64_t k, const std::vector<Any>& factors,
+                 const std::vector<Any>& min_factors) {
+    const bool lower = f.block && f.offsets == Offsets::minimums;
+    if (factors.size() != (f.block ? parts.size() : 0) || min_factors.size() != (lower ? parts.size() : 0))
+        refuse("factors come with each part of codes in blocks, and with nothing else");
+    for (size_t i = 0; i < factors.size(); ++i) {
+        SourceRows& p = parts[i];
+        p.factor_stride = set_rows(p.factors, factors[i], "factors", p.rows, k / f.group);
+        if (lower && set_rows(p.min_factors, min_factors[i], "factors", p.rows, k / f.group) != p.factor_stride)
+            refuse("factors of scales and of minimums need rows of one size");
+    }
+}
+
+// Blocks are those of Q4_K, Q5_K and Q6_K.
+bool has_blocks(const Format& f, int64_t k) {
+    const bool lower = f.offsets == Offsets::minimums;
+    const bool known = f.numbers == Numbers::int6
+                           ? f.group == 16 && f.offsets == Offsets::none
+                           : f.group == 32 && lower && (f.numbers == Numbers::int4 || f.numbers == Numbers::int5);
+    return known && f.block == 256 && k % f.block == 0 && !f.wide;
+}
+
 void check_format(const Format& f, bool floats, int64_t k) {
+    if (f.block && (floats || !has_blocks(f, k)))
+        refuse(
+            "blocks are of 256 columns, in rows of whole blocks: codes of int4 and int5 with minimums in groups of 32, "
+            "or of int6 in groups of 16");
+    if (f.block) return check_sums(f, k);
     const bool grouped = f.group > 0 && f.group % 32 == 0 && f.group <= 256;
     if (f.group && (!f.is_coded() || !grouped)) refuse("group is a multiple of 32 up to 256 for codes, or 0");
     if (!f.is_coded() && (f.offsets != Offsets::none || f.wide)) refuse("floats have neither scales nor offsets");
     if (f.numbers == Numbers::fp8 && f.offsets != Offsets::none) refuse("fp8 has no zero points and no minimums");
     if (floats && f.is_coded() && (f.offsets != Offsets::none || f.numbers == Numbers::fp8))
         refuse("floats are rounded to whole numbers without offsets only");
-    if (f.rounds_tokens() && k > 65536)
-        refuse("int8 sums overflow beyond 65536 columns, and there are " + std::to_string(k));
+    check_sums(f, k);
 }
 
 void set_permutation(Matrix& m, const Ids& given, const std::string& numbers) {
@@ -98,9 +131,11 @@ void set_bias(Matrix& m, const std::vector<std::optional<Input>>& biases) {
             }
 }
 
-Format format_of(const std::string& numbers, int group, const std::string& offsets, bool exact, bool wide) {
-    Format f{one_of<Numbers>(numbers, "format", {"fp32", "bf16", "fp16", "int8", "int4", "int3", "int2", "fp8"}),
+Format format_of(const std::string& numbers, int group, const std::string& offsets, bool exact, bool wide, int block) {
+    Format f{one_of<Numbers>(numbers, "format",
+                             {"fp32", "bf16", "fp16", "int8", "int4", "int3", "int2", "fp8", "int5", "int6"}),
              group};
+    f.block = block;
     f.offsets = one_of<Offsets>(offsets, "offsets", {"none", "zero_points", "minimums"});
     f.is_exact = exact || f.numbers == Numbers::fp8 || !f.is_coded();
     f.wide = wide;
@@ -123,9 +158,10 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
                   const std::string& numbers, int group, const std::vector<std::optional<Input>>& biases,
                   bool interleave, const std::vector<Any>& scales, const std::string& offset_kind,
                   const std::vector<Any>& offsets, bool exact, bool wide, const std::optional<Ids>& permutation,
-                  float factor, float input_scale) {
+                  float factor, float input_scale, int block, const std::vector<Any>& factors,
+                  const std::vector<Any>& min_factors) {
     const Kind kind = one_of<Kind>(kind_name, "kind", {"float32", "bfloat16", "float16", "codes"});
-    const Format format = format_of(numbers, group, offset_kind, exact, wide);
+    const Format format = format_of(numbers, group, offset_kind, exact, wide, block);
     if (parts.empty() || parts.size() > Epilogue::PARTS) refuse("a matrix has 1 to 6 parts");
     if (parts[0].ndim() != 2) refuse("a part must have two axes");
     const int64_t k = int64_t(parts[0].shape(1));
@@ -140,6 +176,7 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
         refuse("a matrix has at least one row and one column");
     if (interleave && (rows.size() != 2 || rows[0] != rows[1])) refuse("two parts of one height can be interleaved");
     set_scales(from, format, k, scales, offsets);
+    set_factors(from, format, k, factors, min_factors);
     auto m = std::make_unique<Matrix>(pool, format, k, interleave, rows);
     m->factor = factor, m->input_scale = input_scale;
     if (permutation) set_permutation(*m, *permutation, numbers);
@@ -185,7 +222,8 @@ void bind_matrix(nb::module_& m) {
              nb::arg("group"), array("biases").none(), nb::arg("interleave"), nb::arg("scales") = Arrays{},
              nb::arg("offset_kind") = "none", nb::arg("offsets") = Arrays{}, nb::arg("exact") = false,
              nb::arg("wide") = false, array("permutation").none() = nb::none(), nb::arg("factor") = 1.f,
-             nb::arg("input_scale") = 0.f)
+             nb::arg("input_scale") = 0.f, nb::arg("block") = 0, nb::arg("factors") = Arrays{},
+             nb::arg("min_factors") = Arrays{})
         .def_prop_ro("rows", rows_of_matrix)
         .def_ro("columns", &Matrix::k)
         .def_prop_ro("nbytes", [](const Matrix& w) { return w.panels * w.panel_bytes; })

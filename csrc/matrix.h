@@ -14,6 +14,11 @@
 //                          12 + c and two bits of 28 + c; of the third: k = 16 + c, 20 + c and the two last bits
 //   int2   for each 16 k:  | r0 4 bytes | r1 4 bytes | ... | r31 4 bytes |           128 B, u2 = q + 2
 //                          byte c of a row: k = c, 4 + c, 8 + c and 12 + c, from the lowest bits up
+//   int5   for each 32 k:  | r0 4 bytes | ... | r31 4 bytes |, five times            640 B, u5 = q + 16
+//                          the four lowest bits as int4 has them; then byte c of a row: bit s of k = 4 s + c
+//   int6   for each 16 k:  | r0 4 bytes | ... | r31 4 bytes |, three times           384 B, u6 = q + 32
+//                          the four lowest bits as int4 has them; then byte c of a row: two bits of k = c, 4 + c, 8 + c
+//                          and 12 + c, from the lowest up
 //   fp8    for each 2 k:   | r0 k0 k1 | r1 k0 k1 | ... | r31 k0 k1 |                  64 B, e4m3
 //
 // Behind the codes of a group of columns (of all columns where a row has one scale) are
@@ -23,9 +28,17 @@
 //                                 bits or fewer, byte r has those of rows r and 16 + r: 16 B, otherwise 32 B
 //          | 32 minimums |        with minimums: fp16, 64 B
 //
+// In blocks of 256 columns, whose groups multiply one scale with whole numbers, all this is once behind a block:
+//
+//          | 32 factors |          int8, for each group
+//          | 32 factors |          with minimums: those of minimums, for each group
+//          | 32 scales |, | 32 minimums |       fp16, 64 B each
+//
 // Rows are filled up to 32, and k to a whole step, with zeros. A matrix may have several parts, one below the other
 // (queries, keys and values of a layer); each begins a panel. Or it is two interleaved parts (gate and up of an MLP): a
 // panel is 16 rows of the one and the same 16 of the other.
+//
+// u = q where groups have minimums: their codes begin at 0, so that a number is u * scale - minimum.
 //
 // Weights are unsigned and activations signed because processors have instructions for that. The offset of the weights
 // adds its product with the sum of a token's activations: one number per token and group, which is computed when the
@@ -40,7 +53,7 @@ namespace ridgeline {
 
 constexpr int PANEL = 32;
 
-enum class Numbers { fp32, bf16, fp16, int8, int4, int3, int2, fp8 };
+enum class Numbers { fp32, bf16, fp16, int8, int4, int3, int2, fp8, int5, int6 };
 enum class Offsets { none, zero_points, minimums };
 
 struct Traits {
@@ -51,8 +64,8 @@ struct Traits {
     float steps;  // a group's largest magnitude divided by its scale, where floats are rounded here
 };
 constexpr Traits TRAITS[] = {
-    {32, 1, 128, 0, 0},   {16, 2, 128, 0, 0},   {16, 1, 64, 0, 0},    {8, 8, 256, 128, 127},
-    {4, 32, 512, 8, 7.5}, {3, 32, 384, 4, 3.5}, {2, 32, 256, 2, 1.5}, {8, 32, 1024, 0, 0},
+    {32, 1, 128, 0, 0},   {16, 2, 128, 0, 0},   {16, 1, 64, 0, 0},   {8, 8, 256, 128, 127},  {4, 32, 512, 8, 7.5},
+    {3, 32, 384, 4, 3.5}, {2, 32, 256, 2, 1.5}, {8, 32, 1024, 0, 0}, {5, 32, 640, 16, 15.5}, {6, 32, 768, 32, 31.5},
 };
 
 inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
@@ -64,11 +77,14 @@ struct Format {
     Offsets offsets = Offsets::none;
     bool is_exact = true;  // activations are floats; otherwise they are rounded to int8
     bool wide = false;     // scales of groups are fp32
+    int block = 0;         // columns whose groups multiply one scale with their factors; 0: groups have scales
 
     bool operator==(const Format&) const = default;
     const Traits& traits() const { return TRAITS[int(numbers)]; }
     bool is_coded() const { return numbers >= Numbers::int8; }
     bool rounds_tokens() const { return is_coded() && !is_exact; }
+    // The unsigned code that stands for 0 where groups have no zero points. Codes with minimums are unsigned already.
+    int zero() const { return offsets == Offsets::minimums ? 0 : traits().zero; }
     // Sums of whole numbers over a whole row of bytes, which need no work at the end of a group.
     bool is_plain_bytes() const {
         return rounds_tokens() && numbers == Numbers::int8 && !group && offsets == Offsets::none;
@@ -83,7 +99,8 @@ struct Part {
 struct Matrix {
     Format format;
     int64_t k, padded_k;
-    int64_t group, code_bytes, group_bytes;  // of codes: columns that share a scale, and bytes of a panel for them
+    // Columns that share a scale, a group or a block; bytes of their codes in a panel, and with all that follows.
+    int64_t group, code_bytes, group_bytes;
     bool interleaved = false;
     std::vector<Part> parts;
     int64_t panels = 0;
@@ -123,13 +140,17 @@ struct SourceRows {
     const int8_t* zero_points = nullptr;
     const float* minimums = nullptr;
     int64_t offset_stride = 0;
+    const int8_t* factors = nullptr;  // of each group, in blocks
+    const int8_t* min_factors = nullptr;
+    int64_t factor_stride = 0;
 };
 
 // The packed layout of a step's tokens: tiles of at most `tile` tokens, k by k:
 //   floats         [padded k][tokens of the tile]
 //   rounded        [padded k / 4][tokens of the tile][4] bytes, and for each token its scale
 //   offset         [groups][tokens of the tile] of each tile: what the weights' offset adds; with zero points, of which
-//                  each row has its own, what an offset of 1 would add
+//                  each row has its own, what an offset of 1 would add; with minimums, the sum of the token's numbers;
+//                  in blocks, two numbers of 16 bits: that sum and 0, or the offset of each half of a lane
 // Tiles are as equal in size as whole units of 4 tokens allow.
 struct Activations {
     int64_t tokens, padded_k, tiles;

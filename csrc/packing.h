@@ -15,7 +15,10 @@ enum Slot { ACTIVATIONS, ROWS, TILES, HIDDEN, CHOSEN };  // slots of a pool's sc
 inline size_t data_bytes(const Matrix& w, int64_t tokens) {
     return size_t(round_up(tokens * w.padded_k * (w.format.rounds_tokens() ? 1 : 4), 64));
 }
-inline int64_t offsets_of(const Matrix& w) { return w.format.rounds_tokens() ? w.padded_k / w.group : 1; }
+inline int64_t offsets_of(const Matrix& w) {
+    if (!w.format.rounds_tokens()) return 1;
+    return w.padded_k / (w.format.block ? w.format.group : w.group);
+}
 inline size_t activation_bytes(const Matrix& w, int64_t tokens) {
     return data_bytes(w, tokens) + size_t(round_up(tokens * 4, 64)) + size_t(round_up(tokens * offsets_of(w) * 4, 64));
 }

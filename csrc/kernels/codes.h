@@ -86,6 +86,58 @@ struct Int2 {
     }
 };
 
+// The lowest four bits of the codes of steps 2 d and 2 d + 1, as Int4 has them.
+template <int N> RL_INLINE void low_bits(const char* w, int d, I (&first)[N], I (&second)[N]) {
+    RL_FOR(v, N) {
+        const I both = load((const int32_t*)(w + d * 128) + v * W);
+        first[v] = both & 0x0f0f0f0f;
+        second[v] = (both >> 4) & 0x0f0f0f0f;
+    }
+}
+struct Int5 {
+    static constexpr int BYTES = 640;
+    static constexpr bool IS_SMALL = false;
+    template <int N, class Each> RL_INLINE void each(const char* w, Each&& f) {
+        I high[N];
+        RL_FOR(v, N) high[v] = load((const int32_t*)(w + 512) + v * W);
+        RL_FOR(d, 4) {
+            I x[N], y[N];
+            low_bits(w, d, x, y);
+            RL_FOR(v, N) {
+                x[v] |= (d < 2 ? high[v] << (4 - 2 * d) : high[v] >> (2 * d - 4)) & 0x10101010;
+                y[v] |= (d < 2 ? high[v] << (3 - 2 * d) : high[v] >> (2 * d - 3)) & 0x10101010;
+            }
+            f(2 * d, x);
+            f(2 * d + 1, y);
+        }
+    }
+};
+struct Int6 {
+    static constexpr int BYTES = 768;
+    static constexpr bool IS_SMALL = false;
+    template <int N, class Each> RL_INLINE void each(const char* w, Each&& f) {
+        RL_FOR(h, 2) {
+            const char* at = w + h * 384;
+            I high[N], x[N], y[N];
+            RL_FOR(v, N) high[v] = load((const int32_t*)(at + 256) + v * W);
+            low_bits(at, 0, x, y);
+            RL_FOR(v, N) {
+                x[v] |= (high[v] << 4) & 0x30303030;
+                y[v] |= (high[v] << 2) & 0x30303030;
+            }
+            f(4 * h, x);
+            f(4 * h + 1, y);
+            low_bits(at, 1, x, y);
+            RL_FOR(v, N) {
+                x[v] |= high[v] & 0x30303030;
+                y[v] |= (high[v] >> 2) & 0x30303030;
+            }
+            f(4 * h + 2, x);
+            f(4 * h + 3, y);
+        }
+    }
+};
+
 // ---- what follows the codes of a group --------------------------------------------------------------------------
 
 // Vector v of the scales.

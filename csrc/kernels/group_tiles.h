@@ -6,8 +6,8 @@
 
 namespace ridgeline::RL_ISA {
 
-// A range of groups of a panel. Unpacked groups have their codes as bytes, and their tails as floats: 32 scales, then
-// 32 zero points as int32 or 32 minimums.
+// A range of groups of a panel, or of blocks. Unpacked groups have their codes as bytes, and their tails as floats: 32
+// scales, then 32 zero points as int32 or 32 minimums.
 struct Groups {
     const char* codes;
     int64_t code_stride;  // bytes from a group to the next
@@ -18,7 +18,7 @@ struct Groups {
     int64_t count, size;     // groups, and columns of each
     Offsets kind;
     bool wide, halves;  // scales are fp32; zero points have 4 bits
-    float per_offset;   // a token's sum over a group is its offset times this
+    bool in_blocks;     // each is a block, whose tail `block_tile` reads as it is stored
 };
 
 constexpr int64_t SHORT_GROUP = 256;  // columns whose activations add up to no more than 16 bits: 256 * 127 < 2^15
@@ -52,7 +52,7 @@ template <class Tail, int m, int N>
 RL_INLINE void start_sums(const Groups& g, const char* tail, int pass, const int32_t* begin, I (&sum)[m][N]) {
     if (g.kind != Offsets::zero_points) {
         RL_FOR(i, m)
-            RL_FOR(v, N) sum[i][v] = set(begin[i]);
+            RL_FOR(v, N) sum[i][v] = g.kind == Offsets::none ? set(begin[i]) : I{};
         return;
     }
     RL_FOR(v, N) {
@@ -94,7 +94,7 @@ template <class Tail, int m, int N> RL_INLINE void end_sums(const Groups& g, con
     if (g.kind != Offsets::minimums) return;
     RL_FOR(v, N) {
         const F minimum = Tail::minimum(g, tail, pass + v);
-        RL_FOR(i, m) total[i][v] -= set(float(begin[i]) * g.per_offset) * minimum;
+        RL_FOR(i, m) total[i][v] -= set(float(begin[i])) * minimum;
     }
 }
 
@@ -145,7 +145,7 @@ template <class Codes> void unpack_groups(const Groups& g, char* bytes, char* ta
                 });
         }
         fetch<2>(ahead, g.code_stride - g.size / PIECE * Codes::BYTES);
-        unpack_tail(g, g.tail + group * g.tail_stride, tails + group * Unpacked::BYTES);
+        if (!g.in_blocks) unpack_tail(g, g.tail + group * g.tail_stride, tails + group * Unpacked::BYTES);
     }
 }
 

@@ -117,14 +117,17 @@ bool pack_row(Matrix& m, char* panel, int row, const SourceRows& from, int64_t r
     return put_row(m, panel, row,
                    {room.codes, from.scales + r * from.scale_stride,
                     from.zero_points ? from.zero_points + r * from.offset_stride : nullptr,
-                    from.minimums ? from.minimums + r * from.offset_stride : nullptr});
+                    from.minimums ? from.minimums + r * from.offset_stride : nullptr,
+                    from.factors ? from.factors + r * from.factor_stride : nullptr,
+                    from.min_factors ? from.min_factors + r * from.factor_stride : nullptr});
 }
 
 // A row of zeros, which fills up a panel.
 bool pack_nothing(Matrix& m, char* panel, int row, const Room& room) {
     memset(room.floats, 0, Room::bytes(m));
     if (!m.format.is_coded()) return put_floats(m, panel, row, room.floats);
-    return put_row(m, panel, row, {room.codes, room.scales, (const int8_t*)room.zeros, room.zeros});
+    return put_row(m, panel, row,
+                   {room.codes, room.scales, (const int8_t*)room.zeros, room.zeros, room.codes, room.codes});
 }
 
 bool pack(Matrix& m, int64_t panel, const SourceRows* parts, char* at) {

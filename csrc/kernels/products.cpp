@@ -42,8 +42,9 @@ struct Loops {
     std::array<FloatTile, TILE> floats{};
     std::array<GroupTile, TILE> stored{}, unpacked{};
     Unpack unpack = nullptr;
-    Widen widen[3] = {};  // for each `Widening`
-    WidenedToken token[3] = {};
+    Widen widen[4] = {};  // for each `Widening`
+    WidenedToken token[4] = {};
+    std::array<GroupTile, TILE> blocks{}, unpacked_blocks{};
 };
 template <class Type> constexpr Loops float_loops() { return {.floats = float_tiles<Type>(Sizes{})}; }
 template <class Codes> constexpr Loops code_loops() {
@@ -54,6 +55,18 @@ template <class Codes> constexpr Loops code_loops() {
             .widen = {widen_columns<Whole<Codes, FUSED>>, widen_columns<Whole<Codes, APART>>},
             .token = {token_columns<Whole<Codes, FUSED>>, token_columns<Whole<Codes, APART>>}};
 }
+template <class B, int... I> constexpr std::array<GroupTile, TILE> block_tiles(std::integer_sequence<int, I...>) {
+    return {&block_tile<B, I + 1>...};
+}
+// Codes that also come in blocks of a kind.
+template <class B> constexpr Loops block_loops() {
+    Loops loops = code_loops<typename B::Codes>();
+    loops.widen[BLOCKS] = widen_blocks<B>;
+    loops.token[BLOCKS] = token_blocks<B>;
+    loops.blocks = block_tiles<B>(Sizes{});
+    loops.unpacked_blocks = block_tiles<InBytes<B>>(Sizes{});
+    return loops;
+}
 constexpr Loops fp8_loops() {
     return {.widen = {widen_columns<Fp8<FUSED>>, nullptr, widen_columns<Fp8<BY_ROW>>},
             .token = {token_columns<Fp8<FUSED>>, nullptr, token_columns<Fp8<BY_ROW>>}};
@@ -61,8 +74,8 @@ constexpr Loops fp8_loops() {
 constexpr std::array<ByteTile, TILE> BYTE_TILES = byte_tiles(Sizes{});
 constexpr std::array<FloatTile, TILE> WIDENED_TILES = float_tiles<Widened>(Sizes{});
 constexpr Loops LOOPS[] = {
-    float_loops<Fp32>(), float_loops<Bf16>(), float_loops<Fp16>(), code_loops<Bytes>(),
-    code_loops<Int4>(),  code_loops<Int3>(),  code_loops<Int2>(),  fp8_loops(),
+    float_loops<Fp32>(), float_loops<Bf16>(), float_loops<Fp16>(), code_loops<Bytes>(), block_loops<Q4K>(),
+    code_loops<Int3>(),  code_loops<Int2>(),  fp8_loops(),         block_loops<Q5K>(),  block_loops<Q6K>(),
 };
 const Loops& loops_of(const Matrix& w) { return LOOPS[int(w.format.numbers)]; }
 
@@ -150,19 +163,18 @@ int64_t step_of(const Matrix& w, Path path) {
 Groups groups_of(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64_t k0, int64_t k1) {
     const int64_t begin = a.first(t), m = a.first(t + 1) - begin;
     const char* from = w.column(panel, k0);
-    const Traits& traits = w.format.traits();
     return {.codes = from,
             .code_stride = w.group_bytes,
             .tail = from + w.code_bytes,
             .tail_stride = w.group_bytes,
             .activations = (const int8_t*)a.data + begin * a.padded_k + k0 * m,
-            .offsets = a.offset + begin * a.groups + k0 / w.group * m,
+            .offsets = a.offset + begin * a.groups + k0 * a.groups / w.padded_k * m,
             .count = (k1 - k0) / w.group,
             .size = w.group,
             .kind = w.format.offsets,
             .wide = w.format.has_wide_scales(),
-            .halves = traits.bits <= 4,
-            .per_offset = -1.f / float(traits.zero)};
+            .halves = w.format.traits().bits <= 4,
+            .in_blocks = w.format.block > 0};
 }
 
 // Computes a range of k of one panel and one tile.
@@ -171,7 +183,10 @@ void tile(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64
     const int64_t begin = a.first(t), m = a.first(t + 1) - begin, at = begin * a.padded_k + k0 * m;
     const size_t size = size_t(m - 1);
     switch (path_of(w)) {
-        case Path::groups: return loops_of(w).stored[size](groups_of(w, a, panel, t, k0, k1), c, k0 == 0, ahead);
+        case Path::groups: {
+            const auto& tiles = w.format.block ? loops_of(w).blocks : loops_of(w).stored;
+            return tiles[size](groups_of(w, a, panel, t, k0, k1), c, k0 == 0, ahead);
+        }
         case Path::bytes:
             return BYTE_TILES[size](w.column(panel, k0), (const int8_t*)a.data + at, k1 - k0, (int32_t*)c, k0 == 0,
                                     ahead);
@@ -251,8 +266,9 @@ void unpacked(const Matrix& w, const Activations& a, int64_t begin, int64_t end,
                 float* sums = c + t * TILE * PANEL;
                 Groups g = groups_of(w, a, p, t, k, stop);
                 g.codes = bytes, g.code_stride = w.group * PANEL;
-                g.tail = tails, g.tail_stride = Unpacked::BYTES;
-                loops.unpacked[size_t(a.first(t + 1) - a.first(t) - 1)](g, sums, k == 0, {bytes, NOWHERE});
+                if (!w.format.block) g.tail = tails, g.tail_stride = Unpacked::BYTES;
+                const auto& tiles_of = w.format.block ? loops.unpacked_blocks : loops.unpacked;
+                tiles_of[size_t(a.first(t + 1) - a.first(t) - 1)](g, sums, k == 0, {bytes, NOWHERE});
                 if (stop == w.padded_k) deliver(w, a, e, p, t, sums);
             }
         }

@@ -140,9 +140,21 @@ RL_INLINE int32_t total_of(I (&sum)[V]) {
     return total(all);
 }
 
+// The offset of a group of a block, from the sums of its elements by their position modulo 16. Halves of a lane have
+// the elements 0 and 1, or 2 and 3, of each four.
+RL_INLINE int32_t offset_in_block(const Format& f, I (&sum)[V]) {
+    const int32_t all = total_of(sum);
+    if (f.offsets == Offsets::minimums) return all & 0xffff;
+    RL_FOR(v, V)
+        RL_FOR(j, W) sum[v][j] = j % 4 < 2 ? sum[v][j] : 0;
+    const int32_t first = total_of(sum);
+    return int32_t(uint32_t(-f.zero() * first) & 0xffff) | int32_t(uint32_t(-f.zero() * (all - first)) << 16);
+}
+
 // group: elements that share an offset; 0: the whole token.
-template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padded, int group, int weight_offset,
+template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padded, int group, const Format& f,
                                  float given, const float* const* tokens, float* scales, int32_t* offsets) {
+    const int weight_offset = f.offsets == Offsets::zero_points ? 1 : f.offsets == Offsets::minimums ? -1 : f.zero();
     Scale scale[n];
     I sum[n][V] = {};
     RL_FOR(i, n) {
@@ -163,7 +175,7 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
         }
         if (group && (at + 16) % group == 0)
             RL_FOR(i, n) {
-                offsets[at / group * m + i] = -weight_offset * total_of(sum[i]);
+                offsets[at / group * m + i] = f.block ? offset_in_block(f, sum[i]) : -weight_offset * total_of(sum[i]);
                 RL_FOR(v, V) sum[i][v] = I{};
             }
     }
@@ -178,10 +190,9 @@ void load(const Activations& a, const Matrix& w, const float* const* tokens, int
     int8_t* out = (int8_t*)a.data + begin * a.padded_k + place * 4;
     float* scales = a.scale + first;
     int32_t* offsets = a.offset + begin * a.groups + place;
-    const int group = w.group < w.padded_k ? int(w.group) : 0;
-    const int weight_offset = w.format.offsets == Offsets::zero_points ? 1 : w.format.traits().zero;
+    const int group = w.format.block ? w.format.group : w.group < w.padded_k ? int(w.group) : 0;
     const auto run = n == 4 ? load_bytes<4> : n == 3 ? load_bytes<3> : n == 2 ? load_bytes<2> : load_bytes<1>;
-    run(out, m, w.k, a.padded_k, group, weight_offset, w.input_scale, tokens, scales, offsets);
+    run(out, m, w.k, a.padded_k, group, w.format, w.input_scale, tokens, scales, offsets);
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ class Matrix:
         pool: Pool,
         parts: Sequence[Array],
         kind: Literal["float32", "bfloat16", "float16", "codes"],
-        format: Literal["fp32", "bf16", "fp16", "int8", "int4", "int3", "int2", "fp8"],
+        format: Literal["fp32", "bf16", "fp16", "int8", "int4", "int3", "int2", "fp8", "int5", "int6"],
         group: int,
         biases: Sequence[Floats | None],
         interleave: bool,
@@ -93,6 +93,9 @@ class Matrix:
         permutation: Ints | None = None,
         factor: float = 1.0,
         input_scale: float = 0.0,
+        block: int = 0,
+        factors: Sequence[Array] = (),
+        min_factors: Sequence[Array] = (),
     ) -> None:
         """Pack the parts of a matrix, one below the other.
 

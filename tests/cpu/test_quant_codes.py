@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cpu.instruction_sets import OTHERS, fingerprint_under
 from oracle.ours import SPECS, random_weights
 from ridgeline.errors import CheckpointError
 from ridgeline.nn import Model
@@ -20,7 +21,7 @@ from ridgeline.ops.host.backend import NumpyBackend
 from ridgeline.ops.host.memory import NumpyMemory
 from ridgeline.quant import bound, store
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec.quant import FORMATS, NUMBERS, Format, FormatTable, format_of, packed_bytes
+from ridgeline.spec.quant import FORMATS, NUMBERS, Format, FormatTable, code_range, format_of, packed_bytes
 
 TABLES = {
     "cpu": open_table("cpu"),
@@ -101,30 +102,43 @@ def test_zero_points_and_a_permutation_are_part_of_the_matrix(device: str, schem
     assert (np.abs(got - exact) <= bound(x.astype(np.float64), wanted, np.zeros(37), format)).all()
 
 
+BLOCKS = ["int4-32of256-min-exact", "int5-32of256-min-exact", "int6-16of256-exact"]  # Q4_K, Q5_K, Q6_K
 WHOLE_SUMS = [
     "int8", "int8-asym", "int8-32", "int8-64x128", "int4-asym", "int4-128", "int4-row", "int4-256-asym", "int3",
-    "int3-128-asym", "int2", "int2-asym",
+    "int3-128-asym", "int2", "int2-asym", "int5", "int6-asym", *(name.replace("-exact", "") for name in BLOCKS),
 ]  # fmt: skip
 EXACT = [
     "int8-exact", "int8-32-min-exact", "int4-asym-exact", "int4-64x128-asym-exact", "int3-exact", "int2-128-exact",
-    "fp8", "fp8-tensor", "fp8-64x128", "fp8-32",
+    "fp8", "fp8-tensor", "fp8-64x128", "fp8-32", "int5-exact", "int6-asym-exact", "int4-min-exact", *BLOCKS,
 ]  # fmt: skip
 
 
 def drawn_codes(format: Format, columns: int, rng: Any, *, permuted: bool = False) -> QuantizedMatrix:
     """A matrix of 70 rows with all codes, zero points and scales of float16 that its format can have."""
-    numbers, groups = NUMBERS[format.numbers], (70, format.num_groups(columns))
-    codes = rng.integers(numbers.low, numbers.high + 1, (70, columns)).astype(np.int8)
+    numbers, groups = NUMBERS[format.numbers], (70, format.num_scales(columns))
+    is_lower = format.offsets == "minimums"
+    low, high = code_range(format) if not numbers.levels else (0, 0)
+    codes = rng.integers(low, high + 1, (70, columns)).astype(np.uint8 if is_lower else np.int8)
     if numbers.levels:
         codes = rng.integers(0, 256, (70, columns)).astype(np.uint8)
         codes[codes & 127 == 127] = 0
     half = rng.uniform(0, 1, groups).astype(np.float16).astype(np.float32)
     zeros = rng.integers(numbers.low, numbers.high + 1, groups).astype(np.int8)
+    factors, min_factors = _factors(format, columns, is_lower, rng)
     return QuantizedMatrix(
         format, codes, half if format.scale_bits == 16 else half / np.float32(3),
         zeros if format.offsets == "zero_points" else None, rng.permutation(columns) if permuted else None,
-        -half if format.offsets == "minimums" else None,
+        -half if is_lower else None, factors=factors, min_factors=min_factors,
     )  # fmt: skip
+
+
+def _factors(format: Format, columns: int, is_lower: bool, rng: Any) -> list[Any]:
+    """All factors that groups of a block can have: six bits where there are minimums, otherwise eight."""
+    if not format.block:
+        return [None, None]
+    shape, low, high = (70, format.num_groups(columns)), 0 if is_lower else -128, 64 if is_lower else 128
+    found = [rng.integers(low, high, shape).astype(np.int8) for _ in range(2)]
+    return found if is_lower else [found[0], None]
 
 
 @pytest.mark.parametrize("columns", [1, 63, 100, 257])
@@ -133,6 +147,7 @@ def test_kernels_have_the_bits_of_their_definition(name: str, columns: int) -> N
     """Where sums are of whole numbers a product has the bits of numpy's. With exact activations it has those of a
     product with the dequantized matrix in float32; fp8 with a scale for each row multiplies the sum with it."""
     format, rng = format_of(name), np.random.default_rng(columns)
+    columns = -(-columns // format.block) * format.block if format.block else columns
     matrix: Any = drawn_codes(format, columns, rng, permuted=True)
     linear, wanted = (store(matrix, None, TABLES[device], format) for device in ("cpu", "numpy"))
     linear.prepare()
@@ -156,9 +171,10 @@ def test_kernels_have_the_bits_of_their_definition(name: str, columns: int) -> N
 @pytest.mark.parametrize("name", WHOLE_SUMS)
 def test_kernels_take_a_given_scale_and_a_factor(name: str) -> None:
     """A scale for the input clamps larger activations; a power of two makes small scales float16 numbers."""
-    matrix: Any = drawn_codes(format_of(name), 100, np.random.default_rng(4))
+    columns = 256 if format_of(name).block else 100
+    matrix: Any = drawn_codes(format_of(name), columns, np.random.default_rng(4))
     for other in (replace(matrix, input_scale=0.01), replace(matrix, scales=matrix.scales * np.float32(2.0**-30))):
-        found = [products(TABLES[device], other, other.format, tokens(100))[0] for device in ("cpu", "numpy")]
+        found = [products(TABLES[device], other, other.format, tokens(columns))[0] for device in ("cpu", "numpy")]
         assert np.array_equal(*found)
 
 
@@ -181,7 +197,7 @@ def test_products_of_minimums_levels_and_given_scales(device: str, activations: 
     rng, table, columns = np.random.default_rng(5), TABLES[device], 100
     x = tokens(columns)
     x[2, 7], x[2, 9] = 40.0, -8.0
-    codes = rng.integers(-8, 8, (37, columns)).astype(np.int8)
+    codes = rng.integers(0, 16, (37, columns)).astype(np.uint8)
     scales, minimums = (rng.uniform(0.01, 1, (37, 4)).astype(np.float32) for _ in range(2))
     at = np.arange(columns) // 32
     format = format_of(f"int4-min-{activations}")
@@ -315,3 +331,19 @@ def test_a_matrix_of_codes_that_cannot_be_stored_is_named() -> None:
     matrix.scales[0, 0] = np.nan  # type: ignore[index]
     with pytest.raises(CheckpointError, match=r"^layer 1: a code or a scale is outside of the range of int8$"):
         Model(spec, {**weights, name: matrix}, table, 64, FormatTable(ROUNDED["int8"]))
+
+
+def fingerprint() -> bytes:
+    """Products of codes in blocks with rounded tokens, and their dequantized matrices."""
+    found = []
+    for name in BLOCKS:
+        format, rng = format_of(name.replace("-exact", "")), np.random.default_rng(6)
+        matrix = drawn_codes(format, 512, rng, permuted=True)
+        x = rng.normal(size=(21, 512)).astype(np.float32)
+        found += [np.ascontiguousarray(a).tobytes() for a in products(TABLES["cpu"], matrix, format, x)]
+    return b"".join(found)
+
+
+@pytest.mark.parametrize("isa", OTHERS)
+def test_blocks_have_the_same_bits_on_other_instruction_sets(isa: str) -> None:
+    assert fingerprint_under(isa, "test_quant_codes") == fingerprint()

@@ -28,7 +28,7 @@ class Storage:
 
     bits: int
     group: int | None = None
-    scale_bits: int = 0
+    scale_bits: float = 0
 
     def num_bytes(self, rows: int, columns: int) -> int:
         """Return the bytes of a matrix, scales included."""
@@ -59,7 +59,7 @@ def storage_of(name: str) -> Storage:
     if name in FLOATS:
         return FLOATS[name]
     format = format_of(name)
-    return Storage(format.bits, format.group, format.scale_bits + format.offset_bits)
+    return Storage(format.bits, format.group, format.group_bits)
 
 
 def wider_storage(name: str) -> str | None:

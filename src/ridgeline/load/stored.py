@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.ops.api import QuantizedMatrix
+from ridgeline.ops.api import BY_ROW, QuantizedMatrix
 from ridgeline.spec.quant import NUMBERS, Format, coded_bytes
 
 Ndarray = np.ndarray[Any, Any]
-_BY_ROW = ("codes", "scales", "zero_points", "minimums")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def join_rows(matrices: Sequence[QuantizedMatrix], positions: Sequence[Ndarray],
         if not same or orders[0] != orders[1]:
             raise ValueError("matrices that share a tensor have different formats, orders of columns or input scales")
     joined: dict[str, Any] = {}
-    for name in _BY_ROW:
+    for name in BY_ROW:
         parts: list[Any] = [getattr(m, name) for m in matrices]
         if parts[0] is not None:
             joined[name] = np.empty((rows, parts[0].shape[1]), parts[0].dtype)
@@ -86,11 +85,19 @@ def dequantized(matrix: QuantizedMatrix) -> Ndarray:
     wide: Ndarray = np.array(levels, np.float32)[m.codes] if levels else m.codes.astype(np.float32)
     if m.zero_points is not None:
         wide -= m.zero_points[:, group]
-    wide *= m.scales[:, group]
+    wide *= _of_groups(m.format, m.scales, m.factors)[:, group]
     if m.minimums is not None:
-        wide -= m.minimums[:, group]
+        wide -= _of_groups(m.format, m.minimums, m.min_factors)[:, group]
     if m.permutation is None:
         return wide
     out = np.empty_like(wide)
     out[:, m.permutation] = wide
     return out
+
+
+def _of_groups(format: Format, numbers: Ndarray, factors: Ndarray | None) -> Ndarray:
+    """Return the scales or minimums of groups, from those of groups, or of blocks with factors."""
+    if factors is None:
+        return numbers
+    of_blocks = np.repeat(numbers, format.block // format.group, axis=1)[:, : factors.shape[1]]
+    return of_blocks * factors.astype(np.float32)

@@ -19,6 +19,8 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from ridgeline.ops.arrays import ARRAYS as ARRAYS
+from ridgeline.ops.arrays import BY_ROW as BY_ROW
 from ridgeline.ops.arrays import Array as Array
 from ridgeline.ops.arrays import QuantizedMatrix as QuantizedMatrix
 from ridgeline.ops.arrays import QuantizedStack as QuantizedStack

@@ -63,6 +63,7 @@ def _roundings(format: Format, columns: int) -> int:
         # One for each column, the bias and, where codes are multiplied before their scale, the scale and the matrix.
         return columns + (4 if format.is_lossy else 1)
     # Sums of whole numbers are exact: what remains are sums over groups, the scales, and the bias.
-    groups = format.num_groups(columns) + 2 if format.group else 5
-    minimums = format.num_groups(columns) + 2 if format.offsets == "minimums" else 0
+    # The sum over a block may be greater than 2^24, and is then rounded.
+    groups = format.num_scales(columns) + (3 if format.block else 2) if format.group else 5
+    minimums = format.num_scales(columns) + 2 if format.offsets == "minimums" else 0
     return groups + minimums + (columns + 4 if format.activations == "outliers" else 0)

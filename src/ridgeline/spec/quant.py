@@ -70,7 +70,8 @@ _DEFAULTS: Final[Mapping[NumberType, tuple[int, Activations]]] = {
 }  # fmt: skip
 _OFFSETS: Final[Mapping[str, Offsets]] = {"": "none", "-asym": "zero_points", "-min": "minimums"}
 _NAME = re.compile(
-    r"(?P<numbers>[a-z0-9]+?)(?:-(?P<tensor>tensor)|-(?P<row>row)|-(?P<rows>\d+)x(?P<block>\d+)|-(?P<group>\d+))?"
+    r"(?P<numbers>[a-z0-9]+?)"
+    r"(?:-(?P<tensor>tensor)|-(?P<row>row)|-(?P<rows>\d+)x(?P<width>\d+)|-(?P<group>\d+)(?:of(?P<block>\d+))?)?"
     r"(?P<offsets>-asym|-min)?(?:-(?P<activations>exact|int8|outliers|fp8))?"
 )
 
@@ -83,8 +84,10 @@ class Format:
         numbers: the numbers that codes stand for; "plain" for a matrix that keeps the type of the checkpoint.
         group: neighboring columns that share one scale; 0 where a whole row does.
         rows: rows that share their scales; 1 for scales by row or group, more for blocks, 0 where all rows do.
+        block: columns of a block: the scales of its groups are one number times a whole number for each group, and so
+            are their minimums (the K-quants of GGUF files); 0 where groups are alone.
         offsets: "none" where code 0 is the number 0; "zero_points" where each group has a whole number that stands for
-            0; "minimums" where each group has a float that is subtracted from code x scale.
+            0; "minimums" where each group has a float that is subtracted from code x scale. Codes are then unsigned.
         activations: how the input of a product is taken. "exact": in float32. "int8" or "fp8": rounded for each token
             alone, its largest magnitude to the largest number of the type. "outliers": magnitudes of 6 or more are
             exact and the others as in int8 (LLM.int8(), arXiv:2208.07339).
@@ -95,6 +98,7 @@ class Format:
     rows: int = 1
     offsets: Offsets = "none"
     activations: Activations = "exact"
+    block: int = 0
 
     @property
     def name(self) -> str:
@@ -102,7 +106,9 @@ class Format:
         if not self.is_lossy:
             return "plain"
         group, activations = _DEFAULTS[self.numbers]
-        shared = "" if (self.rows, self.group) == (1, group) else f"-{self.group}" if self.group else "-row"
+        of = f"of{self.block}" if self.block else ""
+        is_default = (self.rows, self.group, self.block) == (1, group, 0)
+        shared = "" if is_default else f"-{self.group}{of}" if self.group else "-row"
         if self.rows != 1:
             shared = f"-{self.rows}x{self.group}" if self.rows else "-tensor"
         offsets = next(text for text, kind in _OFFSETS.items() if kind == self.offsets)
@@ -120,8 +126,16 @@ class Format:
 
     @property
     def scale_bits(self) -> int:
-        """Bits of one scale in the layout of the kernels: float16 for groups, float32 otherwise."""
+        """Bits of one scale in the layout of the kernels: float16 for groups and blocks, float32 otherwise."""
         return 16 if self.group and self.rows == 1 else 32
+
+    @property
+    def group_bits(self) -> float:
+        """Bits of a group's scale and offset, with its share of those of a block."""
+        if not self.block:
+            return self.scale_bits + self.offset_bits
+        count = 2 if self.offsets == "minimums" else 1
+        return count * (FACTOR_BITS + 16 * self.group / self.block)
 
     @property
     def offset_bits(self) -> int:
@@ -132,14 +146,19 @@ class Format:
         """Return the bytes of one number, with its share of a group's scale. `dtype` is the type in the checkpoint."""
         if not self.is_lossy:
             return DTYPE_BYTES[dtype]
-        shared = self.scale_bits + self.offset_bits if self.group and self.rows == 1 else 0
+        shared = self.group_bits if self.group and self.rows == 1 else 0
         return (self.bits + (shared / self.group if shared else 0)) / 8
 
     def num_groups(self, columns: int) -> int:
-        """Return the number of scales of one row."""
+        """Return the number of groups of one row: of its scales, unless blocks share them."""
         return -(-columns // self.group) if self.group else 1
 
+    def num_scales(self, columns: int) -> int:
+        """Return the number of scales of one row that are floats: one for each block, or else for each group."""
+        return -(-columns // self.block) if self.block else self.num_groups(columns)
 
+
+FACTOR_BITS: Final = 8  # bits of the whole number with which a group multiplies the scale of its block
 PLAIN: Final = Format()
 # Names that users write most, each with its format. `format_of` reads all others of the same pattern.
 FORMATS: Final[Mapping[str, Format]] = {
@@ -190,20 +209,25 @@ def _parse(name: str) -> Format | None:
     rows = 1
     if match["tensor"] or match["row"]:
         group, rows = 0, 0 if match["tensor"] else 1
-    elif match["block"]:
-        rows, group = int(match["rows"]), int(match["block"])
+    elif match["width"]:
+        rows, group = int(match["rows"]), int(match["width"])
     elif match["group"]:
         group = int(match["group"])
-    if (match["group"] or match["block"]) and not (0 < group <= LARGEST_GROUP and 0 < rows <= LARGEST_GROUP):
+    block = int(match["block"] or 0)
+    if (match["group"] or match["width"]) and not (0 < group <= LARGEST_GROUP and 0 < rows <= LARGEST_GROUP):
+        return None
+    if match["block"] and not (group <= block <= LARGEST_GROUP and block % group == 0):
         return None
     chosen = next((a for a in ACTIVATIONS if a == match["activations"]), activations)
-    return _checked(Format(numbers, group, rows, _OFFSETS[match["offsets"] or ""], chosen), name)
+    return _checked(Format(numbers, group, rows, _OFFSETS[match["offsets"] or ""], chosen, block), name)
 
 
 def _checked(format: Format, name: str) -> Format:
     """Return the format. Raises RequestError for parts that do not go together."""
     if NUMBERS[format.numbers].levels and format.offsets == "zero_points":
         raise RequestError(f"weights (--weights) {name!r}: {format.numbers} has no zero points; leave out -asym")
+    if format.block and format.offsets == "zero_points":
+        raise RequestError(f"weights (--weights) {name!r}: blocks have no zero points; leave out -asym")
     if NUMBERS[format.numbers].levels and format.activations in ("int8", "outliers"):
         raise RequestError(
             f"weights (--weights) {name!r}: activations in int8 need weights in whole numbers; take exact activations"
@@ -262,8 +286,12 @@ class FormatTable:
 OUTLIER: Final = 6.0  # activations of this magnitude or more are exact where a format says "outliers"
 # Numbers that the cpu backend's kernels read, with the ways in which they take activations (csrc/matrix.h).
 _LAYOUTS: Final[Mapping[NumberType, tuple[Activations, ...]]] = {
-    "int8": ("int8", "exact"), "int4": ("int8", "exact"), "int3": ("int8", "exact"), "int2": ("int8", "exact"),
-    "fp8": ("exact",),
+    "int8": ("int8", "exact"), "int6": ("int8", "exact"), "int5": ("int8", "exact"), "int4": ("int8", "exact"),
+    "int3": ("int8", "exact"), "int2": ("int8", "exact"), "fp8": ("exact",),
+}  # fmt: skip
+# The groups, offsets and blocks of numbers whose blocks they read: those of Q4_K, Q5_K and Q6_K.
+_BLOCKS: Final[Mapping[NumberType, tuple[int, Offsets, int]]] = {
+    "int4": (32, "minimums", 256), "int5": (32, "minimums", 256), "int6": (16, "none", 256),
 }  # fmt: skip
 _PIECE, _LARGEST_PACKED_GROUP = 32, 256  # columns: a group is a multiple of the one, and at most the other
 AS_STORED: Final = FormatTable()  # all matrices keep the type of the checkpoint
@@ -271,8 +299,10 @@ PANEL = 32  # rows that the kernels store side by side (csrc/matrix.h)
 
 
 def code_range(format: Format) -> tuple[int, int]:
-    """Return the least and the largest code of a format."""
+    """Return the least and the largest code of a format: from 0 where groups have minimums."""
     numbers = NUMBERS[format.numbers]
+    if format.offsets == "minimums" and not numbers.levels:
+        return 0, (1 << numbers.bits) - 1
     return (0, len(numbers.levels) - 1) if numbers.levels else (numbers.low, numbers.high)
 
 
@@ -287,6 +317,8 @@ def has_layout(format: Format) -> bool:
         return True
     if format.activations not in _LAYOUTS.get(format.numbers, ()):
         return False
+    if format.block:
+        return _BLOCKS.get(format.numbers) == (format.group, format.offsets, format.block)
     if format.group % _PIECE or format.group > _LARGEST_PACKED_GROUP:
         return False
     return format.offsets == "none" or format.numbers != "fp8"
@@ -310,8 +342,10 @@ def _row_bits(format: Format, dtype: DType, columns: int) -> int:
         padded = -(-columns // 2) * 2 if dtype == "bfloat16" else columns
         return padded * DTYPE_BYTES[dtype] * 8
     sums_rows = (format.numbers, format.group, format.offsets, format.activations) == ("int8", 0, "none", "int8")
-    unit = 8 if sums_rows else format.group or _PIECE
+    unit = 8 if sums_rows else format.block or format.group or _PIECE
     padded = -(-columns // unit) * unit
+    if format.block:
+        return padded * format.bits + padded // format.block * int(format.group_bits * format.block // format.group)
     zeros = 4 if format.bits <= 4 else 8
     shared = format.scale_bits + {"none": 0, "zero_points": zeros, "minimums": 16}[format.offsets]
     return padded * format.bits + padded // (format.group or padded) * shared
@@ -320,7 +354,8 @@ def _row_bits(format: Format, dtype: DType, columns: int) -> int:
 def coded_bytes(format: Format, rows: int, columns: int) -> int:
     """Return the bytes of a rounded matrix without kernels: one byte per number, and scales in float32."""
     offset = {"none": 0, "zero_points": 1, "minimums": 4}[format.offsets]
-    return rows * columns + (4 + offset) * rows * format.num_groups(columns)
+    factors = (2 if offset else 1) * format.num_groups(columns) if format.block else 0
+    return rows * (columns + (4 + offset) * format.num_scales(columns) + factors)
 
 
 def as_fields(format: Format) -> dict[str, str | int]:

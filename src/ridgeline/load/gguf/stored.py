@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ridgeline.load.gguf.blocks import BlockType
+from ridgeline.load.gguf.codes import Codes
 from ridgeline.load.gguf.files import GGUFFiles
 from ridgeline.load.stored import Stored
 from ridgeline.ops.api import QuantizedMatrix
-from ridgeline.spec.quant import Format, code_range, whole_numbers
+from ridgeline.spec.quant import Format, Offsets, code_range, whole_numbers
 
 
 def format_of_block(kind: BlockType) -> Format:
     """Return the format of a matrix in a quantized type. Levels of IQ4_NL are whole numbers of 8 bits."""
     low, high = kind.codes
+    offsets: Offsets = "minimums" if kind.has_minima else "none"
+    block = kind.weights if kind.weights > kind.group else 0
     for numbers in whole_numbers():
-        format = Format(numbers, kind.group)
+        format = Format(numbers, kind.group, offsets=offsets, block=block)
         least, most = code_range(format)
         if least <= low and high <= most:
             return format
     raise ValueError(f"{kind.name} has codes from {low} to {high}, which no format holds")
 
 
-def is_simple(kind: BlockType) -> bool:
-    """Return whether each group has one float16 scale, and nothing else."""
-    return not kind.is_float and kind.weights == kind.group and not kind.has_minima and kind.name != "MXFP4"
-
-
 def stored_matrices(files: GGUFFiles) -> dict[str, Stored]:
-    """Return the matrices of codes by their names in the file: those whose scales are float16 numbers without minima.
-
-    The scales of other types are products, which no kernel reads as codes.
-    """
+    """Return the matrices of codes by their names in the file. The scales of MXFP4 are not float16 numbers."""
     found = {}
     for name in files:
         tensor = files.info(name)
-        if is_simple(tensor.type) and len(tensor.shape) > 1 and files.change(name) in (None, "pairs"):
+        is_coded = not tensor.type.is_float and tensor.type.name != "MXFP4"
+        if is_coded and len(tensor.shape) > 1 and files.change(name) in (None, "pairs"):
             found[name] = Stored(format_of_block(tensor.type), tensor.shape, (name,), partial(_read, files, name))
     return found
 
@@ -45,5 +42,17 @@ def stored_matrices(files: GGUFFiles) -> dict[str, Stored]:
 def _read(files: GGUFFiles, name: str, index: int) -> QuantizedMatrix:
     """Return a matrix, or the one with an index in a stack."""
     tensor = files.info(name)
-    codes = files.codes(name, index if len(tensor.shape) == 3 else None)
-    return QuantizedMatrix(format_of_block(tensor.type), codes.codes, np.ascontiguousarray(codes.scales, np.float32))
+    return matrix_of(tensor.type, files.codes(name, index if len(tensor.shape) == 3 else None))
+
+
+def matrix_of(kind: BlockType, found: Codes) -> QuantizedMatrix:
+    """Return a matrix [out, in] of unpacked codes. Its format says how its arrays are to be read."""
+    codes = found.codes.view(np.uint8) if kind.has_minima else found.codes
+    return QuantizedMatrix(
+        format_of_block(kind), codes, np.ascontiguousarray(found.d, np.float32), minimums=found.dmin,
+        factors=_factors(found.factors), min_factors=_factors(found.min_factors),
+    )  # fmt: skip
+
+
+def _factors(found: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
+    return None if found is None else found.astype(np.int8, copy=False)

@@ -31,6 +31,7 @@ def refuses(matrix: QuantizedMatrix) -> str:
         or NUMBERS[format.numbers].levels
         or format.offsets == "minimums"
         or format.rows != 1
+        or format.block
     ):
         return f"compressed-tensors holds {', '.join(map(str, INTEGERS))} bits by group or row, or fp8"
     if format.group and matrix.shape[1] % format.group:

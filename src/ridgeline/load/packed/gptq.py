@@ -116,7 +116,8 @@ def permutation(name: str, groups: Ndarray, group: int) -> Ndarray | None:
 def refuses(matrix: QuantizedMatrix) -> str:
     """Return why a matrix cannot be written as GPTQ; an empty text if it can."""
     format, (rows, columns) = matrix.format, matrix.shape
-    if format.bits not in BITS or NUMBERS[format.numbers].levels or format.offsets == "minimums" or format.rows != 1:
+    is_whole = format.bits in BITS and not NUMBERS[format.numbers].levels and format.offsets != "minimums"
+    if not is_whole or format.rows != 1 or format.block:
         return f"GPTQ holds {', '.join(map(str, BITS))} bits with scales by group or row only"
     if format.activations != "exact":
         return "GPTQ has exact activations only"

@@ -51,6 +51,8 @@ def refuses_parts(linears: Sequence[Linear]) -> str | None:
         return "permutations of columns differ"
     if len({input_scale(part) for part in parts}) > 1:
         return "scales of the input differ"
+    if any(linear.format.block and linear.data.shape[1] % linear.format.block for linear in linears):
+        return "rows are no whole number of blocks"
     if common_factor(parts) is None:
         return "scales are no float16 numbers times one power of two"
     return None
@@ -80,11 +82,18 @@ def pack_codes(pool: Pool, parts: Sequence[Any], format: Format, biases: list[An
     codes: list[Any] = [np.ascontiguousarray(part.codes).view(np.int8) for part in coded]
     offsets: list[Any] = [] if format.offsets == "none" else [getattr(part, format.offsets) for part in coded]
     order = coded[0].permutation
+    indices = None if order is None else np.asarray(order).astype(np.int64)
     name: Any = format.numbers
     return Matrix(
         pool, codes, "codes", name, format.group, biases, interleave,
         scales=[np.ascontiguousarray(part.scales) for part in coded], offset_kind=format.offsets,
         offsets=[np.ascontiguousarray(part) for part in offsets], exact=format.activations == "exact",
-        wide=format.rows != 1, permutation=None if order is None else np.asarray(order).astype(np.int64),
+        wide=format.rows != 1, block=format.block, factors=_given(coded, "factors"),
+        min_factors=_given(coded, "min_factors"), permutation=indices,
         factor=common_factor(coded) or 1.0, input_scale=input_scale(coded[0]) or 0.0,
     )  # fmt: skip
+
+
+def _given(parts: Sequence[Any], name: str) -> list[Ndarray]:
+    """Return an array of each matrix that has it."""
+    return [np.ascontiguousarray(found) for part in parts if (found := getattr(part, name)) is not None]

@@ -163,6 +163,9 @@ def _int8(case: Format, x: Ndarray, matrix: Any) -> Ndarray:
     steps, scale = _tokens(x, matrix.input_scale)
     out = np.empty((len(x), matrix.shape[0]), np.float32)
     for some in _blocks(matrix):
+        if case.block:
+            out[:, some] = _sums_of_blocks(case, steps, matrix, some)
+            continue
         out[:, some] = _sums(case, steps, _numbers(case, matrix, some), matrix.scales[some])
         if matrix.minimums is not None:
             out[:, some] -= _group_sums(case, steps) @ matrix.minimums[some].T
@@ -185,11 +188,30 @@ def _outliers(case: Format, x: Ndarray, matrix: Any) -> Ndarray:
 def _dense(case: Format, matrix: Any, rows: slice) -> Ndarray:
     """Return rows of the matrix in the order of its codes, float32."""
     wide = _numbers(case, matrix, rows)
-    for g in range(matrix.scales.shape[1]):
-        wide[:, _columns(case, g)] *= matrix.scales[rows, g, None]
-        if matrix.minimums is not None:
-            wide[:, _columns(case, g)] -= matrix.minimums[rows, g, None]
+    scales = of_groups(case, matrix.scales[rows], _part(matrix.factors, rows))
+    minimums = None
+    if matrix.minimums is not None:
+        minimums = of_groups(case, matrix.minimums[rows], _part(matrix.min_factors, rows))
+    for g in range(scales.shape[1]):
+        wide[:, _columns(case, g)] *= scales[:, g, None]
+        if minimums is not None:
+            wide[:, _columns(case, g)] -= minimums[:, g, None]
     return wide
+
+
+def of_groups(case: Format, numbers: Ndarray, factors: Ndarray | None) -> Ndarray:
+    """Return the scales or minimums of groups, float32 [rows, groups], from those of groups, or of blocks with factors.
+
+    A float16 number times 8 bits is a float32 number, so that nothing is rounded.
+    """
+    if factors is None:
+        return numbers
+    of_blocks = np.repeat(numbers, case.block // case.group, axis=1)[:, : factors.shape[1]]
+    return of_blocks * factors.astype(np.float32)
+
+
+def _part(array: Ndarray | None, rows: slice) -> Ndarray | None:
+    return None if array is None else array[rows]
 
 
 def _numbers(case: Format, matrix: Any, rows: slice) -> Ndarray:
@@ -242,6 +264,21 @@ def _sums(case: Format, steps: Ndarray, numbers: Ndarray, scales: Ndarray) -> Nd
             total += _whole_sums(steps[:, some], numbers[:, some]) * scales[:, g]
         return total
     return _whole_sums(steps, numbers) * scales[:, 0]
+
+
+def _sums_of_blocks(case: Format, steps: Ndarray, matrix: Any, some: slice) -> Ndarray:
+    """Return steps @ rows.T for scales of blocks. The sums over a block are of whole numbers, and exact."""
+    wide = steps.astype(np.float64)
+    group = np.arange(steps.shape[1]) // case.group
+    numbers = _numbers(case, matrix, some) * matrix.factors[some].astype(np.float64)[:, group]
+    total = np.zeros((len(steps), len(numbers)), np.float32)
+    for b in range(matrix.scales.shape[1]):
+        columns = slice(b * case.block, (b + 1) * case.block)
+        total += (wide[:, columns] @ numbers[:, columns].T).astype(np.float32) * matrix.scales[some, b]
+        if matrix.minimums is not None:
+            lower = matrix.min_factors[some].astype(np.float64)[:, group[columns]]
+            total -= (wide[:, columns] @ lower.T).astype(np.float32) * matrix.minimums[some, b]
+    return total
 
 
 def _whole_sums(steps: Ndarray, numbers: Ndarray) -> Ndarray:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, QuantizedMatrix, Weights
+from ridgeline.ops.arrays import ARRAYS
 from ridgeline.ops.reference import delta, latent, paged, quant, s4, stored
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
@@ -146,8 +147,7 @@ class TorchMemory:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self._device)
 
     def quantized(self, matrix: QuantizedMatrix) -> QuantizedMatrix:
-        names = ("codes", "scales", "zero_points", "permutation", "minimums")
-        given = {name: part for name in names if (part := getattr(matrix, name)) is not None}
+        given = {name: part for name in ARRAYS if (part := getattr(matrix, name)) is not None}
         return replace(matrix, **{name: torch.from_numpy(part).to(self._device) for name, part in given.items()})
 
     def get(self, array: torch.Tensor) -> np.ndarray:

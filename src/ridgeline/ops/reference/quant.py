@@ -25,6 +25,8 @@ class Matrix(Protocol):
     zero_points: Tensor | None
     permutation: Tensor | None
     minimums: Tensor | None
+    factors: Tensor | None
+    min_factors: Tensor | None
     input_scale: float | None
 
 
@@ -148,11 +150,12 @@ def _int8(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
     outputs = []
     for some in _blocks(matrix):
         numbers = _numbers(case, matrix, some).double().split(group, 1)
+        scales, minimums = _of_groups(case, matrix, some)
         total = torch.zeros((), dtype=torch.float64, device=x.device)
         for g, (part, number) in enumerate(zip(parts, numbers, strict=True)):
-            total = total + part @ number.T * matrix.scales[some, g]
-            if matrix.minimums is not None:
-                total = total - part.sum(-1, keepdim=True) * matrix.minimums[some, g]
+            total = total + part @ number.T * scales[:, g]
+            if minimums is not None:
+                total = total - part.sum(-1, keepdim=True) * minimums[:, g]
         outputs.append(total.to(x.dtype))
     return torch.cat(outputs, -1) * scale
 
@@ -168,8 +171,21 @@ def _dense(case: Format, matrix: Matrix, rows: slice) -> Tensor:
     """Return rows of the matrix in the order of its codes, float32."""
     columns = matrix.codes.shape[1]
     group = case.group or columns
-    wide = _numbers(case, matrix, rows) * spread(matrix.scales[rows], columns, group)
-    return wide if matrix.minimums is None else wide - spread(matrix.minimums[rows], columns, group)
+    scales, minimums = _of_groups(case, matrix, rows)
+    wide = _numbers(case, matrix, rows) * spread(scales, columns, group)
+    return wide if minimums is None else wide - spread(minimums, columns, group)
+
+
+def _of_groups(case: Format, matrix: Matrix, rows: slice) -> tuple[Tensor, Tensor | None]:
+    """Return the scales and minimums of the groups of some rows, [rows, groups]."""
+    scales, minimums = matrix.scales[rows], None if matrix.minimums is None else matrix.minimums[rows]
+    if matrix.factors is not None:
+        factors = matrix.factors[rows]
+        scales = spread(scales, factors.shape[1], case.block // case.group) * factors
+    if minimums is not None and matrix.min_factors is not None:
+        factors = matrix.min_factors[rows]
+        minimums = spread(minimums, factors.shape[1], case.block // case.group) * factors
+    return scales, minimums
 
 
 def _numbers(case: Format, matrix: Matrix, rows: slice) -> Tensor:
