@@ -14,7 +14,8 @@ class Ridgeline:
 
         form, _, naive = format.partition(" ")  # "naive" computes whole histories, and the engine is compared with it
         stored: dict[str, Any] = {"fp32": {"dtype": "float32"}, "bf16": {"dtype": "bfloat16"}}
-        how = stored.get(form) or {"weights": form}
+        weights, _, activations = form.partition("/")
+        how = stored.get(form) or {"weights": weights, "activations": activations or None}
         self._llm = LLM(
             path, skip_tokenizer_init=True, max_model_len=max_tokens, cache="off" if naive else "on",
             engine=EngineOptions(max_num_seqs=max_seqs), **how,
