@@ -14,10 +14,10 @@ from oracle.families import CASES
 from ridgeline.compress.calibrate import Quantizer, rounded
 from ridgeline.compress.choose import Chosen, lost_power, matrix_of
 from ridgeline.compress.folds import apply_fold, folds
-from ridgeline.compress.grid import dequantized
 from ridgeline.compress.inputs import Inputs, MatrixKey, Observer
 from ridgeline.compress.layers import Calibration, keys_of, parts
 from ridgeline.compress.scheme import parse_scheme
+from ridgeline.load.stored import dequantized
 from ridgeline.nn import Capture
 from ridgeline.nn.step import Stream
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model

@@ -22,13 +22,13 @@ from ridgeline.cli.main import app
 from ridgeline.compress import Options, quantize
 from ridgeline.compress.calibrate import Quantizer
 from ridgeline.compress.data import read_samples, unknown_share
-from ridgeline.compress.grid import dequantized
 from ridgeline.compress.mixed import Choice, spend
 from ridgeline.compress.scheme import parse_scheme
 from ridgeline.compress.tensors import matrices, plain
 from ridgeline.compress.write import WRITERS, Writer
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.evals import measure_perplexity
+from ridgeline.load.stored import dequantized
 from ridgeline.load.tokenizer import Tokenizer
 
 FEW = Options(sequences=6, length=32, speed=False)
@@ -131,14 +131,14 @@ def test_what_is_written_is_read_back(model: Path, text: Path, tmp_path: Path, m
     """A writer that swaps two matrices is found out before the folder gets its name."""
     right = WRITERS["floats"]
 
-    def swapped(folder: Path, quantized: Any) -> None:
+    def swapped(folder: Path, quantized: Any) -> tuple[str, ...]:
         real = quantized.floats
         names = {
             "layers.0.mixer.k.weight": "layers.0.mixer.v.weight",
             "layers.0.mixer.v.weight": "layers.0.mixer.k.weight",
         }
         quantized.floats = lambda name: real(names.get(name, name))
-        right.write(folder, quantized)
+        return right.write(folder, quantized)
 
     monkeypatch.setattr("ridgeline.compress.write.WRITERS", {"floats": Writer(right.refuses, swapped)})
     with pytest.raises(RequestError, match="does not compute what was quantized"):
@@ -321,14 +321,15 @@ def test_tensors_have_the_names_of_the_family(name: str, tmp_path: Path) -> None
     caught: dict[str, Any] = {}
     right = WRITERS["floats"]
 
-    def kept(target: Path, quantized: Any) -> None:
-        right.write(target, quantized)
+    def kept(target: Path, quantized: Any) -> tuple[str, ...]:
+        notes = right.write(target, quantized)
         caught["written"] = load_file(target / "model.safetensors")
         if name != "gpt2":
             caught["plain"], caught["matrices"] = plain(quantized), matrices(quantized)
         else:
             with pytest.raises(RequestError, match="transposed"):
                 matrices(quantized)
+        return notes
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ridgeline.compress.write.WRITERS", {"floats": Writer(right.refuses, kept)})

@@ -11,8 +11,8 @@ from ridgeline.compress import gptq as module
 from ridgeline.compress import rows
 from ridgeline.compress.clip import clip_by_output
 from ridgeline.compress.gptq import GPTQ, feedback_of, gptq, inverse_factor, inverse_lower
-from ridgeline.compress.grid import dequantized
 from ridgeline.compress.rtn import round_to_nearest
+from ridgeline.load.stored import dequantized
 from ridgeline.spec.quant import format_of
 
 OPTIONS = [GPTQ(order, clip, static) for order, clip, static in product((False, True), repeat=3)]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ridgeline.compress.clip import clip_by_importance, clip_by_output
-from ridgeline.compress.grid import dequantized
 from ridgeline.compress.rtn import OBSERVERS, round_to_nearest
+from ridgeline.load.stored import dequantized
 from ridgeline.spec.quant import NUMBERS, Format, format_of
 
 SIZES = [(1, 1), (5, 63), (33, 100)]

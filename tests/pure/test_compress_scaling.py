@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from ridgeline.compress.awq import FINALISTS, channel_scales, keep_columns, output_loss, scaled_rounding, search_scales
-from ridgeline.compress.grid import dequantized
 from ridgeline.compress.outliers import outlier_columns, outlier_report, small_column_scales
 from ridgeline.compress.rtn import round_to_nearest
 from ridgeline.compress.smooth import smooth_scales
+from ridgeline.load.stored import dequantized
 from ridgeline.spec.quant import format_of
 
 FORMAT = format_of("int3-asym")

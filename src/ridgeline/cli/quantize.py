@@ -21,7 +21,8 @@ _Scheme = Annotated[
     option(
         "--scheme",
         help="How codes are chosen: METHOD-TYPE with method rtn (round to nearest), clip, awq, gptq or smooth, and "
-        "type int8, int6, int5, int4, int3, int2 or fp8; or llm.int8, or fp8. Examples: awq-int4, gptq-int3.",
+        "type int8, int6, int5, int4, int3, int2 or fp8; or llm.int8, or fp8. Or a type of GGUF files: q4_k, q6_k, "
+        "q8_0, q4_0, f16, bf16. Examples: awq-int4, gptq-int3, q4_k.",
     ),
 ]
 _Out = Annotated[str, option("--out", help="Folder to write. It must not exist.")]
@@ -30,8 +31,8 @@ _Calibrate = Annotated[
     option(
         "--calibrate",
         help="Text to calibrate with and to measure on: a text file, a .jsonl file with a text per row, or a folder. "
-        "Take text like that which the model will read. May be given several times. Default: none; only rtn, fp8 and "
-        "llm.int8 need none.",
+        "Take text like that which the model will read. May be given several times. Default: none; only rtn, fp8, "
+        "llm.int8 and the types of GGUF files need none. q4_k and q6_k are better with text.",
     ),
 ]
 _Group = Annotated[
@@ -69,8 +70,8 @@ _Format = Annotated[
     str | None,
     option(
         "--format",
-        help="Format of the checkpoint: compressed-tensors, awq, gptq, gptq_v2, bitsandbytes, or floats, which every "
-        "program reads. Default: the first one that can hold the matrices.",
+        help="Format of the checkpoint: compressed-tensors, awq, gptq, gptq_v2, bitsandbytes, gguf (one file for "
+        "llama.cpp), or floats, which every program reads. Default: the first one that can hold the matrices.",
     ),
 ]
 _Sequences = Annotated[

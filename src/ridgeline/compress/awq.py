@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgeline.compress.grid import Floats, dequantized
+from ridgeline.compress.grid import Floats
 from ridgeline.compress.rtn import round_to_nearest
+from ridgeline.load.stored import dequantized
 from ridgeline.spec.quant import Format
 
 GRID = 20  # exponents that the search tries: 0, 1/20, ..., 19/20

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from ridgeline.compress.choose import Chosen, choose_codes, matrix_keys, scale_part
-from ridgeline.compress.grid import Floats, dequantized
+from ridgeline.compress.grid import Floats
 from ridgeline.compress.inputs import Inputs, MatrixKey, Observer
 from ridgeline.compress.layers import Calibration, Part, keys_of
 from ridgeline.compress.outliers import outlier_report
 from ridgeline.compress.scheme import Scheme
 from ridgeline.errors import RequestError
+from ridgeline.load.stored import dequantized
 from ridgeline.nn.capture import Capture
 from ridgeline.ops import OpsTable
 from ridgeline.ops.arrays import QuantizedStack

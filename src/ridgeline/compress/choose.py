@@ -11,8 +11,9 @@ import numpy as np
 from ridgeline.compress.awq import output_loss, scaled_rounding, search_scales
 from ridgeline.compress.clip import clip_by_importance, clip_by_output
 from ridgeline.compress.folds import apply_fold, folds, pooled
+from ridgeline.compress.gguf import encode_matrix
 from ridgeline.compress.gptq import GPTQ, Feedback, feedback_of, gptq
-from ridgeline.compress.grid import Floats, dequantized
+from ridgeline.compress.grid import Floats
 from ridgeline.compress.inputs import Inputs, MatrixKey
 from ridgeline.compress.layers import Part, keys_of
 from ridgeline.compress.outliers import Outliers, small_column_scales
@@ -20,6 +21,7 @@ from ridgeline.compress.rtn import round_to_nearest
 from ridgeline.compress.scheme import Scheme
 from ridgeline.compress.smooth import smooth_scales
 from ridgeline.errors import CheckpointError
+from ridgeline.load.stored import dequantized
 from ridgeline.ops.arrays import QuantizedMatrix
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.folds import Fold
@@ -50,6 +52,7 @@ class Chosen:
         unseen: matrices that saw fewer tokens than they have columns, with the number of tokens. They are rounded to
             nearest.
         outliers: columns of inputs with outliers, for matrices that have some.
+        notes: remarks for the user.
     """
 
     codes: dict[MatrixKey, QuantizedMatrix] = field(default_factory=dict)
@@ -57,6 +60,7 @@ class Chosen:
     lost: dict[MatrixKey, float] = field(default_factory=dict)
     unseen: dict[MatrixKey, int] = field(default_factory=dict)
     outliers: dict[MatrixKey, Outliers] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def tell(self, other: Chosen) -> None:
         """Add what another result says about its matrices, without its codes and weights."""
@@ -159,6 +163,8 @@ class _Codes:
 
     def __call__(self, matrix: Floats, seen: Inputs | None, format: Format) -> QuantizedMatrix:
         scheme = self._scheme
+        if scheme.method == "type":
+            return encode_matrix(matrix, format, None if seen is None else seen.mean_square)
         if seen is None or scheme.method in ("rtn", "smooth"):
             return round_to_nearest(matrix, format)
         if scheme.method == "gptq":

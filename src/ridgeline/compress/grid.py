@@ -188,20 +188,3 @@ def quantized(grid: Grid, codes: Floats, permutation: Ints | None = None) -> Qua
     return QuantizedMatrix(
         grid.format, codes.astype(kind), grid.scale.astype(np.float32), zero_points, permutation=permutation
     )
-
-
-def dequantized(matrix: QuantizedMatrix) -> Floats:
-    """Return the matrix that codes stand for, float32 [out, in], with its columns in the order of the input."""
-    columns = groups_of(matrix.format, matrix.shape[1])
-    scale: Any = matrix.scales
-    zero: Any = matrix.zero_points
-    codes: Any = matrix.codes
-    wide_zero = np.zeros_like(scale) if zero is None else zero.astype(np.float32)
-    grid = Grid(matrix.format, scale[:, columns], wide_zero[:, columns])
-    found = grid.numbers(codes.astype(np.float32))
-    if matrix.permutation is None:
-        return found
-    out = np.empty_like(found)
-    order: Any = matrix.permutation
-    out[:, order] = found
-    return out

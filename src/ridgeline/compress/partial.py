@@ -15,11 +15,9 @@ from ridgeline.compress.choose import Chosen
 from ridgeline.compress.inputs import MatrixKey
 from ridgeline.compress.layers import Part
 from ridgeline.compress.outliers import Outliers
-from ridgeline.ops.arrays import QuantizedMatrix
+from ridgeline.ops.arrays import ARRAYS, QuantizedMatrix
 from ridgeline.spec.folders import write_whole
 from ridgeline.spec.quant import format_of
-
-_ARRAYS = ("codes", "scales", "zero_points", "permutation")
 
 
 class Partial:
@@ -57,7 +55,7 @@ class Partial:
                     "outliers": found.outliers.get(key),
                 }
             )  # fmt: skip
-            for name in _ARRAYS:
+            for name in ARRAYS:
                 if (array := getattr(matrix, name)) is not None:
                     arrays[f"{i}/{name}"] = array
         arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
@@ -75,7 +73,7 @@ class Partial:
             header = json.loads(arrays["header"].tobytes())
             for i, matrix in enumerate(header["matrices"]):
                 key = MatrixKey(*matrix["key"])
-                own = {n: arrays[f"{i}/{n}"] for n in _ARRAYS if f"{i}/{n}" in arrays}
+                own = {n: arrays[f"{i}/{n}"] for n in ARRAYS if f"{i}/{n}" in arrays}
                 found.codes[key] = QuantizedMatrix(format_of(matrix["format"]), **own)
                 found.lost[key] = matrix["lost"]
                 if matrix["unseen"] is not None:

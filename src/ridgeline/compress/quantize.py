@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ridgeline.compress import gguf
 from ridgeline.compress.calibrate import Quantizer
 from ridgeline.compress.choose import Chosen
 from ridgeline.compress.compare import Comparison, compare
@@ -20,13 +21,15 @@ from ridgeline.compress.result import Quantized
 from ridgeline.compress.scheme import Scheme, parse_scheme
 from ridgeline.compress.sensitivity import mixed_formats
 from ridgeline.compress.speed import measure_speeds
-from ridgeline.compress.write import Writer, can_permute, copy_small_files, write_json, writer_of
+from ridgeline.compress.write import GGUF, WRITERS, Writer, can_permute, write_json, writer_of
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.evals.scores import logit_blocks
 from ridgeline.evals.windows import Batch
 from ridgeline.load.fingerprint import model_fingerprint
+from ridgeline.load.gguf.write import choose_types
 from ridgeline.load.hub import MODEL_FILES
 from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.load.weights import StoredWeights
 from ridgeline.nn import PassingModel
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
 from ridgeline.spec.dtype import DTYPE_BYTES
@@ -83,15 +86,16 @@ def quantize(
     if not data and (chosen.needs_data or options.bits is not None):
         raise RequestError(f"{scheme} chooses codes with data; name texts with --calibrate")
     original = _open(model, options)
-    shapes = {w.name: w.shape for part in parts(original.spec) for w in part.matrices}
-    writer = writer_of(format, shapes, chosen.format)
-    chosen = replace(chosen, static=chosen.static or not can_permute(writer, chosen.format))
+    writer = _writer(original, chosen, format, options)
+    if not chosen.gguf:
+        chosen = replace(chosen, static=chosen.static or not can_permute(writer, chosen.format))
     samples = _samples(original, data, options) if data else None
     partial = Partial(target, _settings(original, chosen, data, options))
     try:
         quantized, facts = _run(original, chosen, samples, partial, options, writer, on_progress)
         report = _report(model, quantized, chosen, samples, data, facts, on_progress)
-        folder = _written(quantized, writer, partial, samples)
+        folder, notes = _written(quantized, writer, partial, samples)
+        report = replace(report, notes=(*report.notes, *notes))
         if options.speed:
             on_progress("measuring the speed", 0, 1)
             speeds = measure_speeds({"as stored": model, chosen.name: str(folder)}, options.threads)
@@ -108,9 +112,25 @@ def quantize(
 
 def _open(model: str, options: Options) -> LoadedModel:
     original = pass_model(model, LoadOptions(device="cpu", threads=options.threads))
-    if original.checkpoint.config.get("quantization_config"):
+    weights = original.model.weights
+    is_coded = isinstance(weights, StoredWeights) and (weights.formats.by_name or weights.dequantized)
+    if original.checkpoint.config.get("quantization_config") or is_coded:
         raise RequestError(f"{model} is quantized already; name the checkpoint from which it was made")
     return original
+
+
+def _writer(original: LoadedModel, scheme: Scheme, name: str | None, options: Options) -> Writer:
+    """Return the writer of a format of checkpoints. Raises RequestError for one that cannot hold the scheme."""
+    if scheme.gguf and options.bits is not None:
+        raise RequestError(f"scheme (--scheme) {scheme.name} is a type of GGUF files; leave out --bits")
+    is_gguf = bool(scheme.gguf or original.checkpoint.gguf)
+    if is_gguf and name not in (None, GGUF):
+        what = f"{scheme.name} is a type of GGUF files" if scheme.gguf else "the model is a GGUF file"
+        raise RequestError(f"format (--format) {name}: {what}, and is written as {GGUF} only")
+    if scheme.gguf:
+        return WRITERS[GGUF]
+    shapes = {w.name: w.shape for part in parts(original.spec) for w in part.matrices}
+    return writer_of(GGUF if is_gguf else name, shapes, scheme.format)
 
 
 def _samples(original: LoadedModel, data: Sequence[str | Path], options: Options) -> Samples:
@@ -141,13 +161,10 @@ def _run(
 ) -> tuple[Quantized, Chosen]:  # fmt: skip
     """Quantize all parts that are not finished. Return the model, and what is known about its matrices."""
     weights, every = original.model.weights, list(parts(original.spec))
-    formats = {w.name: scheme.format for part in every for w in part.matrices}
-    if options.bits is not None:
-        assert samples is not None
-        formats = mixed_formats(original, scheme, samples, options.bits, writer, on_progress)
+    formats, types, notes = _formats(original, scheme, samples, options, writer, on_progress)
     calibration = Calibration(original, samples.calibration) if samples and scheme.reads_data else None
     quantizer = Quantizer(calibration, original.table, scheme, original.dtype, formats.get)
-    facts = Chosen()
+    facts = Chosen(notes=notes)
     for i, part in enumerate(every):
         on_progress(f"quantizing {part.name}", i, len(every))
         stored = {w.name: weights[w.name] for w in part.weights}
@@ -158,7 +175,25 @@ def _run(
             chosen = quantizer.quantize(part, stored)
             partial.save(part, chosen)
         facts.tell(chosen)
-    return Quantized(original, every, partial, formats), facts
+    return Quantized(original, every, partial, formats, types), facts
+
+
+def _formats(
+    original: LoadedModel, scheme: Scheme, samples: Samples | None, options: Options, writer: Writer,
+    on_progress: OnProgress,
+) -> tuple[Mapping[str, Format], Mapping[str, str], tuple[str, ...]]:  # fmt: skip
+    """Return the format of each matrix that is rounded, the types of all matrices of a GGUF file, and notes."""
+    matrices, config = [w.name for part in parts(original.spec) for w in part.matrices], original.checkpoint.config
+    if scheme.gguf:
+        types, notes = choose_types(config, scheme.gguf)
+        typed = gguf.formats_of_types(types)
+        return {name: typed[name] for name in matrices if name in typed}, types, notes
+    formats = dict.fromkeys(matrices, scheme.format)
+    if options.bits is not None:
+        assert samples is not None
+        formats = mixed_formats(original, scheme, samples, options.bits, writer, on_progress)
+    is_gguf = writer is WRITERS[GGUF]
+    return formats, gguf.types_of_formats(config, original.dtype, formats) if is_gguf else {}, ()
 
 
 def _report(
@@ -169,7 +204,7 @@ def _report(
     comparison: Comparison | None = None
     if samples is not None:
         others = {scheme.name: quantized.model()}
-        if scheme.method != "rtn" or scheme.format.activations == "outliers":
+        if scheme.needs_data or scheme.format.activations != "exact":
             others = {"rtn": _rounded_to_nearest(original, _baseline(formats)), **others}
         total = sum(d.num_scored for d in samples.held_out)
         done = 0
@@ -180,14 +215,15 @@ def _report(
             on_progress("measuring on the held-out part", done, total)
 
         comparison = compare(original, others, samples.held_out, on_tokens)
-    size = {scheme.name: _bytes(original, formats)}
-    bits = {scheme.name: _bits(original, formats)}
+    size = {scheme.name: _bytes(original, formats, quantized.types)}
+    bits = {scheme.name: _bits(original, formats, quantized.types)}
     return Report(
-        scheme.name, _name_of(formats), model,
+        scheme.name, f"GGUF {scheme.gguf}" if scheme.gguf else _name_of(formats), model,
         "" if samples is None else f"{len(samples.calibration)} sequences of {', '.join(map(str, data))}",
-        comparison, {"as stored": _bytes(original, {}), **size},
+        comparison, {"as stored": _bytes(original, {}, {}), **size},
         {"as stored": 8.0 * DTYPE_BYTES[original.dtype], **bits},
-        facts.lost, facts.unseen, facts.outliers, () if samples is None else samples.notes, scheme.format.group,
+        facts.lost, facts.unseen, facts.outliers, (*(() if samples is None else samples.notes), *facts.notes),
+        scheme.format.group,
     )  # fmt: skip
 
 
@@ -207,8 +243,10 @@ def _rounded_to_nearest(original: LoadedModel, formats: Mapping[str, Format]) ->
     return replace(original, model=built)
 
 
-def _bytes(original: LoadedModel, formats: Mapping[str, Format]) -> int:
-    """Return the bytes of all weights: codes, scales and zero points, and the rest as stored."""
+def _bytes(original: LoadedModel, formats: Mapping[str, Format], types: Mapping[str, str]) -> int:
+    """Return the bytes of all weights: codes, scales and zero points, and the rest as stored or as types say."""
+    if types:
+        return gguf.num_bytes({w.name: w.shape for w in original.spec.weights()}, types)
     total = 0.0
     for w in original.spec.weights():
         if w.name in formats:
@@ -220,25 +258,29 @@ def _bytes(original: LoadedModel, formats: Mapping[str, Format]) -> int:
 
 def _stored_bytes(format: Format, shape: tuple[int, ...]) -> float:
     *stack, rows, columns = shape
-    of_groups = rows * format.num_groups(columns) * (format.scale_bits + format.offset_bits)
+    of_groups = rows * format.num_groups(columns) * format.group_bits
     return int(np.prod(stack)) * (rows * columns * format.bits + of_groups) / 8
 
 
-def _bits(original: LoadedModel, formats: Mapping[str, Format]) -> float:
+def _bits(original: LoadedModel, formats: Mapping[str, Format], types: Mapping[str, str]) -> float:
     """Return the bits of a number of the matrices that are rounded."""
-    rounded = [w for w in original.spec.weights() if w.name in formats]
-    total = sum(_stored_bytes(formats[w.name], w.shape) for w in rounded)
+    rounded = [w for w in original.spec.weights() if w.name in (formats or types)]
+    if types:
+        total: float = gguf.num_bytes({w.name: w.shape for w in rounded}, types)
+    else:
+        total = sum(_stored_bytes(formats[w.name], w.shape) for w in rounded)
     return 8 * total / sum(w.num_params for w in rounded)
 
 
-def _written(quantized: Quantized, writer: Writer, partial: Partial, samples: Samples | None) -> Path:
-    """Write the folder under a hidden name, read it back, and compare logits. Return its path."""
+def _written(
+    quantized: Quantized, writer: Writer, partial: Partial, samples: Samples | None
+) -> tuple[Path, tuple[str, ...]]:
+    """Write the folder under a hidden name, read it back, and compare logits. Return its path, and notes."""
     folder = partial.folder / "model"
     shutil.rmtree(folder, ignore_errors=True)
-    writer.write(folder, quantized)
-    copy_small_files(quantized.original.checkpoint.folder, folder)
+    notes = writer.write(folder, quantized)
     _read_back(quantized, folder, samples)
-    return folder
+    return folder, notes
 
 
 def _read_back(quantized: Quantized, folder: Path, samples: Samples | None) -> None:
@@ -249,7 +291,8 @@ def _read_back(quantized: Quantized, folder: Path, samples: Samples | None) -> N
     batch = Batch([ids], np.arange(len(ids)), np.zeros(len(ids), np.int64))
     threads = quantized.original.table.driver.threads if quantized.original.table.driver else None
     # Matrices are compared: where activations are rounded, the last bit of a scale may move a tie, and with it a logit.
-    has_codes = "quantization_config" in read_json(folder / "config.json")
+    config = folder / "config.json"  # a GGUF file has its own
+    has_codes = config.exists() and "quantization_config" in read_json(config)
     taken = "exact" if has_codes else None
     read = pass_model(str(folder), LoadOptions(device="cpu", threads=threads, activations=taken))
     models = quantized.model(exact=True), read

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ridgeline.compress.calibrate import rounded
 from ridgeline.compress.choose import Chosen
-from ridgeline.compress.grid import Floats, dequantized
+from ridgeline.compress.gguf import Others
+from ridgeline.compress.grid import Floats
 from ridgeline.compress.inputs import MatrixKey
 from ridgeline.compress.layers import Part
 from ridgeline.compress.partial import Partial
+from ridgeline.load.gguf.pack import pack_matrix
+from ridgeline.load.gguf.write import EncodedRows
+from ridgeline.load.safetensors import HostTensor
+from ridgeline.load.stored import dequantized
 from ridgeline.nn import PassingModel
 from ridgeline.ops.arrays import QuantizedMatrix, QuantizedStack
 from ridgeline.runtime.load import LoadedModel
@@ -26,12 +32,15 @@ class Quantized:
     Args:
         original: the model that was quantized.
         formats: the format of every matrix that was rounded, by name.
+        types: for a GGUF file, the type of each of its matrices, by name.
     """
 
     def __init__(
-        self, original: LoadedModel, parts: list[Part], partial: Partial, formats: Mapping[str, Format]
-    ) -> None:
-        self.original, self.formats = original, formats
+        self, original: LoadedModel, parts: list[Part], partial: Partial, formats: Mapping[str, Format],
+        types: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.original, self.formats, self.types = original, formats, types
+        self._others = Others(partial.folder, types)
         self._partial = partial
         self._part = {w.name: part for part in parts for w in part.weights}
         self._last: tuple[Part, Chosen] | None = None
@@ -57,6 +66,23 @@ class Quantized:
             if isinstance(found, QuantizedMatrix):
                 return dequantized(found)
             return np.stack([dequantized(found[e]) for e in range(found.shape[0])])
+        kept = self._kept(name)
+        return self._others.floats(name, kept) if name in self._others else kept
+
+    def encoded(self, name: str) -> EncodedRows | HostTensor:
+        """Return a weight as a GGUF file has it."""
+        if name in self.formats:
+            found = self.codes(name)
+            if isinstance(found, QuantizedMatrix):
+                return EncodedRows(self.types[name], pack_matrix(found))
+            return EncodedRows(self.types[name], np.stack([pack_matrix(found[e]) for e in range(found.shape[0])]))
+        kept = self._kept(name)
+        if name in self._others:
+            return self._others.rows(name, kept)
+        return HostTensor(np.asarray(kept, np.float32), "float32")
+
+    def _kept(self, name: str) -> Any:
+        """Return a weight that stays floats, as the checkpoint has it or as it was changed."""
         changed = self.part(name).changed.get(name) if name in self._part else None
         return self.original.model.weights[name] if changed is None else changed
 

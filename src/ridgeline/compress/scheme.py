@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from types import MappingProxyType
+from typing import Literal
 
 from ridgeline.errors import RequestError
-from ridgeline.spec.quant import ACTIVATIONS, LARGEST_GROUP, Format, NumberType
+from ridgeline.load.gguf.blocks import TYPES
+from ridgeline.load.gguf.encode import is_searched
+from ridgeline.load.gguf.stored import format_of_block
+from ridgeline.spec.quant import ACTIVATIONS, LARGEST_GROUP, PLAIN, Format, NumberType
 
-Method = Literal["rtn", "clip", "awq", "gptq", "smooth"]
-METHODS: tuple[Method, ...] = get_args(Method)
+Method = Literal["rtn", "clip", "awq", "gptq", "smooth", "type"]
+METHODS: tuple[Method, ...] = ("rtn", "clip", "awq", "gptq", "smooth")
+# Types of GGUF files that a whole model can be written in, as llama-quantize does, by the name of the scheme.
+GGUF_TYPES: Mapping[str, str] = MappingProxyType(
+    {kind.lower(): kind for kind in ("Q8_0", "Q6_K", "Q4_K", "Q4_0", "F16", "BF16")}
+)
 BITS: tuple[NumberType, ...] = ("int8", "int6", "int5", "int4", "int3", "int2")
-EXAMPLES = "awq-int4, gptq-int3, clip-int4, rtn-int8, smooth-int8, llm.int8, fp8"
+EXAMPLES = "awq-int4, gptq-int3, clip-int4, rtn-int8, smooth-int8, llm.int8, fp8, q4_k, f16"
 GROUP = 32  # columns that share a scale, in fewer than 8 bits
 
 
@@ -21,8 +30,9 @@ class Scheme:
 
     Attributes:
         method: "rtn" rounds to nearest; "clip" chooses ranges by importance; "awq" and "smooth" scale channels; "gptq"
-            makes up for errors.
-        format: the format of the matrices.
+            makes up for errors; "type" takes a type of GGUF files.
+        format: the format of the matrices; that of most with a type of GGUF files.
+        gguf: the type of GGUF files; "" for other methods.
         act_order, static: see `compress.gptq.GPTQ`.
         clip: whether ranges are chosen by error, in AWQ and GPTQ.
         alpha: share of the difficulty that SmoothQuant moves into weights.
@@ -37,11 +47,12 @@ class Scheme:
     clip: bool = True
     alpha: float = 0.5
     damping: float = 0.01
+    gguf: str = ""
 
     @property
     def reads_data(self) -> bool:
         """Return whether calibration data changes the codes or the report."""
-        return self.needs_data or self.format.activations == "outliers"
+        return self.needs_data or self.format.activations == "outliers" or is_searched(self.gguf)
 
     @property
     def moves_scales(self) -> bool:
@@ -51,13 +62,13 @@ class Scheme:
     @property
     def needs_data(self) -> bool:
         """Return whether codes depend on calibration data."""
-        return self.method != "rtn"
+        return self.method not in ("rtn", "type")
 
 
 def parse_scheme(
     name: str, *, group: int | None = None, symmetric: bool | None = None, activations: str | None = None
 ) -> Scheme:
-    """Return the scheme of a name such as `awq-int4`, `gptq-int3`, `smooth-int8`, `llm.int8`, `fp8` or `rtn-int8`.
+    """Return the scheme of a name such as `awq-int4`, `gptq-int3`, `smooth-int8`, `llm.int8`, `fp8` or `q4_k`.
 
     Args:
         group: columns that share a scale; 0 for a whole row. Default: a row for int8 and fp8, otherwise 32.
@@ -67,6 +78,8 @@ def parse_scheme(
     Raises:
         RequestError: for an unknown name, or parts that do not go together.
     """
+    if name in GGUF_TYPES:
+        return _typed(name, group, symmetric, activations)
     if name == "llm.int8":
         found = Scheme(name, "rtn", Format("int8", activations="outliers"))
     elif name == "fp8":
@@ -78,6 +91,17 @@ def parse_scheme(
         kind: NumberType = next(n for n in (*BITS, "fp8") if n == numbers)
         found = Scheme(name, next(m for m in METHODS if m == method), _format(kind, method))
     return replace(found, format=_with(found.format, group, symmetric, activations))
+
+
+def _typed(name: str, group: int | None, symmetric: bool | None, activations: str | None) -> Scheme:
+    """Return the scheme of a type of GGUF files. Raises RequestError for options that the type decides."""
+    given = {"--group": group, "--symmetric": symmetric, "--activations": activations}
+    if extra := [flag for flag, value in given.items() if value is not None]:
+        raise RequestError(
+            f"scheme (--scheme) {name} is a type of GGUF files, which decides this; leave out {extra[0]}"
+        )
+    kind = TYPES[GGUF_TYPES[name]]
+    return Scheme(name, "type", PLAIN if kind.is_float else format_of_block(kind), gguf=kind.name)
 
 
 def _with(format: Format, group: int | None, symmetric: bool | None, activations: str | None) -> Format:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,14 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.compress import gguf
 from ridgeline.compress.result import Quantized
 from ridgeline.compress.tensors import matrices, plain
 from ridgeline.errors import RequestError
 from ridgeline.load.export import checkpoint_tensors, write_safetensors
+from ridgeline.load.gguf.write import EncodedRows, write_gguf
 from ridgeline.load.hub import SMALL_FILES
 from ridgeline.load.packed.write import WRITERS as PACKED
 from ridgeline.load.packed.write import write_checkpoint
 from ridgeline.load.safetensors import HostTensor
+from ridgeline.load.tokenizer import Tokenizer, has_tokenizer
 from ridgeline.ops.arrays import QuantizedMatrix
 from ridgeline.spec.quant import NUMBERS, Format
 
@@ -28,20 +31,50 @@ from ridgeline.spec.quant import NUMBERS, Format
 class Writer:
     """A format of checkpoints.
 
-    refuses: returns why it cannot hold a matrix; an empty text if it can. write: writes weights and config.json into a
-    folder that does not exist.
+    refuses: returns why it cannot hold a matrix; an empty text if it can. write: writes the model into a folder that
+    does not exist, and returns notes for the user. The report is added by the caller.
     """
 
     refuses: Callable[[QuantizedMatrix], str]
-    write: Callable[[Path, Quantized], None]
+    write: Callable[[Path, Quantized], tuple[str, ...]]
 
 
-def _write_packed(format: str, folder: Path, quantized: Quantized) -> None:
-    config = quantized.original.checkpoint.config
-    write_checkpoint(folder, format, matrices(quantized), plain(quantized), config)
+def _write_packed(format: str, folder: Path, quantized: Quantized) -> tuple[str, ...]:
+    checkpoint = quantized.original.checkpoint
+    write_checkpoint(folder, format, matrices(quantized), plain(quantized), checkpoint.config)
+    copy_small_files(checkpoint.folder, folder)
+    return ()
 
 
-def _write_floats(folder: Path, quantized: Quantized) -> None:
+def _write_gguf(folder: Path, quantized: Quantized) -> tuple[str, ...]:
+    """Write one file with weights, config, tokenizer and chat template."""
+    checkpoint = quantized.original.checkpoint
+    tokenizer = Tokenizer.from_folder(checkpoint.folder) if has_tokenizer(checkpoint.folder) else None
+    folder.mkdir()
+    return write_gguf(
+        folder / "model.gguf", checkpoint.config, _Encoded(quantized), tokenizer, quantized.types,
+        checkpoint.sampling_defaults,
+    )  # fmt: skip
+
+
+class _Encoded(Mapping[str, EncodedRows | HostTensor]):
+    """The weights of a GGUF file by our names, each read when it is written."""
+
+    def __init__(self, quantized: Quantized) -> None:
+        self._quantized = quantized
+        self._names = tuple(w.name for w in quantized.original.spec.weights())
+
+    def __getitem__(self, name: str) -> EncodedRows | HostTensor:
+        return self._quantized.encoded(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _write_floats(folder: Path, quantized: Quantized) -> tuple[str, ...]:
     """Write the numbers of all matrices in float32, which every tool reads. The model is in memory once."""
     original = quantized.original
     weights = {
@@ -52,11 +85,15 @@ def _write_floats(folder: Path, quantized: Quantized) -> None:
     write_safetensors(folder / "model.safetensors", tensors)
     config = {k: v for k, v in original.checkpoint.config.items() if k not in ("dtype", "torch_dtype")}
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "float32"}, indent=2), encoding="utf-8")
+    copy_small_files(original.checkpoint.folder, folder)
+    return ()
 
 
+GGUF = "gguf"
 # Formats by name, in the order in which one is chosen.
 WRITERS: Mapping[str, Writer] = {
     **{name: Writer(packed.refuses, partial(_write_packed, name)) for name, packed in PACKED.items()},
+    GGUF: Writer(gguf.refuses, _write_gguf),
     "floats": Writer(lambda matrix: "", _write_floats),
 }
 

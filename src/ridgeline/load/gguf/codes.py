@@ -116,7 +116,7 @@ def _product(d: Floats, factors: np.ndarray[Any, Any] | None) -> Floats:
     return grouped.reshape(factors.shape)
 
 
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
     """Codes [n, weights], factors [n, groups] and multipliers [n] of n blocks."""
 
     codes: Ints
@@ -151,12 +151,12 @@ def _shifted(fields: np.ndarray[Any, Any], offset: int) -> Ints:
     return fields.astype(np.int8) - np.int8(offset)
 
 
-def _q4_0(b: Bytes) -> _Parts:
-    return _Parts(_shifted(spread(b[:, 2:], 16, 4), 8), _half(b[:, :2]))
+def _q4_0(b: Bytes) -> Parts:
+    return Parts(_shifted(spread(b[:, 2:], 16, 4), 8), _half(b[:, :2]))
 
 
-def _q4_1(b: Bytes) -> _Parts:
-    return _Parts(_shifted(spread(b[:, 4:], 16, 4), 0), _half(b[:, :2]), dmin=-_half(b[:, 2:4]))
+def _q4_1(b: Bytes) -> Parts:
+    return Parts(_shifted(spread(b[:, 4:], 16, 4), 0), _half(b[:, :2]), dmin=-_half(b[:, 2:4]))
 
 
 def _five(high: Bytes, low: Bytes) -> Bytes:
@@ -166,28 +166,28 @@ def _five(high: Bytes, low: Bytes) -> Bytes:
     return fields
 
 
-def _q5_0(b: Bytes) -> _Parts:
-    return _Parts(_shifted(_five(b[:, 2:6], b[:, 6:]), 16), _half(b[:, :2]))
+def _q5_0(b: Bytes) -> Parts:
+    return Parts(_shifted(_five(b[:, 2:6], b[:, 6:]), 16), _half(b[:, :2]))
 
 
-def _q5_1(b: Bytes) -> _Parts:
-    return _Parts(_shifted(_five(b[:, 4:8], b[:, 8:]), 0), _half(b[:, :2]), dmin=-_half(b[:, 2:4]))
+def _q5_1(b: Bytes) -> Parts:
+    return Parts(_shifted(_five(b[:, 4:8], b[:, 8:]), 0), _half(b[:, :2]), dmin=-_half(b[:, 2:4]))
 
 
-def _q8_0(b: Bytes) -> _Parts:
-    return _Parts(b[:, 2:].view(np.int8), _half(b[:, :2]))
+def _q8_0(b: Bytes) -> Parts:
+    return Parts(b[:, 2:].view(np.int8), _half(b[:, :2]))
 
 
-def _q2_k(b: Bytes) -> _Parts:
+def _q2_k(b: Bytes) -> Parts:
     factors, codes = b[:, :16], spread(b[:, 16:80], 32, 2)
-    return _Parts(_shifted(codes, 0), _half(b[:, 80:82]), factors & 15, _half(b[:, 82:84]), factors >> 4)
+    return Parts(_shifted(codes, 0), _half(b[:, 80:82]), factors & 15, _half(b[:, 82:84]), factors >> 4)
 
 
-def _q3_k(b: Bytes) -> _Parts:
+def _q3_k(b: Bytes) -> Parts:
     above = spread(b[:, :32], 32, 1)  # 1: the code is not lowered by 4
     codes = _shifted(spread(b[:, 32:96], 32, 2) | above << 2, 4)
     factors = spread(b[:, 96:104], 8, 4) | spread(b[:, 104:108], 4, 2) << 4
-    return _Parts(codes, _half(b[:, 108:110]), _shifted(factors, 32))
+    return Parts(codes, _half(b[:, 108:110]), _shifted(factors, 32))
 
 
 def six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -198,42 +198,42 @@ def six_bits(packed: Bytes) -> tuple[Bytes, Bytes]:
     return scales, minima
 
 
-def _q4_k(b: Bytes) -> _Parts:
+def _q4_k(b: Bytes) -> Parts:
     factors, min_factors = six_bits(b[:, 4:16])
     codes = _shifted(spread(b[:, 16:], 32, 4), 0)
-    return _Parts(codes, _half(b[:, :2]), factors, _half(b[:, 2:4]), min_factors)
+    return Parts(codes, _half(b[:, :2]), factors, _half(b[:, 2:4]), min_factors)
 
 
-def _q5_k(b: Bytes) -> _Parts:
+def _q5_k(b: Bytes) -> Parts:
     factors, min_factors = six_bits(b[:, 4:16])
     codes = spread(b[:, 48:], 32, 4) | spread(b[:, 16:48], 32, 1) << 4
-    return _Parts(_shifted(codes, 0), _half(b[:, :2]), factors, _half(b[:, 2:4]), min_factors)
+    return Parts(_shifted(codes, 0), _half(b[:, :2]), factors, _half(b[:, 2:4]), min_factors)
 
 
-def _q6_k(b: Bytes) -> _Parts:
+def _q6_k(b: Bytes) -> Parts:
     codes = spread(b[:, :128], 64, 4) | spread(b[:, 128:192], 32, 2) << 4
-    return _Parts(_shifted(codes, 32), _half(b[:, 208:210]), b[:, 192:208].view(np.int8))
+    return Parts(_shifted(codes, 32), _half(b[:, 208:210]), b[:, 192:208].view(np.int8))
 
 
-def _iq4_nl(b: Bytes) -> _Parts:
-    return _Parts(NONLINEAR[spread(b[:, 2:], 16, 4)], _half(b[:, :2]))
+def _iq4_nl(b: Bytes) -> Parts:
+    return Parts(NONLINEAR[spread(b[:, 2:], 16, 4)], _half(b[:, :2]))
 
 
-def _iq4_xs(b: Bytes) -> _Parts:
+def _iq4_xs(b: Bytes) -> Parts:
     high = spread(b[:, 2:4], 1, 2)  # two bits of each of eight factors
     factors = spread(b[:, 4:8], 1, 4) | high << 4
-    return _Parts(NONLINEAR[spread(b[:, 8:], 16, 4)], _half(b[:, :2]), _shifted(factors, 32))
+    return Parts(NONLINEAR[spread(b[:, 8:], 16, 4)], _half(b[:, :2]), _shifted(factors, 32))
 
 
-def _mxfp4(b: Bytes) -> _Parts:
+def _mxfp4(b: Bytes) -> Parts:
     # Half of 2 ** (exponent - 127), since the codes are doubled; the two least exponents give denormal numbers.
     exponent = b[:, 0].astype(np.int32)
     scale = np.ldexp(np.float32(1), exponent - 128)
     scale[exponent > _MXFP4_MOST] = np.inf
-    return _Parts(MXFP4[spread(b[:, 1:], 16, 4)], scale)
+    return Parts(MXFP4[spread(b[:, 1:], 16, 4)], scale)
 
 
-_UNPACK: Mapping[str, Callable[[Bytes], _Parts]] = MappingProxyType({
+_UNPACK: Mapping[str, Callable[[Bytes], Parts]] = MappingProxyType({
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k,
     "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs, "MXFP4": _mxfp4,
 })  # fmt: skip

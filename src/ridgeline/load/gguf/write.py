@@ -38,6 +38,14 @@ _FLOAT = "F16"
 
 
 @dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """A matrix whose rows are blocks already. kind: name of the type. rows: uint8 [..., row bytes]."""
+
+    kind: str
+    rows: np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
 class _Plan:
     """A tensor to write. sources: our weights that it contains, each with its index in stacked experts."""
 
@@ -57,7 +65,8 @@ def choose_types(config: Mapping[str, Any], kind: str) -> tuple[dict[str, str], 
     if kind not in _FILE_TYPES:
         raise ConfigError(f"{kind!r} is not a type that can be written; take one of {', '.join(_FILE_TYPES)}")
     spec = spec_from_config(config)
-    types, notes = {}, []
+    types: dict[str, str] = {}
+    others: dict[tuple[str, str, int], list[str]] = {}
     for w in spec.weights():
         if not w.is_matrix or w.name.endswith(("mlp.router.weight", "mixer.conv.weight", "position_embed.weight")):
             continue
@@ -67,20 +76,26 @@ def choose_types(config: Mapping[str, Any], kind: str) -> tuple[dict[str, str], 
         if w.shape[-1] % TYPES[fitting].weights:
             fitting = _SHORTER.get(fitting, _FLOAT)
             fitting = fitting if w.shape[-1] % TYPES[fitting].weights == 0 else _FLOAT
-            notes.append(f"{w.name} is stored as {fitting}, because {wanted} cannot hold rows of {w.shape[-1]}")
+            others.setdefault((fitting, wanted, w.shape[-1]), []).append(w.name)
         types[w.name] = fitting
-    return types, tuple(notes)
+    return types, tuple(_note(*key, names) for key, names in others.items())
+
+
+def _note(fitting: str, wanted: str, columns: int, names: list[str]) -> str:
+    more = f" and {len(names) - 1} more are" if len(names) > 1 else " is"
+    return f"{names[0]}{more} stored as {fitting}, because {wanted} cannot hold rows of {columns}"
 
 
 def write_gguf(
-    path: Path, config: Mapping[str, Any], weights: Mapping[str, HostTensor], tokenizer: Tokenizer | None,
+    path: Path, config: Mapping[str, Any], weights: Mapping[str, HostTensor | EncodedRows], tokenizer: Tokenizer | None,
     types: Mapping[str, str], sampling: Mapping[str, float] | None = None,
 ) -> tuple[str, ...]:  # fmt: skip
     """Write a model as a GGUF file, and return notes for the user.
 
-    config: its config.json. weights: all weights of the spec by our names, in float32, float16 or bfloat16; each is
-    read once. tokenizer: None leaves it out. types: type of each matrix by our name (`choose_types`); all others, and
-    all vectors, are F32. Weights that share a tensor need one type. sampling: recommended sampling parameters.
+    config: its config.json. weights: all weights of the spec by our names, in float32, float16 or bfloat16, or as rows
+    of blocks in their type; each is read once. tokenizer: None leaves it out. types: type of each matrix by our name
+    (`choose_types`); all others, and all vectors, are F32. Weights that share a tensor need one type. sampling:
+    recommended sampling parameters.
 
     The file is written under another name first, read back, and renamed if its description gives the same model. Raises
     ConfigError if the format cannot hold the model, and CheckpointError for weights that the type cannot hold.
@@ -138,26 +153,47 @@ def _plans(spec: ModelSpec, names: Names, types: Mapping[str, str]) -> list[_Pla
 
 
 def _encoded(
-    plan: _Plan, weights: Mapping[str, HostTensor], spec: ModelSpec, architecture: Architecture
+    plan: _Plan, weights: Mapping[str, HostTensor | EncodedRows], spec: ModelSpec, architecture: Architecture
 ) -> np.ndarray[Any, Any]:
     """Return the bytes of a tensor."""
+    given = [weights[weight.name] for weight, _, _ in plan.sources]
+    change = architecture.change(plan.name)
+    if isinstance(given[0], EncodedRows):
+        blocks = _joined_rows(plan, given)
+        return _paired(blocks, plan, spec) if change == "pairs" else blocks
     full = np.empty(stored_shape(*plan.sources[0][:2]), np.float32)
-    for weight, read, i in plan.sources:
-        values = to_float(weights[weight.name])
+    for (_, read, i), tensor in zip(plan.sources, given, strict=True):
+        assert isinstance(tensor, HostTensor)
+        values = to_float(tensor)
         target = part_of(full, read)
         target[...] = (values[i] if read.stacked else values).reshape(target.shape)
-    change = architecture.change(plan.name)
     if change == "norm":
         full += np.float32(architecture.norm_offset)
     elif change == "decay":
         full = -np.exp(full)
     elif change == "pairs":
-        mixer = next(layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention))
-        full = paired(full, mixer.num_heads if ".attn_q." in plan.name else mixer.num_kv_heads)
+        full = _paired(full, plan, spec)
     try:
         return quantize(plan.type, full.reshape(plan.shape))
     except ValueError as e:
         raise CheckpointError(f"{plan.name} cannot be written as {plan.type.name}: it {e}") from None
+
+
+def _joined_rows(plan: _Plan, given: list[Any]) -> np.ndarray[Any, Any]:
+    """Return the rows of matrices that are blocks already as one tensor."""
+    if other := [e for e in given if not isinstance(e, EncodedRows) or e.kind != plan.type.name]:
+        raise ConfigError(f"{plan.name} contains a matrix that is not {plan.type.name}: {type(other[0]).__name__}")
+    full = np.empty((*stored_shape(*plan.sources[0][:2])[:-1], plan.type.row_bytes(plan.shape[-1])), np.uint8)
+    for (_, read, i), encoded in zip(plan.sources, given, strict=True):
+        target = part_of(full, read)
+        target[...] = (encoded.rows[i] if read.stacked else encoded.rows).reshape(target.shape)
+    return full
+
+
+def _paired(rows: np.ndarray[Any, Any], plan: _Plan, spec: ModelSpec) -> np.ndarray[Any, Any]:
+    """Return the rows of q or k as llama.cpp has them."""
+    mixer = next(layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention))
+    return paired(rows, mixer.num_heads if ".attn_q." in plan.name else mixer.num_kv_heads)
 
 
 def to_float(tensor: HostTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
