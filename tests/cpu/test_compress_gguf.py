@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,21 @@ def test_a_gguf_file_becomes_another_one(model: Path, tmp_path: Path) -> None:
         opened = str(tmp_path / given.pop("model", "wide"))
         with pytest.raises(RequestError, match=text):
             quantize(opened, out=tmp_path / "out", **given)
+
+
+def test_commands_plan_for_a_file(model: Path, tmp_path: Path) -> None:
+    """`plan` and `explain` take the types from the file; so does `inspect`."""
+    quantize(str(model), "q8_0", out=tmp_path / "out")
+    file = str(tmp_path / "out" / "model.gguf")
+    plan = CliRunner().invoke(app, ["plan", file, "--prompt", "64", "--output", "16", "--json"])
+    assert plan.exit_code == 0 and "int8-32-exact" in plan.stdout
+    sizes = []
+    for name in (file, str(model)):
+        found = CliRunner().invoke(app, ["explain", name, "--json", "--max-model-len", "64"])
+        sizes.append(json.loads(found.stdout)["memory"]["weights"])
+    assert sizes[0] < 0.5 * sizes[1]
+    shown = CliRunner().invoke(app, ["inspect", file]).stdout
+    assert "int8-32-exact" in shown
 
 
 @pytest.mark.parametrize(

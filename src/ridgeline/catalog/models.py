@@ -93,7 +93,7 @@ def _read(path: Path) -> KnownModel:
     file = path / "config.json" if path.is_dir() else path
     if file.suffix == ".gguf":
         raise RequestError(
-            f"{path} is a GGUF file, which only commands that load a model read, and `ridgeline inspect`; "
+            f"{path} is a GGUF file, which commands read, but this function does not; "
             "give the config.json of the original model"
         )
     value = read_json(file)

@@ -162,7 +162,7 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
         **{name: [("latent", latent)] for name in ("latent_attention", "paged_latent_attention")},
         "activation": [("GatedMLP", GatedMLP(1024))],
         **{name: [("MoE", MoE(8, 2, 1024))] for name in ("route", "experts", "expert_block")},
-        "product": list(FORMATS.items()),
+        "product": [*FORMATS.items(), *_gguf_types()],
         **{name: [("int8", FORMATS["int8"])] for name in ("quantize", "dequantize", "quantized_linear")},
         **{name: [("grouped", AttentionInput(plain, rms, 1.0))] for name in ("attention_input", "query_input")},
         "latent_input": [("latent", LatentInput(latent, rms, 1.0))],
@@ -183,6 +183,14 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
     for op in (*api.PRIMITIVES, *api.STAGES):
         for label, case in cases.get(op.name, [("-", None)]):
             yield op, label, case
+
+
+def _gguf_types() -> list[tuple[str, object]]:
+    """Return the quantized types of GGUF files, with the format of their matrices."""
+    from ridgeline.load.gguf.blocks import TYPES
+    from ridgeline.load.gguf.stored import format_of_block
+
+    return [(f"GGUF {kind.name}", format_of_block(kind)) for kind in TYPES.values() if not kind.is_float]
 
 
 def _print(report: dict[str, Any]) -> None:

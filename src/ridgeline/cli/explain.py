@@ -61,7 +61,7 @@ def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[Engin
     """
     from dataclasses import replace
 
-    from ridgeline.catalog.models import find_writer
+    from ridgeline.cli.models import planned_writer, stored_formats
     from ridgeline.errors import RequestError
     from ridgeline.settings import choose_storage, resolve
     from ridgeline.settings.advice import machine_advice
@@ -71,18 +71,21 @@ def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[Engin
     from ridgeline.spec.text import num_bytes
     from ridgeline.system import free_bytes, num_cores
 
-    known, format = find_writer(model), format_of(flags.weights, flags.activations)
+    known, format = planned_writer(model), format_of(flags.weights, flags.activations)
+    formats = FormatTable(format)
+    if not format.is_lossy and known.weights not in DTYPE_NAMES and model.endswith(".gguf"):
+        formats = stored_formats(model, known.spec)
     dtype = DTYPE_NAMES.get(flags.dtype if flags.dtype != "auto" else known.weights, "bfloat16")
     storage, _ = choose_storage(flags.kv_cache_dtype)
     length = known.spec.resolve_max_model_len(flags.max_model_len)
-    size = footprint(known.spec, FormatTable(format), dtype, packs=True).total + known.spec.frequency_bytes(length)
+    size = footprint(known.spec, formats, dtype, packs=True).total + known.spec.frequency_bytes(length)
     free = free_bytes() - size
     if free <= 0:
         raise RequestError(
             f"the weights of {known.name} need {num_bytes(size)}, but only {num_bytes(free + size)} are free; "
             "use --weights int8 or int4, or free some memory"
         )
-    advice = machine_advice(known.spec, format.name if format.is_lossy else dtype, storage.dtype)
+    advice = machine_advice(known.spec, formats.main.name if formats.is_lossy else dtype, storage.dtype)
     config = resolve(
         known.spec, length, engine.options(), kv_cache_dtype=flags.kv_cache_dtype,
         free_bytes=free, fixed_len=flags.max_model_len is not None, fraction=0.5, advice=advice,

@@ -31,6 +31,7 @@ def inspect(
 ) -> None:
     """Show a model's layers, weights and state, computed from config.json and the headers of quantized weights."""
     from ridgeline.archs import spec_from_config
+    from ridgeline.cli.models import stored_formats
     from ridgeline.settings import choose_storage
     from ridgeline.spec.quant import FormatTable, format_of
 
@@ -62,26 +63,6 @@ def _config(model: str, revision: str | None) -> dict[str, Any]:
         return dict(read_config(find_model(model, revision=revision, files=CONFIG_FILES)))
     find_writer(model)  # raises RequestError for a diffusion model
     return known
-
-
-def stored_formats(model: str, spec: ModelSpec) -> FormatTable:
-    """Return the formats of the matrices that a checkpoint on this machine stores as codes."""
-    from ridgeline.load.checkpoint import open_checkpoint
-    from ridgeline.load.hub import find_model
-    from ridgeline.load.packed import open_tensors
-    from ridgeline.load.weights import StoredWeights
-    from ridgeline.ops.host.memory import NumpyMemory
-    from ridgeline.spec.folders import existing
-    from ridgeline.spec.quant import AS_STORED
-
-    if existing(model) is None:
-        return AS_STORED
-    checkpoint = open_checkpoint(find_model(model))
-    is_quantized = checkpoint.quantization is not None and any(checkpoint.folder.glob("*.safetensors"))
-    if not is_quantized and checkpoint.gguf is None:
-        return AS_STORED
-    files = open_tensors(checkpoint)
-    return StoredWeights(spec, checkpoint.family.names, files, NumpyMemory(), None, lambda done: None).formats
 
 
 def weight_dtype(config: dict[str, Any], wanted: str) -> DType:

@@ -154,7 +154,7 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, D
     from dataclasses import replace
 
     from ridgeline.catalog.machines import link as find_link
-    from ridgeline.catalog.models import find_model
+    from ridgeline.cli.models import planned_model
     from ridgeline.cost.calibration import find_machine
     from ridgeline.cost.precision import default_precision, storage_type
     from ridgeline.cost.shard import Scheme
@@ -164,7 +164,7 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, D
     if options["link"]:
         joined = find_link(options["link"])
         machine = replace(machine, link=joined, sources={**machine.sources, "link": joined.source})
-    known = find_model(model)
+    known = planned_model(model)
     types = {n: storage_type(options[n]) if options[n] else None for n in ("weights", "kv", "activations")}
     precision = default_precision(
         machine, types["weights"] or known.weights, types["weights"] or known.experts, state=types["kv"],

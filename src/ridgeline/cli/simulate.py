@@ -177,13 +177,13 @@ def simulate(
 
 def deployment_of(model: str, flags: DeploymentFlags) -> tuple[str, str, Deployment]:
     """Return the model's name, a note on where the step times come from, and the model on its machine."""
-    from ridgeline.catalog.models import find_writer
+    from ridgeline.cli.models import planned_writer
     from ridgeline.cost.calibration import find_machine
     from ridgeline.cost.precision import default_precision
     from ridgeline.plan.changes import change
     from ridgeline.plan.planner import Deployment
 
-    known, (found, note) = find_writer(model), find_machine(flags.hardware)
+    known, (found, note) = planned_writer(model), find_machine(flags.hardware)
     times = f"step times come from {flags.step_times}" if flags.step_times else note
     precision = default_precision(found, known.weights, known.experts)
     deployment = Deployment(
