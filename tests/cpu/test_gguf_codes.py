@@ -10,6 +10,8 @@ from gguf.quants import dequantize as expected
 
 from ridgeline.load.gguf.blocks import OTHERS, TYPES, BlockType
 from ridgeline.load.gguf.codes import dequantize, gather, spread, unpack
+from ridgeline.load.gguf.stored import matrix_of
+from ridgeline.load.stored import dequantized
 
 QUANTIZED = [t for t in TYPES.values() if not t.is_float]
 BLOCKS = 400
@@ -63,6 +65,15 @@ def test_codes_scales_and_minima_give_the_values(kind: BlockType) -> None:
     assert product.dtype == np.float32
     wanted = values[: 2 * len(rows)].reshape(product.shape)
     np.testing.assert_array_equal(product.view(np.uint32), wanted.view(np.uint32))
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda t: t.name)
+def test_matrices_of_codes_have_the_values(kind: BlockType) -> None:
+    """Whole numbers, factors of groups and minimums are those of the file, so that nothing is rounded."""
+    blocks, values = random_blocks(kind)
+    rows = blocks[: len(blocks) // 2 * 2].reshape(-1, 2 * kind.size)
+    matrix = matrix_of(kind, unpack(kind, rows))
+    np.testing.assert_array_equal(dequantized(matrix), values[: 2 * len(rows)].reshape(len(rows), -1))
 
 
 @pytest.mark.parametrize("kind", QUANTIZED, ids=lambda t: t.name)

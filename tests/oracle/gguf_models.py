@@ -25,11 +25,13 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "low_fr
 
 
 def case_of(name: str, **changes: Any) -> Case:
-    """A case of the oracle with the attention scale that GGUF files imply, as published models have it."""
+    """A case of the oracle with the attention scale and the gate of published models, which GGUF files imply."""
     case = CASES[name]
     kwargs = {**case.kwargs, **changes}
     if case.model_type.startswith("gemma"):
         kwargs["query_pre_attn_scalar"] = kwargs["head_dim"]
+    if case.model_type == "gpt_oss":
+        kwargs |= {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
     return replace(case, kwargs=kwargs)
 
 

@@ -27,8 +27,11 @@ ROUGH = {"gemma2_tied": 1e-2, "gemma3": 1e-2, "gpt2_tied": 1e-2}
 NAMES = (
     "llama_gqa", "llama_head_dim", "llama_biases", "llama_tied", "llama_linear", "llama_yarn", "llama_llama3",
     "mistral_full", "mixtral", "qwen2_tied", "qwen3", "qwen3_moe", "smollm3", "gemma2_tied", "gemma3", "phi3", "olmo2",
-    "olmo3_plain", "granite", "granite_bias_tied", "granitemoe", "granitemoeshared", "gpt2_tied", "mamba_tied",
+    "olmo3_plain", "granite", "granite_bias_tied", "granitemoe", "granitemoeshared", "glm4", "gpt_oss", "gpt2_tied",
+    "mamba_tied",
 )  # fmt: skip
+# Llama 3's published lengths; and no YaRN for gpt-oss, because llama.cpp rounds the dimensions between which it blends.
+ROPE = {"llama_llama3": LLAMA3, "gpt_oss": {"rope_type": "default", "rope_theta": 3000.0}}
 # The largest mean divergence where llama.cpp rounds activations to the type of the matrices, or to 8 bits.
 ROUNDED = {"F16": 1e-4, "BF16": 1e-3, "Q8_0": 3e-3, "Q4_0": 3e-3}
 DRIVER = """
@@ -66,7 +69,7 @@ def divergence(a: np.ndarray, b: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_logits(name: str, tmp_path: Path) -> None:
-    case = case_of(name, **({"rope_parameters": LLAMA3} if name == "llama_llama3" else {}))
+    case = case_of(name, **({"rope_parameters": ROPE[name]} if name in ROPE else {}))
     write(case, tmp_path)
     sequences = prompts(case)[:3]
     ours = LLM(str(tmp_path / "model.gguf"), max_model_len=case.max_model_len).logits(sequences)

@@ -76,6 +76,9 @@ _GATE_UP = ("mlp.gate", "mlp.up")
 _GPT2 = LLAMA.with_parts(
     root={**LLAMA.root, "position_embed": "position_embd"}, parts=dict(_FUSED_QKV),
 )  # fmt: skip
+_GPT_OSS = LLAMA.with_parts(
+    parts={"mlp_norm": "post_attention_norm", "mixer.sinks": Tensor("attn_sinks.weight")},
+)
 _MAMBA = Names(
     root=LLAMA.root,
     layer=LLAMA.layer,
@@ -105,6 +108,8 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({
     "gemma2": Architecture(_BOTH_NORMS, norm_offset=1.0),
     "gemma3": Architecture(_BOTH_NORMS, norm_offset=1.0),
     "olmo2": Architecture(_BOTH_NORMS),
+    "glm4": Architecture(_BOTH_NORMS.with_parts(parts={name: FusedRows("ffn_up", _GATE_UP) for name in _GATE_UP})),
+    "gpt-oss": Architecture(_GPT_OSS),
     "gpt2": Architecture(_GPT2),
     "mamba": Architecture(_MAMBA),
 })  # fmt: skip

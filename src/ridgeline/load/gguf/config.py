@@ -187,6 +187,28 @@ def _olmo2(f: Facts) -> Config:
     }  # fmt: skip
 
 
+def _glm4(f: Facts) -> Config:
+    config = _base(f)
+    rotated = f.number("rope.dimension_count", config["head_dim"] // 2)
+    rope = rope_fields(f, rotated, config["max_position_embeddings"])
+    rope["rope_parameters"]["partial_rotary_factor"] = rotated / config["head_dim"]
+    return {"model_type": "glm4", **config, **rope, "attention_bias": _biases(f)["attention_bias"]}
+
+
+def _gpt_oss(f: Facts) -> Config:
+    """Return the config of gpt-oss. The files do not say that its YaRN truncates nothing, nor the limit of its gate."""
+    config = _whole_heads(f)
+    if config["rope_parameters"]["rope_type"] == "yarn":
+        config["rope_parameters"]["truncate"] = False
+    f.expect("rope.freq_base_swa", config["rope_parameters"]["rope_theta"])
+    return {
+        "model_type": "gpt_oss", **config, "attention_bias": _biases(f)["attention_bias"],
+        "intermediate_size": f.number("expert_feed_forward_length"), "num_local_experts": f.number("expert_count"),
+        "num_experts_per_tok": f.number("expert_used_count"), "sliding_window": f.number("attention.sliding_window"),
+        "layer_types": f.layer_types(config["num_hidden_layers"], 2),
+    }  # fmt: skip
+
+
 def _gpt2(f: Facts) -> Config:
     heads, hidden = f.number("attention.head_count"), f.number("embedding_length")
     f.expect("attention.head_count_kv", heads)
@@ -220,5 +242,5 @@ def _mamba(f: Facts) -> Config:
 _READERS: Mapping[str, Callable[[Facts], Config]] = MappingProxyType({
     "llama": _llama, "qwen2": _qwen2, "qwen3": _qwen3, "qwen3moe": _qwen3moe, "smollm3": _smollm3,
     "granite": _granite, "granitemoe": _granitemoe, "phi3": _phi3, "gemma2": _gemma2, "gemma3": _gemma3,
-    "olmo2": _olmo2, "gpt2": _gpt2, "mamba": _mamba,
+    "olmo2": _olmo2, "glm4": _glm4, "gpt-oss": _gpt_oss, "gpt2": _gpt2, "mamba": _mamba,
 })  # fmt: skip

@@ -33,7 +33,7 @@ WRITTEN: Mapping[str, str] = MappingProxyType({
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
     "qwen3_moe": "qwen3moe", "smollm3": "smollm3", "granite": "granite", "granitemoe": "granitemoe",
     "granitemoeshared": "granitemoe", "phi3": "phi3", "gemma2": "gemma2", "gemma3_text": "gemma3", "olmo2": "olmo2",
-    "olmo3": "olmo2", "gpt2": "gpt2", "mamba": "mamba",
+    "olmo3": "olmo2", "glm4": "glm4", "gpt_oss": "gpt-oss", "gpt2": "gpt2", "mamba": "mamba",
 })  # fmt: skip
 
 
@@ -44,6 +44,10 @@ def metadata_of(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, Fields
         raise ConfigError(f"llama.cpp's format cannot hold a {spec.family} model; it can hold: {known}")
     if spec.family == "gemma2" and not spec.tie_word_embeddings:
         raise ConfigError("llama.cpp cannot hold a gemma2 model with an output head of its own")
+    if spec.family == "gpt_oss" and (spec.tie_word_embeddings or not _has_biases(spec)):
+        raise ConfigError(
+            "llama.cpp cannot hold a gpt_oss model with a tied output head or without biases of attention"
+        )
     architecture, length = WRITTEN[spec.family], config.get("max_position_embeddings", spec.max_position_embeddings)
     fields = {
         "vocab_size": spec.vocab_size, "context_length": length, "embedding_length": spec.hidden_size,
@@ -70,7 +74,13 @@ def ignored_by_llama_cpp(architecture: str, fields: Fields) -> tuple[str, ...]:
         )
     if architecture == "olmo2" and "rope.freq_base_swa" in fields:
         notes.append("llama.cpp ignores the RoPE base of layers with a window, so that its answers differ")
+    if architecture == "gpt-oss" and fields.get("rope.scaling.type") == "yarn":
+        notes.append("llama.cpp rounds the dimensions between which YaRN blends, so that its answers differ slightly")
     return tuple(notes)
+
+
+def _has_biases(spec: ModelSpec) -> bool:
+    return all(layer.mixer.out_bias for layer in spec.layers if isinstance(layer.mixer, Attention))
 
 
 def rope_tensors(spec: ModelSpec) -> dict[str, np.ndarray[Any, Any]]:
@@ -153,7 +163,7 @@ def _experts(spec: ModelSpec) -> Fields:
     if mlp is None:
         return {}
     fields: Fields = {"expert_count": mlp.num_experts, "expert_used_count": mlp.num_experts_per_tok}
-    if spec.family == "qwen3_moe":
+    if spec.family in ("qwen3_moe", "gpt_oss"):
         fields["expert_feed_forward_length"] = mlp.intermediate_size
     if mlp.shared:
         fields["expert_shared_feed_forward_length"] = mlp.shared.intermediate_size
