@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from copy import copy
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -132,13 +133,13 @@ def test_what_is_written_is_read_back(model: Path, text: Path, tmp_path: Path, m
     right = WRITERS["floats"]
 
     def swapped(folder: Path, quantized: Any) -> tuple[str, ...]:
-        real = quantized.floats
+        other = copy(quantized)  # the one that is compared stays right
         names = {
             "layers.0.mixer.k.weight": "layers.0.mixer.v.weight",
             "layers.0.mixer.v.weight": "layers.0.mixer.k.weight",
         }
-        quantized.floats = lambda name: real(names.get(name, name))
-        return right.write(folder, quantized)
+        other.floats = lambda name: quantized.floats(names.get(name, name))
+        return right.write(folder, other)
 
     monkeypatch.setattr("ridgeline.compress.write.WRITERS", {"floats": Writer(right.refuses, swapped)})
     with pytest.raises(RequestError, match="does not compute what was quantized"):

@@ -378,7 +378,7 @@ def _term(matrices: Terms | None, table: OpsTable) -> LowRank | None:
 def build_layer(
     index: int, spec: ModelSpec, weights: Mapping[str, Array], how: How, previous_scale: float
 ) -> _Block | _DeepNormBlock:
-    """Return layer `index` of a spec. weights: those of the layer, by name. previous_scale: see `residual_scale`."""
+    """Return layer `index` of a spec. weights: its weights, by name. previous_scale: see `residual_scale`."""
     kind = _DeepNormBlock if isinstance(spec.layers[index], DeepNormLayer) else _Block
     return kind(index, spec, weights, how, previous_scale)
 
