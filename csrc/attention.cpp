@@ -138,7 +138,7 @@ void write_pages(Pool::Hold& hold, const PageWrite& w) {
         const Run& r = runs[size_t(i)];
         page_kernels().write[int(w.stored)]({w.from + r.token * w.stride, w.stride, r.n, w.heads, w.numbers,
                                              w.to + w.page[r.token] * w.page_stride, head, w.page_tokens,
-                                             w.slot[r.token], w.transposed});
+                                             w.slot[r.token], w.transposed, w.scale});
     });
 }
 

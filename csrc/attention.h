@@ -46,6 +46,8 @@ struct AttentionCase {
 // Integers (int8) are multiples of a float32 scale for each head and token. The scale may have any alignment; it is at
 //   keys + p * key_page + h * key_head + key_scale + s * key_scale_row
 // and, for values, at the same expression of the value strides.
+//
+// All keys are what stored.h reads times `key_factor`, all values times `value_factor`.
 struct KeyValues {
     StateType stored;
     const char *keys, *values;
@@ -54,6 +56,7 @@ struct KeyValues {
     int64_t value_page, value_head, value_row;
     bool transposed;
     int64_t key_scale = 0, key_scale_row = 0, value_scale = 0, value_scale_row = 0;
+    float key_factor = 1.f, value_factor = 1.f;
 };
 
 // The queries of one sequence: `length` of them, the first at position `start` and in row `row` of the step.
@@ -83,7 +86,7 @@ struct AttentionWork {
 };
 
 struct AttentionKernels {
-    void (*attend[4])(const AttentionStep&, const AttentionWork&, float* room);  // by StateType
+    void (*attend[5])(const AttentionStep&, const AttentionWork&, float* room);  // by StateType
     // Computes out from the partial results of all segments.
     void (*merge)(const AttentionStep&, const AttentionWork&, float* room);
     size_t (*room)(const AttentionCase&, StateType, int64_t rows);  // in floats

@@ -19,6 +19,7 @@ struct PageWrite {
     char* to;
     int64_t pages, page_stride, page_tokens;
     bool transposed;
+    float scale;  // of fp8
 };
 void write_pages(Pool::Hold&, const PageWrite& w);
 

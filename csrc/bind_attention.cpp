@@ -30,8 +30,8 @@ AttentionCase make_case(int heads, int kv_heads, int key_dim, int value_dim, flo
             .number = number};
 }
 
-// Numbers in their stored type: float32, bfloat16 as uint16, float16, or int8, whose rows end with the four bytes of a
-// scale.
+// Numbers in their stored type: float32, bfloat16 as uint16, float16, int8, whose rows end with the four bytes of a
+// scale, or e4m3 as uint8, whose scale is an argument.
 using Anything = nb::ndarray<nb::device::cpu>;
 
 StateType stored_of(const Anything& a, const char* name) {
@@ -40,7 +40,9 @@ StateType stored_of(const Anything& a, const char* name) {
     if (type == nb::dtype<uint16_t>()) return StateType::bfloat16;
     if (type == nb::dlpack::dtype{uint8_t(nb::dlpack::dtype_code::Float), 16, 1}) return StateType::float16;
     if (type == nb::dtype<int8_t>()) return StateType::int8;
-    throw nb::type_error((std::string(name) + " must be float32, uint16 (bfloat16), float16 or int8").c_str());
+    if (type == nb::dtype<uint8_t>()) return StateType::fp8;
+    throw nb::type_error(
+        (std::string(name) + " must be float32, uint16 (bfloat16), float16, int8 or uint8 (e4m3)").c_str());
 }
 
 // An array [count, ..., heads, row], dense behind its first axis, whose stride is in bytes.
@@ -73,10 +75,19 @@ Paged pages_of(const Anything& a, const char* name) {
     return {part_of(a, name), int64_t(a.shape(1))};
 }
 
-void write(Pool& pool, const Anything& pages, const Input& x, const Ids& page, const Ids& slot, bool transposed) {
+// Returns the factor of numbers as stored.h reads them. scale: that of fp8; other types ignore it.
+float factor_of(StateType stored, float scale, const char* name) {
+    if (stored != StateType::fp8) return 1.f;
+    if (!(scale > 0.f) || !std::isfinite(scale)) refuse(std::string(name) + " must be a positive number");
+    return scale * 256.f;
+}
+
+void write(Pool& pool, const Anything& pages, const Input& x, const Ids& page, const Ids& slot, bool transposed,
+           float scale) {
     const Paged p = pages_of(pages, "pages");
     const int64_t tokens = int64_t(page.size());
     const Rows<const float> from = rows_of(x, "x", tokens, p.heads * p.numbers);
+    factor_of(p.stored, scale, "scale");
     const PageWrite job{.from = from.data,
                         .tokens = tokens,
                         .stride = from.stride,
@@ -89,7 +100,8 @@ void write(Pool& pool, const Anything& pages, const Input& x, const Ids& page, c
                         .pages = p.count,
                         .page_stride = p.stride,
                         .page_tokens = p.page_tokens,
-                        .transposed = transposed};
+                        .transposed = transposed,
+                        .scale = scale};
     perform(pool, pool, [job](Pool::Hold& hold) { write_pages(hold, job); }, pages, x, page, slot);
 }
 
@@ -152,7 +164,7 @@ void check_parts(const AttentionCase& c, const Part& k, const Part& v) {
 
 void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& keys, const Anything& values,
            const Ids& starts, const Ids& lengths, const Ids& tables, const std::optional<Input>& sinks,
-           const Output& out) {
+           const Output& out, float key_scale, float value_scale) {
     const Paged k = pages_of(keys, "keys"), v = pages_of(values, "values");
     check_parts(c, k, v);
     if (k.page_tokens != v.page_tokens) refuse("pages of keys and of values differ in size");
@@ -172,7 +184,9 @@ void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
                        .key_scale = c.key_dim * size * tokens,
                        .key_scale_row = 4,
                        .value_scale = c.value_dim * size * tokens,
-                       .value_scale_row = 4};
+                       .value_scale_row = 4,
+                       .key_factor = factor_of(k.stored, key_scale, "key_scale"),
+                       .value_factor = factor_of(v.stored, value_scale, "value_scale")};
     const AttentionStep step = step_of(c, kv, q, sinks, out);
     const int64_t rows = int64_t(q.shape(0)), *first = vector_of(starts, "starts", n),
                   *count = vector_of(lengths, "lengths", n);
@@ -203,7 +217,8 @@ std::vector<Sequence> dense_sequences(int64_t rows, const int64_t* lengths, int6
 
 // Attends within whole sequences, one after the other: all their keys and values are one page.
 void dense(const AttentionCase& c, Pool& pool, const Input& q, const Anything& keys, const Anything& values,
-           const Ids& lengths, const std::optional<Input>& sinks, const Output& out) {
+           const Ids& lengths, const std::optional<Input>& sinks, const Output& out, float key_scale,
+           float value_scale) {
     const int64_t tokens = int64_t(q.shape(0)), n = int64_t(lengths.size());
     const Part k = rows_part(keys, "keys", tokens), v = rows_part(values, "values", tokens);
     check_parts(c, k, v);
@@ -223,7 +238,9 @@ void dense(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
                        .key_scale = c.key_dim * size,
                        .key_scale_row = k.stride,
                        .value_scale = c.value_dim * size,
-                       .value_scale_row = v.stride};
+                       .value_scale_row = v.stride,
+                       .key_factor = factor_of(k.stored, key_scale, "key_scale"),
+                       .value_factor = factor_of(v.stored, value_scale, "value_scale")};
     const AttentionStep step = step_of(c, kv, q, sinks, out);
     const auto sequences = dense_sequences(tokens, vector_of(lengths, "lengths", n), n);
     Work work(pool);
@@ -238,10 +255,11 @@ void check_latents(const AttentionCase& c, const Part& p) {
 }
 
 void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Anything& latents, const Ids& starts,
-                   const Ids& lengths, const Ids& tables, const Output& out) {
+                   const Ids& lengths, const Ids& tables, const Output& out, float scale) {
     const Paged p = pages_of(latents, "latents");
     check_latents(c, p);
     const int64_t row = p.numbers * p.size(), scales = row * p.page_tokens;
+    const float factor = factor_of(p.stored, scale, "scale");
     const KeyValues kv{.stored = p.stored,
                        .keys = p.data,
                        .values = p.data,
@@ -257,7 +275,9 @@ void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Any
                        .key_scale = scales,
                        .key_scale_row = 4,
                        .value_scale = scales,
-                       .value_scale_row = 4};
+                       .value_scale_row = 4,
+                       .key_factor = factor,
+                       .value_factor = factor};
     const AttentionStep step = step_of(c, kv, q, std::nullopt, out);
     const int64_t n = int64_t(starts.size());
     const auto sequences = paged_sequences(kv, int64_t(q.shape(0)), vector_of(starts, "starts", n),
@@ -267,11 +287,12 @@ void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Any
 }
 
 void dense_latents(const AttentionCase& c, Pool& pool, const Input& q, const Anything& latents, const Ids& lengths,
-                   const Output& out) {
+                   const Output& out, float scale) {
     const int64_t tokens = int64_t(q.shape(0)), n = int64_t(lengths.size());
     const Part p = rows_part(latents, "latents", tokens);
     check_latents(c, p);
-    const int64_t scale = p.numbers * p.size();
+    const int64_t scales = p.numbers * p.size();
+    const float factor = factor_of(p.stored, scale, "scale");
     const KeyValues kv{.stored = p.stored,
                        .keys = p.data,
                        .values = p.data,
@@ -284,10 +305,12 @@ void dense_latents(const AttentionCase& c, Pool& pool, const Input& q, const Any
                        .value_head = 0,
                        .value_row = p.stride,
                        .transposed = false,
-                       .key_scale = scale,
+                       .key_scale = scales,
                        .key_scale_row = p.stride,
-                       .value_scale = scale,
-                       .value_scale_row = p.stride};
+                       .value_scale = scales,
+                       .value_scale_row = p.stride,
+                       .key_factor = factor,
+                       .value_factor = factor};
     const AttentionStep step = step_of(c, kv, q, std::nullopt, out);
     const auto sequences = dense_sequences(tokens, vector_of(lengths, "lengths", n), n);
     Work work(pool);
@@ -298,7 +321,7 @@ void dense_latents(const AttentionCase& c, Pool& pool, const Input& q, const Any
 
 void bind_attention(nb::module_& m) {
     m.def("write_pages", write, nb::arg("pool"), array("pages"), array("x"), array("write_pages"), array("write_slots"),
-          nb::arg("transposed"));
+          nb::arg("transposed"), nb::arg("scale") = 1.f);
     nb::class_<AttentionCase>(m, "Attention")
         .def("__init__",
              [](AttentionCase* c, int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap,
@@ -307,13 +330,14 @@ void bind_attention(nb::module_& m) {
                      make_case(heads, kv_heads, key_dim, value_dim, scale, softcap, window, pattern, number));
              })
         .def("paged", paged, nb::arg("pool"), array("q"), array("keys"), array("values"), array("starts"),
-             array("lengths"), array("tables"), array("sinks").none(), array("out"))
+             array("lengths"), array("tables"), array("sinks").none(), array("out"), nb::arg("key_scale") = 1.f,
+             nb::arg("value_scale") = 1.f)
         .def("dense", dense, nb::arg("pool"), array("q"), array("keys"), array("values"), array("lengths"),
-             array("sinks").none(), array("out"))
+             array("sinks").none(), array("out"), nb::arg("key_scale") = 1.f, nb::arg("value_scale") = 1.f)
         .def("paged_latents", paged_latents, nb::arg("pool"), array("q"), array("latents"), array("starts"),
-             array("lengths"), array("tables"), array("out"))
+             array("lengths"), array("tables"), array("out"), nb::arg("scale") = 1.f)
         .def("dense_latents", dense_latents, nb::arg("pool"), array("q"), array("latents"), array("lengths"),
-             array("out"));
+             array("out"), nb::arg("scale") = 1.f);
 }
 
 }  // namespace ridgeline

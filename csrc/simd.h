@@ -332,6 +332,23 @@ RL_INLINE void from_f8(const uint8_t* p, F (&low)[2], F (&high)[2]) {
 #endif
 }
 
+// W neighboring numbers of e4m3, as above, but 127 is NaN. 255 is not, for one operation less; nobody writes it.
+RL_INLINE F from_f8(const uint8_t* p) {
+#if defined(__AVX512F__)
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+    const __m256i half = _mm256_and_si256(_mm256_slli_epi16(x, 7), _mm256_set1_epi16((int16_t)0xbf80));
+    return _mm512_cvtph_ps(_mm256_or_si256(half, _mm256_cmpeq_epi16(x, _mm256_set1_epi16(127))));
+#elif defined(__F16C__)
+    const __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
+    const __m128i half = _mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16((int16_t)0xbf80));
+    return _mm256_cvtph_ps(_mm_or_si128(half, _mm_cmpeq_epi16(x, _mm_set1_epi16(127))));
+#else
+    F x;
+    for (int i = 0; i < W; ++i) x[i] = p[i] == 127 ? __builtin_nanf("") : from_f8(p[i]);
+    return x;
+#endif
+}
+
 // Rounds to nearest, ties to even. Numbers that are too large become infinite.
 RL_INLINE uint16_t to_bf16(float x) {
     uint32_t u;

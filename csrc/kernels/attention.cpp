@@ -94,7 +94,9 @@ struct Scales {
 };
 
 // Computes masked scores of a row against vectors [begin, end) of keys, in powers of 2. Returns the largest.
-float mask_scores(const AttentionCase& c, const Scales& scales, uint64_t mask, int begin, int end, float* scores) {
+float mask_scores(const AttentionStep& a, const Scales& scales, uint64_t mask, int begin, int end, float* scores) {
+    const AttentionCase& c = a.c;
+    const float scale = c.scale * a.kv.key_factor;
     constexpr int32_t ONE = 1;
     I lane = {};
     RL_FOR(i, W) lane[i] = ONE << i;
@@ -102,8 +104,8 @@ float mask_scores(const AttentionCase& c, const Scales& scales, uint64_t mask, i
     for (int v = begin; v < end; ++v) {
         F x = load(scores + v * W);
         if (scales.keys) x = x * load(scales.keys + v * W);
-        x = c.softcap > 0 ? set(c.softcap * LOG2_E) * tanh(x * set(c.scale) / set(c.softcap))
-                          : x * set(c.scale * LOG2_E);
+        x = c.softcap > 0 ? set(c.softcap * LOG2_E) * tanh(x * set(scale) / set(c.softcap))
+                          : x * set(scale * LOG2_E);
         x = select((set(int32_t(mask >> (v * W) & 0xffff)) & lane) != set(0), x, set(NONE));
         top = max(top, x);
         store(scores + v * W, x);
@@ -129,11 +131,11 @@ void weigh(const Scales& scales, int begin, int end, float most, float rescale, 
 
 // Does both for a block of R rows. Each pass covers all rows, because passes over one row wait for each other. most,
 // sums: results of the segment so far, which are updated. rescale: factors for the rows' values so far.
-template <int R> void weigh_rows(const AttentionCase& c, const Scales& scales, const uint64_t* masks, const Span& span,
+template <int R> void weigh_rows(const AttentionStep& a, const Scales& scales, const uint64_t* masks, const Span& span,
                                  float* scores, float* most, float* sums, float* rescale) {
     const int begin = span.first / W, end = span.last / W + 1;
     float high[(R + W - 1) / W * W] = {};
-    for (int r = 0; r < R; ++r) high[r] = mask_scores(c, scales, masks[r], begin, end, scores + r * TILE);
+    for (int r = 0; r < R; ++r) high[r] = mask_scores(a, scales, masks[r], begin, end, scores + r * TILE);
     RL_UNROLL for (int r = 0; r < R; r += W) {
         const int n = R - r < W ? R - r : W;
         const F old = load(most + r, n), now = max(old, load(high + r));
@@ -167,7 +169,7 @@ template <int R, class T> void tile_rows(const AttentionStep& a, const Tile<T>& 
     int v = span.first / W;
     for (; v + WIDE <= end; v += WIDE) scores<R, WIDE>(t, v, a.c.key_dim, q, m.scores + v * W);
     for (; v < end; ++v) scores<R, 1>(t, v, a.c.key_dim, q, m.scores + v * W);
-    weigh_rows<R>(a.c, {t.key_scales, t.value_scales}, seen_by, span, m.scores, m.most + row, m.sums + row * 16,
+    weigh_rows<R>(a, {t.key_scales, t.value_scales}, seen_by, span, m.scores, m.most + row, m.sums + row * 16,
                   m.rescale);
     const int64_t numbers = a.c.value_dim;
     float* to = m.values + row * m.width;
@@ -294,7 +296,7 @@ void write_out(const AttentionStep& a, const AttentionWork& w, int64_t row, cons
         old = most == now ? 1.f : weight(most - now);
         sum = sum * old + (sink == now ? 1.f : weight(sink - now));
     }
-    const float factor = old / sum;
+    const float factor = old / sum * a.kv.value_factor;
     float* to = a.out + query.token * a.out_stride + query.head * a.c.value_dim;
     const float* from = m.all_values + row * m.width;
     for (int64_t d = 0; d < a.c.value_dim; d += W) store(to + d, load(from + d) * set(factor), int(a.c.value_dim - d));
@@ -347,6 +349,6 @@ void merge(const AttentionStep& a, const AttentionWork& w, float* room) {
 }  // namespace
 
 extern const AttentionKernels attention_kernels = {
-    {attend<float>, attend<BFloat16>, attend<Float16>, attend<int8_t>}, merge, room_floats};
+    {attend<float>, attend<BFloat16>, attend<Float16>, attend<int8_t>, attend<E4m3>}, merge, room_floats};
 
 }  // namespace ridgeline::RL_ISA

@@ -20,6 +20,12 @@ template <class T> void write(const Tokens& t) {
     }
 }
 
+// Writes n <= W codes, the first at `to` and the next `step` bytes on.
+RL_INLINE void put_codes(I codes, int n, char* to, int64_t step) {
+    RL_FOR(k, W)
+        if (k < n) to[k * step] = char(codes[k]);
+}
+
 // Returns the largest magnitude; NaN if there is one.
 float magnitude(const float* x, int64_t n) {
     I best = set(0);  // magnitudes are ordered like their bits, and NaN is the largest
@@ -40,21 +46,32 @@ void write_int8(const Tokens& t) {
                 scale = floats(set(0x7fc00000))[0], inverse = 0.f;  // the head holds an infinity or NaN
             if (inverse > 0x1.fffffep127f) scale = inverse = 0.f;
             memcpy(to + t.numbers * t.page_tokens + slot * 4, &scale, 4);
-            int8_t* first = (int8_t*)to + (t.transposed ? slot : slot * t.numbers);
+            char* first = to + (t.transposed ? slot : slot * t.numbers);
             const int64_t step = t.transposed ? t.page_tokens : 1;
             for (int64_t d = 0; d < t.numbers; d += W) {
                 const int n = int(t.numbers - d < W ? t.numbers - d : W);
                 const F product = (n == W ? load(x + d) : load(x + d, n)) * set(inverse);
-                const I r = round(inverse > 0.f ? product : set(0.f));
-                RL_FOR(k, W)
-                    if (k < n) first[(d + k) * step] = int8_t(r[k]);
+                put_codes(round(inverse > 0.f ? product : set(0.f)), n, first + d * step, step);
             }
         }
     }
 }
 
+void write_fp8(const Tokens& t) {
+    for (int64_t h = 0; h < t.heads; ++h)
+        for (int64_t i = 0; i < t.n; ++i) {
+            const float* x = t.from + i * t.stride + h * t.numbers;
+            const int64_t slot = t.slot + i, step = t.transposed ? t.page_tokens : 1;
+            char* first = t.to + h * t.head + (t.transposed ? slot : slot * t.numbers);
+            for (int64_t d = 0; d < t.numbers; d += W) {
+                const int n = int(t.numbers - d < W ? t.numbers - d : W);
+                put_codes(to_f8((n == W ? load(x + d) : load(x + d, n)) / set(t.scale)), n, first + d * step, step);
+            }
+        }
+}
+
 }  // namespace
 
-extern const PageKernels page_kernels = {{write<float>, write<BFloat16>, write<Float16>, write_int8}};
+extern const PageKernels page_kernels = {{write<float>, write<BFloat16>, write<Float16>, write_int8, write_fp8}};
 
 }  // namespace ridgeline::RL_ISA

@@ -238,10 +238,13 @@ def route(
 
 # ---- attention: tokens of all sequences one after the other, out [T, H * value_dim] --------------------------------
 
-# Keys, values and latents are float32, bfloat16 as uint16, float16, or int8. A row of int8 ends with the four bytes of
-# its scale. In pages, the scales of a head, [page_tokens], follow its numbers.
+# Keys, values and latents are float32, bfloat16 as uint16, float16, int8, or e4m3 as uint8. A row of int8 ends with the
+# four bytes of its scale. In pages, the scales of a head, [page_tokens], follow its numbers. All numbers of an array of
+# e4m3 have one scale, which is an argument; other types ignore it.
 
-def write_pages(pool: Pool, pages: Array, x: Floats, write_pages: Ints, write_slots: Ints, transposed: bool) -> None:
+def write_pages(
+    pool: Pool, pages: Array, x: Floats, write_pages: Ints, write_slots: Ints, transposed: bool, scale: float = 1.0
+) -> None:
     """Write x [T, K, D] in the type of pages [pages, page_tokens, K, row]. A page is laid out as [K, page_tokens, D],
     or as [K, D, page_tokens] if transposed. Raises IndexError, and writes nothing, for a page or slot that does not
     exist."""
@@ -273,6 +276,8 @@ class Attention:
         tables: Ints,
         sinks: Floats | None,
         out: Floats,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
     ) -> None:
         """keys, values: pages, with keys transposed (see write_pages). starts and lengths [N], tables [N, P]: see
         api.PagedLayout."""
@@ -285,14 +290,19 @@ class Attention:
         lengths: Ints,
         sinks: Floats | None,
         out: Floats,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
     ) -> None:
         """keys, values [T, K, row] of whole sequences."""
     def paged_latents(
-        self, pool: Pool, q: Floats, latents: Array, starts: Ints, lengths: Ints, tables: Ints, out: Floats
-    ) -> None:
+        self, pool: Pool, q: Floats, latents: Array, starts: Ints, lengths: Ints, tables: Ints, out: Floats,
+        scale: float = 1.0,
+    ) -> None:  # fmt: skip
         """latents: pages [pages, page_tokens, 1, row]. A latent is the key of all heads, and its first numbers are the
         value of all heads. kv_heads: groups of heads that are computed separately."""
-    def dense_latents(self, pool: Pool, q: Floats, latents: Array, lengths: Ints, out: Floats) -> None:
+    def dense_latents(
+        self, pool: Pool, q: Floats, latents: Array, lengths: Ints, out: Floats, scale: float = 1.0
+    ) -> None:
         """latents [T, 1, row] of whole sequences."""
 
 def multiply_heads(pool: Pool, matrices: Sequence[Matrix], x: Floats, out: Floats) -> None:

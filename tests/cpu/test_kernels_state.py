@@ -20,7 +20,7 @@ from ridgeline.ops.reference import stored as reference
 from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import Attention, FirstTokens, LatentAttention, Layer, ModelSpec, RMSNorm, Strided
 from ridgeline.spec.groups import state_groups
-from ridgeline.spec.storage import STORAGES, Storage
+from ridgeline.spec.storage import STORAGES, UNSCALED, KVScales, Storage
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels are not built: cmake -S . -B build")
 from tests.oracle import attention_bounds as bounds  # noqa: E402
@@ -107,7 +107,11 @@ def pages_of(case: Any, storage: Storage, page_tokens: int, count: int) -> tuple
 class Steps:
     """Computes sequences in random chunks and batches, with pages in any order."""
 
-    def __init__(self, case: Any, storage: Storage, page_tokens: int, lengths: list[int], seed: int, pool: int) -> None:
+    def __init__(
+        self, case: Any, storage: Storage, page_tokens: int, lengths: list[int], seed: int, pool: int,
+        scales: KVScales = UNSCALED,
+    ) -> None:  # fmt: skip
+        self.scales = scales
         self.case, self.page_tokens, self.lengths, self.rng = case, page_tokens, lengths, np.random.default_rng(seed)
         needed = [-(-n // page_tokens) for n in lengths]
         self.pages = pages_of(case, storage, page_tokens, sum(needed) + 1)
@@ -129,15 +133,15 @@ class Steps:
             layout = self.layout(chosen, done[chosen], counts)
             spans = zip(chosen, counts, strict=True)
             tokens = np.concatenate([offsets[i] + done[i] + np.arange(c) for i, c in spans])
-            write(self.pages, tuple(x[tokens] for x in parts), layout.write_pages, layout.write_slots)
+            write(self.pages, tuple(x[tokens] for x in parts), layout.write_pages, layout.write_slots, self.scales)
             out[tokens] = attend(tokens, layout)
             done[chosen] += counts
         return out
 
-    def layout(self, rows: Array, starts: Array, counts: Array) -> PagedLayout:
+    def layout(self, rows: Array, starts: Array, counts: Array, memory: Any = MEMORY) -> PagedLayout:
         state = self.case.state()
         slices = Slices.plain(rows, starts, counts)
-        return build_layout(slices, self.tables, self.page_tokens, state.lookback, MEMORY, state.first_tokens)
+        return build_layout(slices, self.tables, self.page_tokens, state.lookback, memory, state.first_tokens)
 
 
 def draw(case: Attention, tokens: int, seed: int) -> tuple[Array, Array, Array, Array | None]:
@@ -157,7 +161,7 @@ def dense(case: Attention, storage: Storage, given: tuple[Any, ...], lengths: li
     dim=st.sampled_from([3, 16, 40, 64]),
     look=st.sampled_from([{}, {"window": 24, "sinks": True}, {"window": 7, "pattern": FirstTokens(30)},
                           {"window": 30, "pattern": Strided(17), "softcap": 3.0}]),
-    dtype=st.sampled_from(["bfloat16", "float16", "int8"]),
+    dtype=st.sampled_from(["bfloat16", "float16", "int8", "fp8"]),
     page_tokens=st.sampled_from([1, 3, 4, 16, 64]),
     lengths=st.lists(st.integers(1, 200), min_size=1, max_size=5),
     pool=st.sampled_from([1, 2, 4]),
@@ -232,7 +236,7 @@ def test_within_the_bounds(case: Attention, tokens: int, storage: Storage) -> No
     found = dense(case, storage, given, [tokens], 2).reshape(tokens, case.num_heads, -1)
     q, k, v, sinks = given
     kept = [stored.as_floats(stored.store_rows(storage)(x)) for x in (k, v)]
-    rounded = bounds.attend(case, q, *kept, sinks, scaled=storage.dtype == "int8")
+    rounded = bounds.attend(case, q, *kept, sinks, scaled=storage.dtype in ("int8", "fp8"))
     assert (np.abs(found - rounded.out) <= rounded.bound).all()
     # smaller queries, because a bound of first order needs small changes
     exact = bounds.attend(case, q / 8, k, v, sinks)
@@ -279,13 +283,13 @@ class Bugs:
 
 @pytest.mark.parametrize("tokens", [100, pytest.param(2000, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("bug", [name for name in vars(Bugs) if not name.startswith("_")])
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "fp8"])
 def test_a_planted_bug_breaks_the_bound(bug: str, dtype: str, tokens: int) -> None:
     """One wrong page, slot or head among up to 125 pages breaks the bound by far, and without
     the bug the bound holds.
     """
     if bug == "scale_of_the_wrong_head" and dtype != "int8":
-        pytest.skip("float32 has no scales")
+        pytest.skip("heads have no scales of their own")
     case, storage = Attention(4, 2, 64, 0.125), STORAGES[dtype]
     q, k, v, _ = draw(case, tokens + 16, 0)
     steps = Steps(case, storage, 16, [tokens, 16], 0, 2)
@@ -294,7 +298,7 @@ def test_a_planted_bug_breaks_the_bound(bug: str, dtype: str, tokens: int) -> No
     ours.write_pages(case, POOLS[2])(steps.pages, (k, v), before.write_pages, before.write_slots)
     layout = steps.layout(one, one + tokens - 1, one + 1)
     kept = [stored.as_floats(stored.store_rows(storage)(x[:tokens])) for x in (k, v)]
-    exact = bounds.attend(case, q[-1:].repeat(tokens, 0), *kept, None, scaled=dtype == "int8")
+    exact = bounds.attend(case, q[-1:].repeat(tokens, 0), *kept, None, scaled=dtype in ("int8", "fp8"))
     attend = ours.paged_attention(case, POOLS[2])
 
     def excess() -> float:

@@ -30,7 +30,7 @@ from ridgeline.spec.storage import STORAGES, has_rows, state_bytes
 from ridgeline.verify import verify
 from ridgeline.verify.report import Report
 
-LOSSY = ("bfloat16", "float16", "int8")
+LOSSY = ("bfloat16", "float16", "int8", "fp8")
 MODELS = ("llama", "gpt_oss", "deepseek_v2")  # grouped heads; windows and sinks; latents
 GIB = 1 << 30
 
@@ -66,6 +66,8 @@ def wrong(report: Report) -> list[str]:
         nightly("gpt_oss", "float16", "cpu"), nightly("deepseek_v2", "bfloat16", "cpu"),
         nightly("deepseek_v2", "float16", "cpu"), nightly("llama", "int8", "reference"),
         slow("gpt_oss", "bfloat16", "reference"), nightly("deepseek_v2", "int8", "reference"),
+        slow("deepseek_v2", "fp8", "cpu"), nightly("gpt_oss", "fp8", "cpu"), nightly("llama", "fp8", "cpu"),
+        nightly("gpt_oss", "fp8", "reference"), nightly("deepseek_v2", "fp8", "reference"),
     ],
 )  # fmt: skip
 def test_the_matrix_holds_in_every_type(name: str, dtype: str, device: str) -> None:
@@ -143,8 +145,8 @@ def test_the_chosen_type_and_its_reason() -> None:
     assert config(model, "int8").reasons["kv_cache_dtype"] == "as given"
     assert "without effect" in config(loaded("mamba"), "int8").reasons["kv_cache_dtype"]
     assert not has_rows(loaded("mamba").spec)
-    with pytest.raises(RequestError, match=r"fp8.*known are auto, float32, bfloat16, float16, int8"):
-        choose_storage("fp8")
+    with pytest.raises(RequestError, match=r"fp4.*known are auto, float32, bfloat16, float16, int8, fp8"):
+        choose_storage("fp4")
 
 
 def test_narrow_state_makes_more_pages() -> None:
@@ -152,7 +154,7 @@ def test_narrow_state_makes_more_pages() -> None:
     pages = {dtype: config(model, dtype, kv_cache_memory_bytes=1 << 20).num_pages[0] for dtype in STORAGES}
     size = {d: state_groups(spec, page_tokens=16, storage=s)[0].page_bytes for d, s in STORAGES.items()}
     assert size["float32"] == 2 * size["bfloat16"] == 2 * size["float16"]
-    assert size["int8"] < 0.4 * size["float32"]
+    assert size["int8"] < 0.4 * size["float32"] and size["fp8"] == size["float32"] // 4
     assert pages["int8"] > 2.4 * pages["float32"] and pages["bfloat16"] >= 2 * pages["float32"] - 2
 
 
@@ -202,6 +204,6 @@ def test_the_price_is_measured_once_and_printed(run: Run) -> None:
 
 def test_inspect_counts_by_the_type(run: Run, tmp_path: Path) -> None:
     build(CASES["llama"], tmp_path)
-    for dtype, name in (("auto", "float32"), ("bfloat16", "bfloat16"), ("int8", "int8")):
+    for dtype, name in (("auto", "float32"), ("bfloat16", "bfloat16"), ("int8", "int8"), ("fp8", "fp8")):
         out, _ = run("inspect", str(tmp_path), "--kv-cache-dtype", dtype)
         assert f"per token in {name}" in next(line for line in out.splitlines() if line.startswith("state"))

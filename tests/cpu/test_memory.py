@@ -176,6 +176,7 @@ CASES = {
     "mlps alone": Case(NEMOTRON, context=300, options={"max_num_seqs": 4, "max_num_batched_tokens": 1024}),
     "experts on latents": Case({**NEMOTRON, "moe_latent_size": 512}, context=2040, options={"max_num_seqs": 1}),
     "state in 8 bits": Case(LLAMA, context=500, options={"max_num_seqs": 32}, kv_cache_dtype="int8"),
+    "state in fp8": Case(LLAMA, context=500, options={"max_num_seqs": 32}, kv_cache_dtype="fp8"),
     "state in 16 bits": Case(MISTRAL, context=300, options={"max_num_seqs": 64}, kv_cache_dtype="bfloat16"),
     "window": Case(MISTRAL, context=300, options={"max_num_seqs": 128}),
     "long context": Case(LONG, context=3000, options={"max_num_seqs": 8}),

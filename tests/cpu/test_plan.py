@@ -76,16 +76,21 @@ def allocated(groups: tuple[StateGroup, ...], num_pages: tuple[int, ...]) -> lis
     return memory.bytes
 
 
+@pytest.mark.parametrize("dtype", ["float32", "fp8"])
 @pytest.mark.parametrize("page_tokens", [1, 16])
 @pytest.mark.parametrize("name", MIXERS)
-def test_pages_are_those_of_the_engine(name: str, page_tokens: int) -> None:
+def test_pages_are_those_of_the_engine(name: str, page_tokens: int, dtype: str) -> None:
     """For each sequence, an arena with these pages allocates the planned bytes."""
     spec = model(FULL, MIXERS[name], LOCAL, MIXERS[name])
     options = EngineOptions(block_size=page_tokens, max_num_seqs=3, max_num_batched_tokens=16)
-    config = resolve(spec, 100, options, free_bytes=1 << 30, fixed_len=True)
-    ours = page_groups(spec, FLOAT, page_tokens)
-    assert [(g.name, g.page_bytes, g.slots) for g in ours] == [(g.name, g.page_bytes, g.slots) for g in config.groups]
-    planner = Planner(Deployment(spec, hardware("cpu-laptop"), FLOAT, page_tokens=page_tokens))
+    config = resolve(spec, 100, options, free_bytes=1 << 30, fixed_len=True, kv_cache_dtype=dtype)
+    precision = replace(FLOAT, state=dtype)
+    ours = page_groups(spec, precision, page_tokens)
+    for a, b in zip(ours, config.groups, strict=True):
+        assert (a.name, a.page_bytes) == (b.name, b.page_bytes)
+        assert [(s.layer, s.offset, s.bytes) for s in a.slots] == [(s.layer, s.offset, s.bytes) for s in b.slots]
+        assert a.slots == b.slots or dtype != "float32"  # parts are laid out by the engine
+    planner = Planner(Deployment(spec, hardware("cpu-laptop"), precision, page_tokens=page_tokens))
     for batch in (1, 3):
         pages = tuple(batch * g.most_pages(100) + 1 for g in config.groups)
         assert sum(allocated(config.groups, pages)) == planner.memory.footprint(batch, 100).pages_bytes

@@ -44,7 +44,7 @@ class Exact(NamedTuple):
 
 
 def attend(case: Attention, q: Array, k: Array, v: Array, sinks: Array | None, scaled: bool = False) -> Exact:
-    """Compute one sequence, q [n, H, D], k and v [n, K, D]. scaled: numbers are stored as integers and a scale."""
+    """Compute one sequence, q [n, H, D], k and v [n, K, D]. scaled: numbers are stored as codes and a scale."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     n, groups = len(q), case.num_heads // case.num_kv_heads
     k, v = (np.repeat(x, groups, 1).transpose(1, 0, 2) for x in (k, v))  # [H, S, D]
@@ -77,6 +77,8 @@ def rounding(x: Array, dtype: StateDType) -> Array:
     x = np.abs(x.astype(np.float64))
     if dtype == "int8":
         return np.broadcast_to(x.max(-1, keepdims=True) / 127 * (0.5 + 4 * 127 * U), x.shape)
+    if dtype == "fp8":  # 4 bits and a fixed step of 2^-9 below 2^-6
+        return np.where(x <= 448, np.maximum(x * 2.0**-4, 2.0**-10), x - 448)
     bits = {"float32": 64, "bfloat16": 8, "float16": 11}[dtype]
     return x * 2.0**-bits + (2.0**-25 if dtype == "float16" else 0.0)  # below 2^-14 float16 has a fixed step
 

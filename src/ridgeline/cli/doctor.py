@@ -141,6 +141,7 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
         TaylorAttention,
     )
     from ridgeline.spec.quant import FORMATS
+    from ridgeline.spec.storage import STORAGES
 
     rope, rms = Rope(64), RMSNorm()
     plain = Attention(8, 2, 64, 0.125, rope)
@@ -160,6 +161,7 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
             ("sinks", Attention(8, 2, 64, 0.125, rope, sinks=True)),
         ],
         **{name: [("latent", latent)] for name in ("latent_attention", "paged_latent_attention")},
+        "store_rows": [(name, storage) for name, storage in STORAGES.items() if not storage.is_exact],
         "activation": [("GatedMLP", GatedMLP(1024))],
         **{name: [("MoE", MoE(8, 2, 1024))] for name in ("route", "experts", "expert_block")},
         "product": [*FORMATS.items(), *_gguf_types()],
@@ -167,10 +169,7 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
         **{name: [("grouped", AttentionInput(plain, rms, 1.0))] for name in ("attention_input", "query_input")},
         "latent_input": [("latent", LatentInput(latent, rms, 1.0))],
         "attention_output": [("grouped", plain)],
-        "mlp_block": [
-            ("GatedMLP", MLPBlock(GatedMLP(1024), rms, 1.0)),
-            ("MoE", MLPBlock(MoE(8, 2, 1024), rms, 1.0)),
-        ],
+        "mlp_block": [(type(m).__name__, MLPBlock(m, rms, 1.0)) for m in (GatedMLP(1024), MoE(8, 2, 1024))],
         "selective_scan": [("Mamba", mamba)],
         "ssd": [("Mamba2", mamba2)],
         "gated_norm": [("Mamba2", mamba2)],

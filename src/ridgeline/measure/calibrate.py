@@ -15,7 +15,7 @@ from ridgeline.spec.rates import Curve, Passes, Rates, least
 
 SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 COPY_SIZES = SIZES[1:]
-STATES = ("float32", "bfloat16", "int8")
+STATES = ("float32", "bfloat16", "int8", "fp8")
 ROUNDS = 2
 PARTS = ROUNDS * (len(TYPES) + len(STATES) + len(PROBES)) + 3  # that `on_part` is told of
 DEVICE = "cpu"

@@ -22,7 +22,7 @@ from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.norm import RMSNorm
 from ridgeline.spec.quant import format_of
 from ridgeline.spec.rates import Curve, Passes
-from ridgeline.spec.storage import STORAGES
+from ridgeline.spec.storage import STORAGES, UNSCALED
 
 # By the name of a stored type: --weights, and the type that a matrix comes in.
 TYPES = {"float32": ("auto", "float32"), "bfloat16": ("auto", "bfloat16"), "int8": ("int8", "float32"),
@@ -34,7 +34,7 @@ FAR_BYTES, NEAR_BYTES = 192 << 20, 4 << 20
 FAR_SIZES = (4 << 20, 16 << 20, 32 << 20, 64 << 20, 128 << 20, FAR_BYTES)
 TRIES, TRY_S = 4, 0.1
 CONTEXT, PAGE = 512, 16
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5625}
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5625}
 
 
 def best_s(run: Callable[[], Any]) -> float:
@@ -149,7 +149,7 @@ def _pages(
     rng, places = np.random.default_rng(0), np.arange(PAGE)
     rows = [rng.standard_normal((PAGE, case.num_kv_heads, case.head_dim), dtype=np.float32) for _ in range(2)]
     for view in views:
-        write(view, rows, memory.integers(np.zeros(PAGE, np.int64)), memory.integers(places))
+        write(view, rows, memory.integers(np.zeros(PAGE, np.int64)), memory.integers(places), UNSCALED)
     memory.copy_pages(arena, [0] * (count - 1), list(range(1, count)))
     return views, rng.permutation(np.arange(1, count)).reshape(sequences, -1)
 

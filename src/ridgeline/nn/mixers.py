@@ -9,17 +9,21 @@ from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, DenseKeyValues, DenseRows, PagedKeyValues, Rotary, Weights
 from ridgeline.ops.stages import AttentionInput, LatentInput, RecurrentBlock
 from ridgeline.spec import Attention, DeepNormLayer, LatentAttention, ModelSpec, Norm, RecurrentMixer, SharedAttention
+from ridgeline.spec.storage import UNSCALED, KVScales
 
 # (stream, rotary or None, step) -> residual and delta, both [T, width], and the keys and values that layers share
 Mixer = Callable[[Stream, Rotary | None, Step], tuple[Array, Array, Shared]]
 
 
-def build_mixer(spec: ModelSpec, layer: int, weights: Weights, table: OpsTable, scale: float) -> Mixer:
+def build_mixer(
+    spec: ModelSpec, layer: int, weights: Weights, table: OpsTable, scale: float, kv_scales: KVScales = UNSCALED
+) -> Mixer:
     """Build the mixer of a layer that has one.
 
     Args:
         weights: weights of the mixer, and of the norm before it under "norm".
         scale: factor on the delta of the branch before.
+        kv_scales: scales of the layer's state in fp8.
     """
     whole = spec.layers[layer]
     mixer, norm = whole.mixer, whole.pre_norm
@@ -30,25 +34,26 @@ def build_mixer(spec: ModelSpec, layer: int, weights: Weights, table: OpsTable, 
         case Attention():
             later = range(layer + 1, len(spec.layers))
             is_shared = any(spec.state_layer(i) == layer for i in later)
-            return _attention(layer, mixer, norm, weights, table, scale, is_shared)
+            return _attention(layer, mixer, norm, weights, table, scale, kv_scales, is_shared)
         case SharedAttention():
             return _shared_attention(mixer, norm, weights, table, scale)
         case LatentAttention():
-            return _latent_attention(layer, mixer, norm, weights, table, scale)
+            return _latent_attention(layer, mixer, norm, weights, table, scale, kv_scales)
         case _:
             return _recurrent(layer, mixer, norm, weights, table, scale)
 
 
 def _attention(
-    layer: int, mixer: Attention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float, is_shared: bool
-) -> Mixer:
+    layer: int, mixer: Attention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float,
+    kv_scales: KVScales, is_shared: bool,
+) -> Mixer:  # fmt: skip
     into, out = weights.parted("o")
     before = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, norm, scale), into)
     write, attend = table.primitive(api.WRITE_PAGES, mixer), _attend(mixer, weights.vector("sinks"), out, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         residual, q, gate, k, v = before(stream.residual, stream.delta, rotary)
-        state = step.append_kv(layer, write, k, v)
+        state = step.append_kv(layer, write, kv_scales, k, v)
         return residual, attend(q, gate, state), {**stream.shared, layer: state} if is_shared else stream.shared
 
     return run
@@ -78,15 +83,16 @@ def _attend(
     def attend(q: Array, gate: Array | None, state: Rows) -> Array:
         keys, values = state.parts
         if isinstance(state, DenseRows):
-            return after(dense(q, DenseKeyValues(keys, values, state.lengths), sinks), gate)
-        return after(paged(q, PagedKeyValues(keys, values, state.layout), sinks), gate)
+            return after(dense(q, DenseKeyValues(keys, values, state.lengths, state.scales), sinks), gate)
+        return after(paged(q, PagedKeyValues(keys, values, state.layout, state.scales), sinks), gate)
 
     return attend
 
 
 def _latent_attention(
-    layer: int, mixer: LatentAttention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float
-) -> Mixer:
+    layer: int, mixer: LatentAttention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float,
+    kv_scales: KVScales,
+) -> Mixer:  # fmt: skip
     into, out = weights.parted("o")
     before = table.stage(api.LATENT_INPUT, LatentInput(mixer, norm, scale), into)
     dense, paged = table.primitive(api.LATENT_ATTENTION, mixer), table.primitive(api.PAGED_LATENT_ATTENTION, mixer)
@@ -96,7 +102,7 @@ def _latent_attention(
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         residual, q, latents = before(stream.residual, stream.delta, rotary)
-        state = step.append_kv(layer, write, latents)
+        state = step.append_kv(layer, write, kv_scales, latents)
         attended = dense(q, state, kv_b) if isinstance(state, DenseRows) else paged(q, state, kv_b)
         return residual, after(attended, None), stream.shared
 

@@ -20,6 +20,7 @@ from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import LowRank, store
 from ridgeline.spec import AnyLayer, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope, Weight
 from ridgeline.spec.quant import AS_STORED, PLAIN, FormatTable
+from ridgeline.spec.storage import UNSCALED, KVScales
 
 Terms = tuple[Array, Array]  # the matrices of a low-rank term: down [r, in], up [out, r]
 
@@ -36,6 +37,7 @@ class Model:
         low_rank: matrices (down [r, in], up [out, r]) by the name of the weight to whose product up(down(x)) is added.
             Embeddings, experts and matrices that are not multiplied as one take none.
         capture: receives the inputs of matrices that it asks for, in every pass; see `nn.capture.input_names`.
+        kv_scales: scales of keys and values in fp8 by layer; of other layers they are 1.
 
     Raises:
         ValueError: for a low-rank term whose name or shape does not fit.
@@ -44,10 +46,11 @@ class Model:
     def __init__(
         self, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, max_model_len: int,
         formats: FormatTable = AS_STORED, low_rank: Mapping[str, Terms] = MappingProxyType({}),
-        capture: Capture | None = None,
+        capture: Capture | None = None, kv_scales: Mapping[int, KVScales] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         _check_low_rank(spec, low_rank)
         self.spec = spec
+        self.kv_scales = kv_scales
         self.max_model_len = max_model_len
         self.weights = weights
         self.formats = formats
@@ -67,7 +70,7 @@ class Model:
             self._frequencies[rope] = table.memory.put(inverse, "float32", "float32"), factor
         self._embedding = weights["embed.weight"]
         self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
-        how = How(table, formats, low_rank, capture)
+        how = How(table, formats, low_rank, capture, kv_scales)
         self._capture = capture
         # The largest matrix is packed first: its floats are released before others are read.
         self._head = _head(spec, weights, self._embedding, how)
@@ -172,6 +175,7 @@ class How(NamedTuple):
     formats: FormatTable
     low_rank: Mapping[str, Terms]
     capture: Capture | None
+    kv_scales: Mapping[int, KVScales] = MappingProxyType({})
 
 
 def _check_low_rank(spec: ModelSpec, low_rank: Mapping[str, Terms]) -> None:
@@ -237,8 +241,8 @@ class _Block:
         self._rope = layer.mixer.rope if layer.mixer else None
         self._parallel = isinstance(layer, ParallelLayer)
         self._name = f"layers.{index}"
-        mixer = _bound(weights, f"{self._name}.mixer", how)
-        self._mixer = build_mixer(spec, index, mixer, table, previous_scale) if layer.mixer else None
+        mixer, kv_scales = _bound(weights, f"{self._name}.mixer", how), how.kv_scales.get(index, UNSCALED)
+        self._mixer = build_mixer(spec, index, mixer, table, previous_scale, kv_scales) if layer.mixer else None
         scale = residual_scale(layer) if layer.mixer else previous_scale
         self._mlp: Callable[..., tuple[Array, Array]] | None = None
         if layer.mlp:
@@ -280,7 +284,7 @@ class _DeepNormBlock:
         self._layer, self._previous_scale = layer, previous_scale
         self._name = f"layers.{index}"
         mixer = _bound(weights, f"{self._name}.mixer", how)
-        self._mixer = build_mixer(spec, index, mixer, table, 1.0)
+        self._mixer = build_mixer(spec, index, mixer, table, 1.0, how.kv_scales.get(index, UNSCALED))
         mlp = _bound(weights, f"{self._name}.mlp", how)
         self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, None, 1.0), mlp)
         self._mixer_norm = _OuterNorm(layer.pre_norm, f"{self._name}.mixer_norm", weights, table)

@@ -26,5 +26,5 @@ def layer_block(
         weights: the weights of this layer, by name: floats, or codes and scales.
         capture: receives the inputs of matrices that it asks for.
     """
-    block = build_layer(index, spec, weights, How(table, AS_STORED, {}, capture), 1.0)
+    block = build_layer(index, spec, weights, How(table, AS_STORED, {}, capture, model.kv_scales), 1.0)
     return lambda stream, step: model.run_block(block, stream, step, model.rotaries(step))

@@ -7,9 +7,10 @@ from typing import NamedTuple, Protocol
 
 from ridgeline.nn.rotary import FrequencyTables
 from ridgeline.ops.api import Array, DenseRows, Kept, PagedRows, Segments, States
+from ridgeline.spec.storage import KVScales
 
 Rows = DenseRows | PagedRows
-WritePages = Callable[[Sequence[Array], Sequence[Array], Array, Array], None]  # ops.api.WRITE_PAGES
+WritePages = Callable[[Sequence[Array], Sequence[Array], Array, Array, KVScales], None]  # ops.api.WRITE_PAGES
 Shared = Mapping[int, Rows]  # keys and values by the layer that owns them
 NOTHING: Shared = {}
 
@@ -56,9 +57,9 @@ class Step(Protocol):
         """Store the states after the step, and the inputs of its drafts."""
         ...
 
-    def append_kv(self, layer: int, write: WritePages, *parts: Array) -> Rows:
+    def append_kv(self, layer: int, write: WritePages, scales: KVScales, *parts: Array) -> Rows:
         """Append the tokens' parts, [T, *shape] each, to a layer's state, and return the state that the layer reads.
 
-        write: the layer's kernel that writes pages. Steps without pages do not use it.
+        write: the layer's kernel that writes pages. Steps without pages do not use it. scales: the layer's, for fp8.
         """
         ...

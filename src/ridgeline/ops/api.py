@@ -26,7 +26,7 @@ from ridgeline.ops.arrays import QuantizedMatrix as QuantizedMatrix
 from ridgeline.ops.arrays import QuantizedStack as QuantizedStack
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.quant import Format
-from ridgeline.spec.storage import StateDType
+from ridgeline.spec.storage import UNSCALED, KVScales, StateDType
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,8 +71,9 @@ class Rotary(NamedTuple):
     sin: Array
 
 
-# Keys, values and latents below are in their stored type: float32, bfloat16, float16 or int8. A row of int8 ends with
-# the four bytes of its scale. Kernels convert them to float32. See spec.storage.
+# Keys, values and latents below are in their stored type: float32, bfloat16, float16, int8 or fp8. A row of int8 ends
+# with the four bytes of its scale; fp8 is bytes of e4m3 (uint8), which `scales` multiply. Kernels convert them to
+# float32. See spec.storage.
 
 
 class DenseKeyValues(NamedTuple):
@@ -81,6 +82,7 @@ class DenseKeyValues(NamedTuple):
     keys: Array
     values: Array
     lengths: tuple[int, ...]
+    scales: KVScales = UNSCALED
 
 
 class DenseRows(NamedTuple):
@@ -88,6 +90,7 @@ class DenseRows(NamedTuple):
 
     parts: tuple[Array, ...]
     lengths: tuple[int, ...]
+    scales: KVScales = UNSCALED
 
 
 class Bucket(NamedTuple):
@@ -144,6 +147,7 @@ class PagedKeyValues(NamedTuple):
     keys: Array
     values: Array
     layout: PagedLayout
+    scales: KVScales = UNSCALED
 
 
 class PagedRows(NamedTuple):
@@ -151,6 +155,7 @@ class PagedRows(NamedTuple):
 
     parts: tuple[Array, ...]
     layout: PagedLayout
+    scales: KVScales = UNSCALED
 
 
 class SequenceBucket(NamedTuple):
@@ -224,12 +229,14 @@ PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues, Array | None], Array]] = Op
 LATENT_ATTENTION: Op[Callable[[Array, DenseRows, Array], Array]] = Op("latent_attention", "primitive")
 # (q, latents in pages, kv_b) -> [T, H * value]: causal, each query over its own sequence [LatentAttention]
 PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("paged_latent_attention", "primitive")
-# (each part's pages [pages, page_tokens, *shape], each part [T, *shape], write pages [T], write slots [T]) -> None,
-# written in place [Attention, LatentAttention]
-WRITE_PAGES: Op[Callable[[Sequence[Array], Sequence[Array], Array, Array], None]] = Op("write_pages", "primitive")
-# (rows of a part [T, heads, numbers]) -> the rows in their stored type, as spec.storage.Storage.stored describes
-# [Storage]
-STORE_ROWS: Op[Callable[[Array], Array]] = Op("store_rows", "primitive")
+# (each part's pages [pages, page_tokens, *shape], each part [T, *shape], write pages [T], write slots [T], scales of
+# fp8) -> None, written in place [Attention, LatentAttention]
+WRITE_PAGES: Op[Callable[[Sequence[Array], Sequence[Array], Array, Array, KVScales], None]] = Op(
+    "write_pages", "primitive"
+)
+# (rows of a part [T, heads, numbers], scale of fp8) -> the rows in their stored type, as spec.storage.Storage.stored
+# describes [Storage]
+STORE_ROWS: Op[Callable[[Array, float], Array]] = Op("store_rows", "primitive")
 # (x) -> act(x) [MLP, ungated MoE]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or ClampedSwiGLU of both
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
 # (a, b, scale) -> a + scale * b [no case]

@@ -35,7 +35,8 @@ def capture(
     wanted = Capture(loaded.spec, names, pass_on)
     if wanted.has_inputs:
         model = PassingModel(
-            model.spec, model.weights, loaded.table, model.max_model_len, model.formats, capture=wanted
+            model.spec, model.weights, loaded.table, model.max_model_len, model.formats, capture=wanted,
+            kv_scales=model.kv_scales,
         )  # fmt: skip
     for together in _batches([len(s) for s in sequences], batch_tokens):
         model.forward(loaded.dense_step([sequences[i] for i in together]), wanted)

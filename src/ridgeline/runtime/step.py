@@ -19,8 +19,9 @@ from ridgeline.ops.api import Array, DenseRows, Kept, Memory, PagedLayout, Paged
 from ridgeline.runtime.arena import Arena
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.layout import Slices, build_segments, ranges
+from ridgeline.spec.storage import KVScales
 
-StoreRows = Callable[[Array], Array]  # ops.api.STORE_ROWS
+StoreRows = Callable[[Array, float], Array]  # ops.api.STORE_ROWS
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,10 @@ class DenseStep:
         """Return the index of each sequence's last token among the step's tokens."""
         return memory.integers(np.cumsum(self.lengths) - 1)
 
-    def append_kv(self, layer: int, write: WritePages, *parts: Array) -> DenseRows:
-        return DenseRows(tuple(map(self.store, parts)) if self.store else parts, self.lengths)
+    def append_kv(self, layer: int, write: WritePages, scales: KVScales, *parts: Array) -> DenseRows:
+        if self.store:
+            parts = tuple(self.store(x, scales[i]) for i, x in enumerate(parts))
+        return DenseRows(parts, self.lengths, scales)
 
 
 @dataclass(frozen=True)
@@ -129,9 +132,9 @@ class PagedStep:
     def _drafted(self) -> Array | None:
         return self.inputs.indices(self.slices.rows, self.slices.drafts)
 
-    def append_kv(self, layer: int, write: WritePages, *parts: Array) -> PagedRows:
+    def append_kv(self, layer: int, write: WritePages, scales: KVScales, *parts: Array) -> PagedRows:
         group, views = self.arena.layer(layer)
         layout = self.layouts[group]
         assert isinstance(layout, PagedLayout)
-        write(views, parts, layout.write_pages, layout.write_slots)
-        return PagedRows(views, layout)
+        write(views, parts, layout.write_pages, layout.write_slots, scales)
+        return PagedRows(views, layout, scales)

@@ -16,6 +16,12 @@ from ridgeline.spec.text import num_bytes
 
 NO_ROWS = "without effect: no layer has keys and values, and recurrent state is always float32"
 SWAP_SHARE, MAX_SWAP_BYTES = 10, 4 << 30  # divisor of the host's free memory; vLLM's default
+# vLLM's other spellings of a type, and its types that are refused, each with a reason.
+SPELLINGS = {"fp8_e4m3": "fp8"}
+REFUSED = {
+    "fp8_e5m2": "has 2 bits of mantissa instead of 3, and so it loses 3 to 5 times more than fp8 in equal memory; use "
+    "fp8, or int8, which loses less than both",
+}
 # Reasons for the sequences and the tokens of a step on a machine that is not calibrated.
 UNCALIBRATED = (
     "vLLM's default, at most max_num_batched_tokens; a sequence takes pages only when it needs them",
@@ -97,14 +103,18 @@ def resolve(
 def choose_storage(kv_cache_dtype: str) -> tuple[Storage, str]:
     """Return how keys and values are stored, and why. Raises RequestError for an unknown name.
 
-    `auto` is always float32, so that an answer is what the model computes without rounding, whatever the batch.
+    `auto` is always float32, so that an answer is what the model computes without rounding, whatever the batch and
+    whatever cache the checkpoint asks for.
     """
     if kv_cache_dtype == "auto":
-        return EXACT, "stored as computed; bfloat16, float16 and int8 take less memory, and their loss is printed"
-    if kv_cache_dtype not in STORAGES:
+        return EXACT, "stored as computed; bfloat16, float16, int8 and fp8 take less memory, and their loss is printed"
+    if kv_cache_dtype in REFUSED:
+        raise RequestError(f"kv_cache_dtype (--kv-cache-dtype) {kv_cache_dtype!r} {REFUSED[kv_cache_dtype]}")
+    name = SPELLINGS.get(kv_cache_dtype, kv_cache_dtype)
+    if name not in STORAGES:
         known = ", ".join(("auto", *STORAGES))
         raise RequestError(f"kv_cache_dtype (--kv-cache-dtype) {kv_cache_dtype!r} is not known; known are {known}")
-    return STORAGES[kv_cache_dtype], "as given"
+    return STORAGES[name], "as given"
 
 
 def _given(options: EngineOptions) -> dict[str, Any]:

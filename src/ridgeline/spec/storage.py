@@ -14,8 +14,13 @@ from typing import Final, Literal, get_args
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.state import State
 
-StateDType = Literal["float64", "float32", "bfloat16", "float16", "int8"]
-_BYTES: Final[Mapping[StateDType, int]] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+StateDType = Literal["float64", "float32", "bfloat16", "float16", "int8", "fp8"]
+_BYTES: Final[Mapping[StateDType, int]] = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1,
+}  # fmt: skip
+# Scales of a layer in fp8: of keys and of values. Latents use the first one.
+KVScales = tuple[float, float]
+UNSCALED: Final[KVScales] = (1.0, 1.0)
 SCALE_BYTES = 4  # a float32
 ALIGNMENT = 4  # bytes: every array of a page begins on a multiple
 
@@ -27,6 +32,9 @@ class Storage:
     int8: each head of a token also has a scale, its largest magnitude over 127; numbers are rounded to the nearest
     multiple of it. The scale is stored in the row, in one int8 element for each of
     its bytes.
+
+    fp8: a number over its scale is rounded to e4m3; beyond 448 it becomes 448. Keys of a layer share one scale, and so
+    do its values: they belong to the model (`nn.Model`), not to the rows.
     """
 
     dtype: StateDType
@@ -60,9 +68,15 @@ def storage_of(state: State, storage: Storage) -> Storage:
     return EXACT if state.snapshot else storage
 
 
+def num_row_layers(spec: ModelSpec) -> int:
+    """Return the number of layers that keep a row for each token."""
+    states = (layer.mixer.state() for layer in spec.layers if layer.mixer)
+    return sum(bool(s.elements) and not s.snapshot for s in states)
+
+
 def has_rows(spec: ModelSpec) -> bool:
     """Return whether any layer keeps a row for each token."""
-    return any(s.elements and not s.snapshot for s in (layer.mixer.state() for layer in spec.layers if layer.mixer))
+    return num_row_layers(spec) > 0
 
 
 def state_bytes(state: State, storage: Storage, num_tokens: int) -> int:

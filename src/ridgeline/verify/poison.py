@@ -13,8 +13,9 @@ from ridgeline.ops.api import Array, Memory
 from ridgeline.runtime.load import LoadedModel
 
 # Every byte of a new page. The values are far from any key or value, so that reading them shows, and finite, so that
-# 0 times a value is 0. As float32 and bfloat16 the value is 1.4e10, as float16 34.5, and as int8 80 times 1.4e10.
-POISON = 0x50
+# 0 times a value is 0. As float32 and bfloat16 the value is 3.0e29, as float16 9,088, as int8 112 times 3.0e29, and as
+# fp8 128 scales.
+POISON = 0x70
 BLOCK = 2**24  # bytes that are written at once, at least one page
 
 

@@ -100,7 +100,7 @@ MaxNumBatchedTokens = Annotated[
 ]
 KVCacheDType = Annotated[
     str,
-    _engine("--kv-cache-dtype", help="Data type of the KV cache: auto, float32, bfloat16, float16 or int8."),
+    _engine("--kv-cache-dtype", help="Data type of the KV cache: auto, float32, bfloat16, float16, int8 or fp8."),
 ]
 BlockSize = Annotated[
     int | None, _engine("--block-size", help="Number of tokens in a page of the KV cache. Default: 16.")

@@ -65,7 +65,7 @@ FLAGS: tuple[Flag, ...] = (
     _value("--prefix-caching-hash-algo", says="Ridgeline uses its own hash, which starts from the cache_salt"),
     _value("--preemption-mode", says="Ridgeline swaps or recomputes, whichever is faster",
            accepts=("swap", "recompute"), refuses="it must be swap or recompute"),
-    _on("--calculate-kv-scales", says="the scales of an int8 cache are always computed"),
+    _on("--calculate-kv-scales", says="an int8 cache computes its scales, and an fp8 cache has the checkpoint's"),
     # The step.
     _on("--enforce-eager", says=f"{_NOTHING_COMPILED}; answers are the same with and without CUDA graphs"),
     _on("--enable-chunked-prefill", says="prompts are always computed in chunks, of --max-num-batched-tokens at most"),

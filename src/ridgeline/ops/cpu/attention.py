@@ -20,6 +20,7 @@ from ridgeline.ops.api import DenseKeyValues, PagedKeyValues, PagedLayout
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.matrices import Floats, Ndarray
 from ridgeline.spec import Attention, Dilated, FirstTokens, LatentAttention, Strided
+from ridgeline.spec.storage import UNSCALED, KVScales
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -27,9 +28,12 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 def write_pages(case: Attention | LatentAttention, pool: Pool) -> Callable[..., None]:
     is_attention = isinstance(case, Attention)
 
-    def run(pages: Sequence[Floats], parts: Sequence[Floats], write_page: Ints, write_slot: Ints) -> None:
+    def run(
+        pages: Sequence[Floats], parts: Sequence[Floats], write_page: Ints, write_slot: Ints,
+        scales: KVScales = UNSCALED,
+    ) -> None:  # fmt: skip
         for i, (view, x) in enumerate(zip(pages, parts, strict=True)):
-            write(pool, for_kernels(view), x, write_page, write_slot, is_attention and i == 0)
+            write(pool, for_kernels(view), x, write_page, write_slot, is_attention and i == 0, scales[i])
 
     return run
 
@@ -39,7 +43,8 @@ def paged_attention(case: Attention, pool: Pool) -> Callable[..., Floats]:
 
     def run(q: Floats, kv: PagedKeyValues, sinks: Floats | None = None) -> Floats:
         out = empty(pool, q.shape[0], width)
-        bound.paged(pool, q, for_kernels(kv.keys), for_kernels(kv.values), *page_tables(kv.layout), sinks, out)
+        keys, values = for_kernels(kv.keys), for_kernels(kv.values)
+        bound.paged(pool, q, keys, values, *page_tables(kv.layout), sinks, out, *kv.scales)
         return out
 
     return run
@@ -51,7 +56,7 @@ def attention(case: Attention, pool: Pool) -> Callable[..., Floats]:
     def run(q: Floats, kv: DenseKeyValues, sinks: Floats | None = None) -> Floats:
         out = np.empty((q.shape[0], width), np.float32)
         lengths = np.array(kv.lengths, np.int64)
-        bound.dense(pool, q, for_kernels(kv.keys), for_kernels(kv.values), lengths, sinks, out)
+        bound.dense(pool, q, for_kernels(kv.keys), for_kernels(kv.values), lengths, sinks, out, *kv.scales)
         return out
 
     return run

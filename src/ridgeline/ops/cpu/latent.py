@@ -33,8 +33,8 @@ def latent_attention(case: LatentAttention, pool: Pool) -> Callable[[Floats, Den
     bound, absorbed = bind(case), _absorbed(case, pool)
 
     def run(q: Floats, kv: DenseRows, kv_b: Ndarray) -> Floats:
-        rows, lengths = for_kernels(kv.parts[0]), np.array(kv.lengths, np.int64)
-        return absorbed(q, kv_b, lambda queries, out: bound.dense_latents(pool, queries, rows, lengths, out))
+        rows, lengths, scale = for_kernels(kv.parts[0]), np.array(kv.lengths, np.int64), kv.scales[0]
+        return absorbed(q, kv_b, lambda queries, out: bound.dense_latents(pool, queries, rows, lengths, out, scale))
 
     return run
 
@@ -43,8 +43,8 @@ def paged_latent_attention(case: LatentAttention, pool: Pool) -> Callable[[Float
     bound, absorbed = bind(case), _absorbed(case, pool)
 
     def run(q: Floats, kv: PagedRows, kv_b: Ndarray) -> Floats:
-        pages, where = for_kernels(kv.parts[0]), page_tables(kv.layout)
-        return absorbed(q, kv_b, lambda queries, out: bound.paged_latents(pool, queries, pages, *where, out))
+        pages, where, scale = for_kernels(kv.parts[0]), page_tables(kv.layout), kv.scales[0]
+        return absorbed(q, kv_b, lambda queries, out: bound.paged_latents(pool, queries, pages, *where, out, scale))
 
     return run
 

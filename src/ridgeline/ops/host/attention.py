@@ -11,6 +11,7 @@ from ridgeline.ops.api import Array, Bucket, DenseKeyValues, PagedKeyValues
 from ridgeline.ops.host.memory import Ndarray
 from ridgeline.ops.host.stored import as_floats, keys_of, latents_of, read_rows, values_of, write_rows
 from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, LatentAttention, Strided
+from ridgeline.spec.storage import UNSCALED, KVScales
 
 # Limit of the scores, and of the numbers of keys and values, that one block holds: what fits into the cache. A single
 # query or sequence may exceed it. cost.memory counts these bytes.
@@ -19,7 +20,7 @@ BLOCK = 2**20
 
 def attention(case: Attention) -> Callable[..., Ndarray]:
     def attend(q: Ndarray, kv: DenseKeyValues, sinks: Ndarray | None = None) -> Ndarray:
-        keys, values = as_floats(np.asarray(kv.keys)), as_floats(np.asarray(kv.values))
+        keys, values = (as_floats(np.asarray(x), s) for x, s in zip(kv[:2], kv.scales, strict=True))
         out = np.empty((len(q), case.num_heads * case.head_dim), q.dtype)
         start = 0
         for n in kv.lengths:
@@ -105,15 +106,19 @@ def sees(case: Attention, query: Ndarray, key: Ndarray) -> Ndarray:
 
 
 def write_pages(case: Attention | LatentAttention) -> Callable[..., None]:
-    def write(pages: Sequence[Ndarray], parts: Sequence[Ndarray], write_page: Ndarray, write_slot: Ndarray) -> None:
+    def write(
+        pages: Sequence[Ndarray], parts: Sequence[Ndarray], write_page: Ndarray, write_slot: Ndarray,
+        scales: KVScales = UNSCALED,
+    ) -> None:  # fmt: skip
         keys, values = parts
-        write_rows(keys_of(pages[0]), keys, write_page, write_slot, numbers_last=False)
-        write_rows(values_of(pages[1]), values, write_page, write_slot, numbers_last=True)
+        write_rows(keys_of(pages[0]), keys, write_page, write_slot, False, scales[0])
+        write_rows(values_of(pages[1]), values, write_page, write_slot, True, scales[1])
 
     def write_latents(
-        pages: Sequence[Ndarray], parts: Sequence[Ndarray], write_page: Ndarray, write_slot: Ndarray
-    ) -> None:
-        write_rows(latents_of(pages[0]), parts[0], write_page, write_slot, numbers_last=True)
+        pages: Sequence[Ndarray], parts: Sequence[Ndarray], write_page: Ndarray, write_slot: Ndarray,
+        scales: KVScales = UNSCALED,
+    ) -> None:  # fmt: skip
+        write_rows(latents_of(pages[0]), parts[0], write_page, write_slot, True, scales[0])
 
     return write if isinstance(case, Attention) else write_latents
 
@@ -124,7 +129,7 @@ def paged_attention(case: Attention) -> Callable[..., Ndarray]:
     def attend(q: Ndarray, kv: PagedKeyValues, sinks: Ndarray | None = None) -> Ndarray:
         pages = np.asarray(kv.keys), np.asarray(kv.values)
         parts = (part for bucket in kv.layout.buckets for part in parts_of(bucket, pages[0].shape[1], per_key))
-        outputs = [_attend_bucket(case, q, pages, sinks, part) for part in parts]
+        outputs = [_attend_bucket(case, q, pages, kv.scales, sinks, part) for part in parts]
         return in_order(outputs, kv.layout.order)
 
     return attend
@@ -160,12 +165,12 @@ def parts_of(b: Bucket, page_tokens: int, per_key: int) -> Iterator[BucketPart]:
 
 
 def _attend_bucket(
-    case: Attention, q: Ndarray, pages: tuple[Ndarray, Ndarray], sinks: Ndarray | None, b: BucketPart
+    case: Attention, q: Ndarray, pages: tuple[Ndarray, Ndarray], scales: KVScales, sinks: Ndarray | None, b: BucketPart
 ) -> Ndarray:
     """Attend with all queries of a bucket, in blocks that bound memory: [n * m, H * D]."""
     keys_at, held = key_positions(b, pages[0].shape[1])
-    keys = read_rows(keys_of(pages[0]), b.pages, numbers_last=False)  # [n, S, K, D]
-    values = read_rows(values_of(pages[1]), b.pages, numbers_last=True)
+    keys = read_rows(keys_of(pages[0]), b.pages, False, scales[0])  # [n, S, K, D]
+    values = read_rows(values_of(pages[1]), b.pages, True, scales[1])
     # Values that no query attends to may be NaN, and 0 x NaN is NaN: they become 0. Queries are consecutive, so every
     # key from the first query's oldest one to the last query's own is used by one of them, or excluded by a pattern
     # within a span whose pages are kept.

@@ -25,7 +25,7 @@ class Context(NamedTuple):
 
 def latent_attention(case: LatentAttention) -> Callable[[Ndarray, DenseRows, Ndarray], Ndarray]:
     def attend(q: Ndarray, kv: DenseRows, kv_b: Ndarray) -> Ndarray:
-        latents = as_floats(np.asarray(kv.parts[0]))
+        latents = as_floats(np.asarray(kv.parts[0]), kv.scales[0])
         outputs, start = [], 0
         for n in kv.lengths:
             keys_at = np.arange(n)[None]
@@ -43,17 +43,17 @@ def paged_latent_attention(case: LatentAttention) -> Callable[[Ndarray, PagedRow
         outputs = []
         for bucket in kv.layout.buckets:
             for part in parts_of(bucket, pages.shape[1], max(case.num_heads, case.row)):
-                out = _attend(case, q[part.rows], _gather(pages, part), kv_b)
+                out = _attend(case, q[part.rows], _gather(pages, part, kv.scales[0]), kv_b)
                 outputs.append(out.reshape(-1, out.shape[-1]))
         return in_order(outputs, kv.layout.order)
 
     return attend
 
 
-def _gather(pages: Ndarray, b: BucketPart) -> Context:
+def _gather(pages: Ndarray, b: BucketPart, scale: float) -> Context:
     """Gather the keys of a bucket. Keys that no query attends to become 0: they may be NaN, and 0 x NaN is NaN."""
     keys_at, held = key_positions(b, pages.shape[1])
-    rows = read_rows(latents_of(pages), b.pages, numbers_last=True)[:, :, 0]  # a copy, [n, S, rank + rope]
+    rows = read_rows(latents_of(pages), b.pages, True, scale)[:, :, 0]  # a copy, [n, S, rank + rope]
     rows[~(held & (keys_at <= b.positions[:, -1:]))] = 0.0
     return Context(rows, keys_at, held, b.positions)
 

@@ -19,13 +19,15 @@ RANDOM_BLOCK = 2**22  # numbers that are drawn at once, in float32
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return numpy's type for one of our type names. bfloat16 comes from ml_dtypes, since numpy lacks it."""
+    """Return numpy's type for one of our type names: bytes for fp8; bfloat16 comes from ml_dtypes, since numpy lacks
+    it.
+    """
     if name == "bfloat16":
         import ml_dtypes
 
         found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
         return found
-    return np.dtype(name)
+    return np.dtype(np.uint8 if name == "fp8" else name)
 
 
 def widen(x: Ndarray) -> Ndarray:

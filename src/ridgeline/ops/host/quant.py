@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.ops.host.memory import Ndarray, widen
 from ridgeline.ops.host.primitives import WIDEN_BLOCK
+from ridgeline.ops.host.stored import FP8_MOST, to_fp8
 from ridgeline.spec.quant import NUMBERS, OUTLIER, Format
 
 LEAST = 2.0**-100  # a smaller magnitude has no inverse in float32: it counts as zero
 EXACT = 512  # products that a float32 adds up without rounding: 512 x 127 x 255 < 2^24
-FP8_MOST = 448
 
 
 def quantize(case: Format) -> Callable[[Ndarray], QuantizedMatrix]:
@@ -61,7 +60,7 @@ def _round(case: Format, weight: Ndarray, codes: Ndarray, scales: Ndarray, zero_
             return
         steps = part * inverse[:, None]
         if numbers.levels:
-            codes[:, _columns(case, g)] = _to_fp8(steps).view(np.uint8)
+            codes[:, _columns(case, g)] = to_fp8(steps)
         else:
             least = -numbers.high if case.numbers == "int8" and zero_points is None else numbers.low
             codes[:, _columns(case, g)] = np.clip(np.rint(steps) + zero[:, None], least, numbers.high)
@@ -154,7 +153,8 @@ def _fp8(case: Format, x: Ndarray, matrix: Any) -> Ndarray:
     """Round each token to e4m3, with its largest magnitude as 448, and multiply the rounded numbers."""
     scale = _token_scales(x, FP8_MOST, matrix.input_scale)
     with np.errstate(invalid="ignore"):
-        rounded = _to_fp8(np.clip(x / scale, -FP8_MOST, FP8_MOST)).astype(np.float32) * scale
+        codes = to_fp8(np.clip(x / scale, -FP8_MOST, FP8_MOST))
+    rounded = np.array(NUMBERS["fp8"].levels, np.float32)[codes] * scale
     return _exact(case, rounded, matrix)
 
 
@@ -242,10 +242,6 @@ def _tokens(x: Ndarray, given: float | None) -> tuple[Ndarray, Ndarray]:
     with np.errstate(invalid="ignore"):
         steps = np.clip(np.rint(x * inverse), -127, 127)
     return np.where(np.isfinite(peak), steps, np.float32(0)), scale
-
-
-def _to_fp8(x: Ndarray) -> Ndarray:
-    return x.astype(ml_dtypes.float8_e4m3fn)
 
 
 def _group_sums(case: Format, steps: Ndarray) -> Ndarray:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from ridgeline.ops.host.memory import Ndarray, dtype_of, widen
+from ridgeline.spec.quant import NUMBERS
 from ridgeline.spec.storage import SCALE_BYTES, Storage
 
+FP8_MOST = 448  # the largest number of e4m3
+_FP8 = np.array(NUMBERS["fp8"].levels, np.float32)
 
-def store_rows(case: Storage) -> Callable[[Ndarray], Ndarray]:
-    def store(x: Ndarray) -> Ndarray:
+
+def store_rows(case: Storage) -> Callable[..., Ndarray]:
+    def store(x: Ndarray, scale: float = 1.0) -> Ndarray:
+        if case.dtype == "fp8":
+            return saturated(x, scale)
         if case.dtype != "int8":
             return rounded(x, dtype_of(case.dtype))
         numbers, scales = quantize(x)
@@ -39,8 +46,26 @@ def quantize(x: Ndarray) -> tuple[Ndarray, Ndarray]:
     return numbers.astype(np.int8), scales
 
 
-def as_floats(rows: Ndarray) -> Ndarray:
-    """Return stored rows [..., numbers], with scales at their end, in float32; float64 stays."""
+def to_fp8(x: Ndarray) -> Ndarray:
+    """Round numbers of at most 448 to e4m3, ties to even; the codes are uint8."""
+    return x.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+
+
+def saturated(x: Ndarray, scale: float) -> Ndarray:
+    """Return x / scale in e4m3. Finite numbers beyond 448 become 448, all others NaN; as csrc/simd.h does."""
+    with np.errstate(all="ignore"):
+        steps = x / np.float32(scale)
+        return to_fp8(np.where(np.isfinite(steps), np.clip(steps, -FP8_MOST, FP8_MOST), np.float32(np.nan)))
+
+
+def as_floats(rows: Ndarray, scale: float = 1.0) -> Ndarray:
+    """Return stored rows [..., numbers] in float32; float64 stays. int8 has scales at the end of rows. scale: the scale
+    of numbers in fp8.
+    """
+    if rows.dtype == np.uint8:
+        found: Ndarray = _FP8[rows]
+        found *= np.float32(scale)
+        return found
     if rows.dtype == np.int8:
         numbers, scales = rows[..., :-SCALE_BYTES], np.ascontiguousarray(rows[..., -SCALE_BYTES:]).view(np.float32)
         return numbers * scales
@@ -77,22 +102,27 @@ def latents_of(pages: Ndarray) -> PageView:
     return values_of(pages) if pages.dtype == np.int8 else PageView(pages.swapaxes(1, 2), None)
 
 
-def read_rows(view: PageView, index: Ndarray, numbers_last: bool) -> Ndarray:
+def read_rows(view: PageView, index: Ndarray, numbers_last: bool, scale: float = 1.0) -> Ndarray:
     """Copy keys or values of pages [n, P] in float32: [n, P * page_tokens, K, D].
 
-    numbers_last: whether the view has the layout of values.
+    numbers_last: whether the view has the layout of values. scale: the scale of numbers in fp8.
     """
     found = view.numbers[index]  # [n, P, K, ...]
     found = found.swapaxes(2, 3) if numbers_last else found.transpose(0, 1, 4, 2, 3)
-    rows = widen(found.reshape(len(index), -1, *found.shape[3:]))
+    found = found.reshape(len(index), -1, *found.shape[3:])
+    rows = as_floats(found, scale) if found.dtype == np.uint8 else widen(found)
     if view.scales is not None:
         rows *= view.scales[index].swapaxes(2, 3).reshape(*rows.shape[:3], 1)
     return rows
 
 
-def write_rows(view: PageView, x: Ndarray, page: Ndarray, slot: Ndarray, numbers_last: bool) -> None:
-    """Write x [T, K, D] into slots of pages."""
-    if view.scales is None:
+def write_rows(
+    view: PageView, x: Ndarray, page: Ndarray, slot: Ndarray, numbers_last: bool, scale: float = 1.0
+) -> None:
+    """Write x [T, K, D] into slots of pages. scale: the scale of numbers in fp8."""
+    if view.numbers.dtype == np.uint8:
+        numbers = saturated(x, scale)
+    elif view.scales is None:
         numbers = rounded(x, view.numbers.dtype)
     else:
         numbers, view.scales[page, :, slot] = quantize(x)

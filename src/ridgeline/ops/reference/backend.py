@@ -24,7 +24,7 @@ from ridgeline.spec.storage import StateDType
 from ridgeline.system import free_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64,
-          "int8": torch.int8}  # fmt: skip
+          "int8": torch.int8, "fp8": torch.uint8}  # fmt: skip
 
 _PLAIN = {
     api.LINEAR: p.linear, api.SPLIT_HEADS: p.split_heads,
@@ -96,7 +96,7 @@ class SdpaBackend:
 
     def primitive(self, op: Op[Any], case: Attention) -> Callable[..., Any]:
         def attend(q: torch.Tensor, kv: DenseKeyValues, sinks: None = None) -> torch.Tensor:
-            rows = q, stored.as_floats(kv.keys, q.dtype), stored.as_floats(kv.values, q.dtype)
+            rows = q, *(stored.as_floats(x, q.dtype, scale) for x, scale in zip(kv[:2], kv.scales, strict=True))
             sequences = zip(*(x.split(list(kv.lengths)) for x in rows), strict=True)
             return torch.cat([_sdpa(case, *sequence) for sequence in sequences]).flatten(1)
 

@@ -35,7 +35,7 @@ def latent_attention(case: LatentAttention):
     def attend(q: Tensor, kv: DenseRows, kv_b: Tensor) -> Tensor:
         outputs = []
         for queries, rows in zip(
-            *(x.split(list(kv.lengths)) for x in (q, as_floats(kv.parts[0], q.dtype))), strict=True
+            *(x.split(list(kv.lengths)) for x in (q, as_floats(kv.parts[0], q.dtype, kv.scales[0]))), strict=True
         ):
             keys_at = torch.arange(len(rows), device=q.device)[None]
             context = Context(rows[:, 0][None], keys_at, torch.ones_like(keys_at, dtype=torch.bool), keys_at)
@@ -51,18 +51,18 @@ def paged_latent_attention(case: LatentAttention):
         outputs = []
         for bucket in kv.layout.buckets:
             for part in parts_of(bucket, pages, max(case.num_heads, case.row)):
-                out = _attend(case, q[part.rows], _gather(pages, part, q.dtype), kv_b)
+                out = _attend(case, q[part.rows], _gather(pages, part, q.dtype, kv.scales[0]), kv_b)
                 outputs.append(out.flatten(0, 1))
         return torch.cat(outputs)[kv.layout.order]
 
     return attend
 
 
-def _gather(pages: Tensor, b: Bucket, dtype: torch.dtype) -> Context:
+def _gather(pages: Tensor, b: Bucket, dtype: torch.dtype, scale: float) -> Context:
     """Gather the keys of a bucket. Keys that no query attends to become 0: they may be NaN, and 0 x NaN is NaN."""
     keys_at, held = key_positions(b, pages.shape[1])
     used = held & (keys_at <= b.positions[:, -1:])
-    rows = as_floats(pages[b.pages], dtype).flatten(1, 3)  # [n, S, rank + rope], a copy
+    rows = as_floats(pages[b.pages], dtype, scale).flatten(1, 3)  # [n, S, rank + rope], a copy
     return Context(rows.masked_fill_(~used[..., None], 0.0), keys_at, held, b.positions)
 
 

@@ -11,6 +11,7 @@ from ridgeline.ops.api import Bucket, PagedKeyValues
 from ridgeline.ops.reference.primitives import sees, softmax
 from ridgeline.ops.reference.stored import as_floats, as_stored
 from ridgeline.spec import ALL, Attention, LatentAttention
+from ridgeline.spec.storage import UNSCALED, KVScales
 
 # Limit of the scores, and of the numbers of keys and values, that one block holds: what fits into a CPU's cache, or
 # keeps a GPU busy. A single query or sequence may exceed it. cost.memory counts these bytes.
@@ -18,9 +19,12 @@ CPU_BLOCK, GPU_BLOCK = 2**20, 2**25
 
 
 def write_pages(case: Attention | LatentAttention):
-    def write(pages: Sequence[Tensor], parts: Sequence[Tensor], write_page: Tensor, write_slot: Tensor) -> None:
-        for view, x in zip(pages, parts, strict=True):
-            view[write_page, write_slot] = as_stored(x, view.dtype)
+    def write(
+        pages: Sequence[Tensor], parts: Sequence[Tensor], write_page: Tensor, write_slot: Tensor,
+        scales: KVScales = UNSCALED,
+    ) -> None:  # fmt: skip
+        for view, x, scale in zip(pages, parts, scales, strict=False):  # latents are one part
+            view[write_page, write_slot] = as_stored(x, view.dtype, scale)
 
     return write
 
@@ -54,7 +58,10 @@ def parts_of(b: Bucket, pages: Tensor, per_key: int) -> Iterator[Bucket]:
 def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor | None, b: Bucket) -> Tensor:
     """Attend with all queries of a bucket, in blocks that bound memory: [n * m, H * D]."""
     # [n, K, S, D]
-    keys, values = (as_floats(x[b.pages].flatten(1, 2).transpose(1, 2), q.dtype) for x in (kv.keys, kv.values))
+    keys, values = (
+        as_floats(x[b.pages].flatten(1, 2).transpose(1, 2), q.dtype, scale)
+        for x, scale in zip(kv[:2], kv.scales, strict=True)
+    )
     keys_at, held = key_positions(b, kv.keys.shape[1])
     # Values that no query attends to may be NaN, and 0 x NaN is NaN: they become 0. Queries are consecutive, so every
     # key from the first query's oldest one to the last query's own is used by one of them, or excluded by a pattern

@@ -90,7 +90,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 def attention(case: Attention):
     def attend(q: Tensor, kv: DenseKeyValues, sinks: Tensor | None = None) -> Tensor:
-        rows = q, as_floats(kv.keys, q.dtype), as_floats(kv.values, q.dtype)
+        rows = q, *(as_floats(x, q.dtype, scale) for x, scale in zip(kv[:2], kv.scales, strict=True))
         sequences = zip(*(x.split(list(kv.lengths)) for x in rows), strict=True)
         return torch.cat([_attend_sequence(case, *sequence, sinks) for sequence in sequences]).flatten(1)
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.ops.reference.primitives import WIDEN_BLOCK
 from ridgeline.ops.reference.primitives import linear as plain_linear
+from ridgeline.ops.reference.stored import FP8_MOST, to_fp8
 from ridgeline.spec.quant import NUMBERS, OUTLIER, Format
 
 LEAST = 2.0**-100  # a smaller magnitude has no inverse in float32: it counts as zero
-FP8_MOST = 448
 
 
 class Matrix(Protocol):
@@ -53,7 +53,7 @@ def quantize(case: Format):
             raise ValueError(f"a weight is not finite, or too large for {case.name}")
         steps = wide * spread(inverse, wide.shape[1], group)
         if numbers.levels:
-            return QuantizedMatrix(case, _to_fp8(steps).view(torch.uint8), scales)
+            return QuantizedMatrix(case, to_fp8(steps), scales)
         codes = steps.round()
         if zero_points is not None:
             codes = codes + spread(zero_points, wide.shape[1], group)
@@ -137,7 +137,8 @@ def _exact(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
 def _fp8(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
     """Round each token to e4m3, with its largest magnitude as 448, and multiply the rounded numbers."""
     scale, _ = _token_scales(x, FP8_MOST, matrix.input_scale)
-    rounded = _to_fp8((x / scale).clamp(-FP8_MOST, FP8_MOST).float()).to(x.dtype) * scale
+    codes = to_fp8((x / scale).clamp(-FP8_MOST, FP8_MOST).float())
+    rounded = codes.view(torch.float8_e4m3fn).to(x.dtype) * scale
     return _exact(case, rounded, matrix)
 
 
@@ -209,10 +210,6 @@ def _token_scales(x: Tensor, most: int, given: float | None) -> tuple[Tensor, Te
     if given is not None:
         peak = torch.full_like(peak, given * most)
     return torch.where(is_finite, peak / most, torch.full_like(peak, torch.nan)), over(most, peak)
-
-
-def _to_fp8(x: Tensor) -> Tensor:
-    return x.to(torch.float8_e4m3fn)
 
 
 def over(number: float, x: Tensor) -> Tensor:

@@ -7,17 +7,28 @@ from torch import Tensor
 
 from ridgeline.spec.storage import SCALE_BYTES, Storage
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8,
+          "fp8": torch.uint8}  # fmt: skip
+FP8_MOST = 448  # the largest number of e4m3
 
 
 def store_rows(case: Storage):
-    return lambda x: as_stored(x, DTYPES[case.dtype])
+    return lambda x, scale=1.0: as_stored(x, DTYPES[case.dtype], scale)
 
 
-def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+def to_fp8(x: Tensor) -> Tensor:
+    """Round numbers of at most 448 to e4m3, ties to even; the codes are uint8."""
+    return x.to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def as_stored(x: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """Round x [..., numbers] to a type, ties to even. int8 numbers are multiples of a scale, the largest magnitude over
-    127, whose four bytes follow them.
+    127, whose four bytes follow them. fp8 is x / scale in e4m3: finite numbers beyond 448 become 448, all others NaN.
     """
+    if dtype == torch.uint8:
+        x = x.float()
+        steps = x / x.new_full((), scale)  # a GPU would multiply with the inverse of a number of Python
+        return to_fp8(torch.where(steps.isfinite(), steps.clamp(-FP8_MOST, FP8_MOST), torch.nan))
     if dtype != torch.int8:
         return x.to(dtype)
     x = x.float()
@@ -29,8 +40,10 @@ def as_stored(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((numbers.to(torch.int8), scales.contiguous().view(torch.int8)), -1)
 
 
-def as_floats(rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Convert stored rows to the type of computation."""
+def as_floats(rows: Tensor, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+    """Convert stored rows to the type of computation. scale: the scale of numbers in fp8."""
+    if rows.dtype == torch.uint8:
+        rows = rows.view(torch.float8_e4m3fn).float().mul_(scale)
     if rows.dtype == torch.int8:
         rows = rows[..., :-SCALE_BYTES] * rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
     return rows.to(dtype)
