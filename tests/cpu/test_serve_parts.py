@@ -197,6 +197,21 @@ def test_the_dashboards_metrics_exist() -> None:
         assert f"# TYPE {base} " in page.text() or f'"{base}"' in source, name
 
 
+def test_the_type_of_the_cache_is_a_label() -> None:
+    from ridgeline.catalog.models import find_model
+    from ridgeline.serve.api import metrics
+    from ridgeline.settings import EngineOptions, resolve
+
+    config = resolve(
+        find_model("llama-3-8b").spec, 256, EngineOptions(max_num_seqs=2), free_bytes=1 << 32, fixed_len=True,
+        kv_cache_dtype="fp8",
+    )  # fmt: skip
+    page = Page({"model_name": "m"})
+    metrics._cache(page, config)
+    labels = f'block_size="16",cache_dtype="fp8",num_gpu_blocks="{config.num_pages[0]}"'
+    assert f'vllm:cache_config_info{{model_name="m",{labels}}} 1\n' in page.text()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("timeout_headers", 0.0), ("timeout_write", float("nan")), ("timeout_engine", 0.5), ("max_connections", 0)],

@@ -13,6 +13,7 @@ from ridgeline.serve.engine.client import EngineDown
 from ridgeline.serve.engine.messages import Report
 from ridgeline.serve.http.connections import REASONS, Connections
 from ridgeline.serve.service import Service
+from ridgeline.settings import EngineConfig
 
 PATIENCE_SECONDS = 2.0  # to wait for an engine that is in a long step
 
@@ -85,6 +86,7 @@ def _server(page: Page, service: Service) -> None:
                gate.capacity)  # fmt: skip
     page.value("counter", "ridgeline:requests_refused_total",
                "Number of requests refused with 429 because the queue was full.", gate.refused)  # fmt: skip
+    _cache(page, service.ready.config)
     _connections(page, service.connections)
     roof = service.ledger.roof()
     page.value("gauge", "ridgeline:roof_bytes_per_second", "Peak memory bandwidth, in bytes per second.",
@@ -96,6 +98,12 @@ def _server(page: Page, service: Service) -> None:
                    service.delivery)  # fmt: skip
     samples = [({"handler": path, "status": str(s)}, float(n)) for (path, s), n in service.statuses.items()]
     page.values("counter", "http_requests_total", "Number of HTTP requests, by path and status.", samples)
+
+
+def _cache(page: Page, config: EngineConfig) -> None:
+    page.value("gauge", "vllm:cache_config_info", "Settings of the KV cache, as labels. The value is always 1.", 1.0,
+               block_size=str(config.block_size), cache_dtype=config.kv_cache_dtype,
+               num_gpu_blocks=str(sum(config.num_pages)))  # fmt: skip
 
 
 def _connections(page: Page, connections: Connections) -> None:
