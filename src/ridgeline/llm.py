@@ -18,6 +18,7 @@ from ridgeline.propose import Proposer, proposer_of
 from ridgeline.runtime import generator
 from ridgeline.runtime.captured import Receive, capture
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.kv_notes import scale_notes
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.runtime.request import Frontend, Prompt, as_batch
@@ -47,10 +48,10 @@ class LLM:
     model: a folder, a GGUF file or a hub id. tokenizer: folder or hub id of the tokenizer, if not the model's. cache:
     "on" is the engine (paged state), "off" naive sampling. batching: "continuous", or "static" for whole batches with
     room for the longest context. "off" and "static" are baselines to measure against. kv_cache_dtype: data type of the
-    KV cache, "auto", "float32", "bfloat16", "float16" or "int8"; with cache="off" keys and values are rounded in the
-    same way. The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An option that is not given is
-    chosen, and `config.reasons` explains the choice. `loaded.notes` has the cost in accuracy of quantized weights or
-    of a rounded KV cache. It is measured once; on_wait is called with a message when that takes a while.
+    KV cache, "auto", "float32", "bfloat16", "float16", "int8" or "fp8"; with cache="off" keys and values are rounded in
+    the same way. The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An option that is not
+    given is chosen, and `config.reasons` explains the choice. `loaded.notes` has the cost in accuracy of quantized
+    weights or of a rounded KV cache. It is measured once; on_wait is called with a message when that takes a while.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
 
@@ -114,6 +115,7 @@ class LLM:
         """Return the model; its notes have the cost in accuracy of quantized weights and of a rounded KV cache."""
         loaded, notes = self._load_weights(model, tokenizer, progress_bar, on_wait)
         loaded = replace(loaded, storage=storage)
+        notes = (*notes, *scale_notes(loaded))
         if not storage.is_exact and has_rows(loaded.spec):
             from ridgeline.evals.price import describe_state
 

@@ -85,7 +85,7 @@ def from_config(name: str, config: Mapping[str, Any]) -> KnownModel:
         return replace(from_config(name, llama_of(config)), denoises=True)
     plain = config_dtype(config) if {"dtype", "torch_dtype"} & set(config) else "bfloat16"
     scheme = quantization_of(config)
-    stored = plain if scheme is None else scheme.storage
+    stored = (scheme.storage if scheme else "") or plain
     return KnownModel(name, spec_from_config(config), plain if stored == "mxfp4" else stored, stored)
 
 

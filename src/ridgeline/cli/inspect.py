@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from ridgeline.spec import AnyLayer, ModelSpec
     from ridgeline.spec.dtype import DType
     from ridgeline.spec.quant import FormatTable
-    from ridgeline.spec.storage import Storage
+    from ridgeline.spec.storage import KVScales, Storage
 
 
 def inspect(
@@ -31,7 +33,7 @@ def inspect(
 ) -> None:
     """Show a model's layers, weights and state, computed from config.json and the headers of quantized weights."""
     from ridgeline.archs import spec_from_config
-    from ridgeline.cli.models import stored_formats
+    from ridgeline.cli.models import stored_weights
     from ridgeline.settings import choose_storage
     from ridgeline.spec.quant import FormatTable, format_of
 
@@ -39,8 +41,10 @@ def inspect(
     spec = spec_from_config(config)
     storage, _ = choose_storage(kv_cache_dtype)
     format = format_of(weights)
-    formats = FormatTable(format) if format.is_lossy else stored_formats(model, spec)
-    report = describe(spec, weight_dtype(config, dtype), max_model_len, formats, storage)
+    stored = stored_weights(model, spec)
+    formats = FormatTable(format) if format.is_lossy or stored is None else stored.formats
+    scales = {} if stored is None else stored.kv_scales
+    report = describe(spec, weight_dtype(config, dtype), max_model_len, formats, storage, scales)
     if json_output:
         import json
 
@@ -78,15 +82,18 @@ def weight_dtype(config: dict[str, Any], wanted: str) -> DType:
 
 
 def describe(
-    spec: ModelSpec, dtype: DType, max_model_len: int | None, formats: FormatTable, storage: Storage
-) -> dict[str, Any]:
+    spec: ModelSpec, dtype: DType, max_model_len: int | None, formats: FormatTable, storage: Storage,
+    kv_scales: Mapping[int, KVScales] = MappingProxyType({}),
+) -> dict[str, Any]:  # fmt: skip
     """Return a model's figures for contexts of up to `max_model_len` tokens (None: the model's longest). Sizes are in
     bytes.
 
     formats: how matrices are stored. storage: how attention's keys and values are stored. Quantized weights are counted
-    as the kernels pack them, plus the embedding in its own type, because its rows are looked up.
+    as the kernels pack them, plus the embedding in its own type, because its rows are looked up. kv_scales: the
+    checkpoint's scales of keys and values in fp8, by layer.
     """
     from ridgeline.spec.footprint import footprint
+    from ridgeline.spec.storage import num_row_layers
     from ridgeline.spec.storage import state_bytes as bytes_of
 
     context = spec.resolve_max_model_len(max_model_len)
@@ -115,6 +122,8 @@ def describe(
         "state_bytes_per_token_at_max_len": state_bytes(context) - state_bytes(context - 1),
         "state_bytes_at_max_len": state_bytes(context),
         "recurrent_state_bytes": state_bytes(0),
+        "row_layers": num_row_layers(spec),
+        "kv_scales": dict(kv_scales),
     }
 
 
@@ -174,7 +183,18 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
         ("vocabulary", f"{r['vocab_size']:,} tokens; the output head is {head}"),
         ("context", f"{r['max_model_len']:,} tokens"),
         ("state", f"{size(per)} per token in {r['state_dtype']}{windowed}{recurrent}; {whole} at full context"),
+        *_scale_rows(r),
     ]
+
+
+def _scale_rows(r: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return a row for the scales of a KV cache in fp8 that a checkpoint has, and that such a cache uses."""
+    from ridgeline.load.kv_scales import describe_scales
+
+    if not r["kv_scales"]:
+        return []
+    used = "" if r["state_dtype"] == "fp8" else "; used with --kv-cache-dtype fp8"
+    return [("fp8 KV cache", describe_scales(r["kv_scales"], r["row_layers"]) + used)]
 
 
 def _format_rows(r: dict[str, Any]) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ridgeline.catalog.models import KnownModel
+    from ridgeline.load.weights import StoredWeights
     from ridgeline.spec import ModelSpec
     from ridgeline.spec.quant import FormatTable
 
@@ -43,19 +44,28 @@ def planned_writer(name: str) -> KnownModel:
 
 def stored_formats(model: str, spec: ModelSpec) -> FormatTable:
     """Return the formats of the matrices that a checkpoint on this machine stores as codes."""
+    from ridgeline.spec.quant import AS_STORED
+
+    stored = stored_weights(model, spec)
+    return AS_STORED if stored is None else stored.formats
+
+
+def stored_weights(model: str, spec: ModelSpec) -> StoredWeights | None:
+    """Return the weights of a quantized checkpoint on this machine, of which only headers and scales of a KV cache are
+    read; None for others.
+    """
     from ridgeline.load.checkpoint import open_checkpoint
     from ridgeline.load.hub import find_model
     from ridgeline.load.packed import open_tensors
     from ridgeline.load.weights import StoredWeights
     from ridgeline.ops.host.memory import NumpyMemory
     from ridgeline.spec.folders import existing
-    from ridgeline.spec.quant import AS_STORED
 
     if existing(model) is None:
-        return AS_STORED
+        return None
     checkpoint = open_checkpoint(find_model(model))
     is_quantized = checkpoint.quantization is not None and any(checkpoint.folder.glob("*.safetensors"))
     if not is_quantized and checkpoint.gguf is None:
-        return AS_STORED
+        return None
     files = open_tensors(checkpoint)
-    return StoredWeights(spec, checkpoint.family.names, files, NumpyMemory(), None, lambda done: None).formats
+    return StoredWeights(spec, checkpoint.family.names, files, NumpyMemory(), None, lambda done: None)

@@ -76,11 +76,13 @@ class HostTensor:
 class TensorFiles:
     """All tensors of a checkpoint's folder, by name.
 
-    stored: matrices that are stored as codes; there are none here. Raises CheckpointError if there are no safetensors
-    files, if one is missing, truncated or malformed, or if a name occurs in two files.
+    stored, kv_scales: matrices that are stored as codes, and scales of a KV cache; there are none here. Raises
+    CheckpointError if there are no safetensors files, if one is missing, truncated or malformed, or if a name occurs in
+    two files.
     """
 
     stored: Mapping[str, Stored] = MappingProxyType({})
+    kv_scales: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, folder: Path) -> None:
         self.files = _find_files(folder)

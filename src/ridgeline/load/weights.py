@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,14 +11,15 @@ import numpy as np
 
 from ridgeline.archs import Names, Read
 from ridgeline.errors import CheckpointError
+from ridgeline.load.kv_scales import layer_scales
 from ridgeline.load.packed import Files
-from ridgeline.load.packed.parts import KV_SUFFIXES
 from ridgeline.load.safetensors import HostTensor
 from ridgeline.load.stored import Stored, cut_format, cut_rows, dequantized
 from ridgeline.ops.api import Array, Memory, QuantizedMatrix, QuantizedStack
 from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.dtype import DTYPE_BYTES, DTYPE_NAMES, DType
 from ridgeline.spec.quant import Activations, Format, FormatTable, coded_bytes, format_of
+from ridgeline.spec.storage import KVScales
 
 Progress = Callable[[int], None]  # called with the bytes of each weight that has been read
 
@@ -44,6 +44,7 @@ class StoredWeights(Mapping[str, Array]):
         activations: Activations | None = None, keeps: Callable[[Format], bool] = lambda format: True,
     ) -> None:  # fmt: skip
         names = names.fitting(spec, {key.removeprefix(names.optional_prefix) for key in files})
+        self._spec, self._names = spec, names
         self._weights, self._reads = {w.name: w for w in spec.weights()}, names.reads(spec)
         self._keys = _resolve_keys(spec, names, self._reads, files)
         self._files, self._memory, self._dtype, self._progress = files, memory, dtype, progress
@@ -74,20 +75,14 @@ class StoredWeights(Mapping[str, Array]):
         return len(self._weights)
 
     @property
-    def kv_scales(self) -> Mapping[int, tuple[float, float]]:
-        """Scales of keys and of values in the KV cache, by layer. Raises CheckpointError for one without the other."""
-        found: dict[int, dict[str, float]] = {}
-        for name, scale in getattr(self._files, "kv_scales", {}).items():
-            layer = re.search(r"\.(\d+)\.", name)
-            kind = next(kind for suffix, kind in KV_SUFFIXES.items() if name.endswith(suffix))
-            if layer is None or found.setdefault(int(layer[1]), {}).setdefault(kind, scale) != scale:
-                raise CheckpointError(
-                    f"{name} is a scale of a KV cache, but the layer is not clear, or has another one"
-                )
-        for i, scales in found.items():
-            if len(scales) != 2:
-                raise CheckpointError(f"layer {i} has a scale of the KV cache for {', '.join(scales)} only")
-        return {i: (scales["k"], scales["v"]) for i, scales in sorted(found.items())}
+    def kv_scales(self) -> Mapping[int, KVScales]:
+        """Scales of keys and of values in an fp8 KV cache, by layer. Raises CheckpointError; see `layer_scales`."""
+        names, spec = self._names, self._spec
+
+        def is_ignored(key: str) -> bool:
+            return names.is_ignored(key.removeprefix(names.optional_prefix), spec)
+
+        return layer_scales(spec, self._files.kv_scales, is_ignored)
 
     @property
     def dtypes(self) -> Mapping[str, DType]:

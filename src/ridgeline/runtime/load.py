@@ -127,7 +127,8 @@ def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: typ
         sizes = _sizes(checkpoint, weights, table, formats, dtype)
     if build is not PassingModel:
         _check_memory(sizes.total - sizes.mapped + spec.frequency_bytes(max_model_len), table)
-    model = build(spec, weights, table, max_model_len, formats)
+    scales = weights.kv_scales if isinstance(weights, StoredWeights) else {}
+    model = build(spec, weights, table, max_model_len, formats, kv_scales=scales)
     notes = (*checkpoint.notes, *missing_kernels(table.memory.device), *_dequantized(weights, format, dtype))
     return LoadedModel(
         model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), sizes.mapped, sizes.total,

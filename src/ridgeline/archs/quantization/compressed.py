@@ -37,11 +37,11 @@ def read(c: Config) -> CompressedTensors:
     ignore = get_texts(c, "ignore")
     kv = c.sub("kv_cache_scheme")
     if kv is not None:
-        _check_kv(kv)
+        check_kv(kv)
     default = c.get_str("format", "")
     raw = c.sub("config_groups")
-    if raw is None or not raw.filled or len(raw.fields()) > MAX_RULES:
-        raise c.error("config_groups", f"must hold 1 to {MAX_RULES} groups")
+    if raw is None or not (raw.filled or kv is not None) or len(raw.fields()) > MAX_RULES:
+        raise c.error("config_groups", f"must hold 1 to {MAX_RULES} groups, or none beside a kv_cache_scheme")
     groups, notes = [], []
     for name in raw.fields():
         inside = raw.sub(name)
@@ -52,7 +52,7 @@ def read(c: Config) -> CompressedTensors:
         if inputs:
             notes.append(EXACT.format(name, inputs))
     c.finish(HARMLESS)
-    return CompressedTensors(notes=tuple(notes), groups=tuple(groups), ignore=ignore)
+    return CompressedTensors(tuple(notes), kv is not None, tuple(groups), ignore)
 
 
 def _group(c: Config, default: str) -> tuple[Group, str]:
@@ -144,7 +144,7 @@ def _inputs(c: Config | None) -> tuple[Activations, bool, str]:
     return "exact", static or dynamic == "local", other
 
 
-def _check_kv(c: Config) -> None:
+def check_kv(c: Config) -> None:
     """Raise ConfigError for a KV cache in other types than fp8 with one scale for each layer."""
     bits, kind, symmetric = c.get_int("num_bits", 8), c.get_str("type", "int"), c.get_bool("symmetric", True)
     if (bits, kind, symmetric) != (8, "float", True) or c.raw("strategy") not in (None, "tensor"):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ridgeline.archs.config import Config
+from ridgeline.archs.quantization.compressed import check_kv
 from ridgeline.archs.quantization.scheme import Fp8, Fp8Blocks, ModelOptNvfp4, Quantization, get_texts
 from ridgeline.spec.quant import LARGEST_GROUP
 
 # The tensors show which modules are quantized; scale_fmt only says that scales are powers of two.
 HARMLESS = ("quant_method", "modules_to_not_convert", "ignored_layers", "scale_fmt", "dequantize")
 _MODELOPT = frozenset(
-    "quant_method producer exclude_modules ignore kv_cache_quant_algo kv_cache_scheme group_size has_zero_point "
+    "quant_method producer exclude_modules ignore kv_cache_quant_algo group_size has_zero_point "
     "pre_quant_scale config_groups quantized_layers".split()
 )
 BOUND = "the upper bound of activations (activation_scale_ub) is not applied: each token has its own scale"
@@ -32,7 +33,7 @@ def read(c: Config) -> Quantization:
             raise c.error("activation_scheme", f"is {scheme!r}; it must be static or dynamic")
         c.expect("kv_cache_scheme", "static", "dynamic")
         c.finish(HARMLESS)
-        return Fp8(static_input=scheme == "static")
+        return Fp8(has_fp8_cache=c.raw("kv_cache_scheme") is not None, static_input=scheme == "static")
     c.expect("activation_scheme", "dynamic")  # blocks with scales of activations are not published
     if len(sizes) != 2 or not all(type(n) is int and 0 < n <= LARGEST_GROUP for n in sizes):
         raise c.error("weight_block_size", f"is {sizes!r}; it must be two positive numbers, rows and columns")
@@ -55,11 +56,15 @@ def read_modelopt(c: Config) -> Quantization:
     c.expect("has_zero_point", False)
     c.expect("pre_quant_scale", False)
     c.expect("kv_cache_quant_algo", "FP8")
+    kv = c.sub("kv_cache_scheme")
+    if kv is not None:
+        check_kv(kv)
+    has_fp8_cache = kv is not None or c.raw("kv_cache_quant_algo") is not None
     c.finish(_MODELOPT)
     if algorithm == "FP8":
-        return Fp8(static_input=True)
+        return Fp8(has_fp8_cache=has_fp8_cache, static_input=True)
     if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
-        return Fp8()
+        return Fp8(has_fp8_cache=has_fp8_cache)
     if algorithm == "NVFP4":
-        return ModelOptNvfp4(notes=(FP4,))
+        return ModelOptNvfp4((FP4,), has_fp8_cache)
     raise c.error("quant_algo", f"is {algorithm!r}; FP8, FP8_PER_CHANNEL_PER_TOKEN and NVFP4 are read")

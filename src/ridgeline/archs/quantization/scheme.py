@@ -19,14 +19,16 @@ INTEGERS: Mapping[int, NumberType] = {2: "int2", 3: "int3", 4: "int4", 5: "int5"
 class Quantization:
     """How a checkpoint stores its matrices. Each format has a class of its own, with the fields that its reader needs.
 
-    notes: one sentence for each thing that is not computed as the config asks.
+    notes: one sentence for each thing that is not computed as the config asks. has_fp8_cache: whether the config asks
+    for a KV cache in fp8.
     """
 
     notes: tuple[str, ...] = ()
+    has_fp8_cache: bool = False
 
     @property
     def storage(self) -> str:
-        """The name of the format of most matrices, for plans."""
+        """The name of the format of most matrices, for plans; empty if they are not quantized."""
         return "fp8"
 
 
@@ -98,14 +100,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors(Quantization):
-    """compressed-tensors. ignore: names, patterns or classes of modules that are not quantized."""
+    """compressed-tensors. groups: none if only the KV cache is quantized. ignore: names, patterns or classes of modules
+    that are not quantized.
+    """
 
     groups: tuple[Group, ...] = ()
     ignore: tuple[str, ...] = ()
 
     @property
     def storage(self) -> str:
-        return self.groups[0].format.name
+        return self.groups[0].format.name if self.groups else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class GGUFFiles:
     def __init__(self, layout: GgufLayout, architecture: Architecture, num_heads: int, num_kv_heads: int) -> None:
         self.files = list(layout.files)
         self.stored: Mapping[str, Stored] = {}  # matrices of codes, which `stored_matrices` finds
+        self.kv_scales: Mapping[str, float] = {}  # the format has none
         self._tensors, self._architecture = layout.tensors, architecture
         self._heads = {"attn_q": num_heads, "attn_k": num_kv_heads}
         self._maps: dict[Any, Array] = {}

@@ -18,7 +18,6 @@ from ridgeline.load.packed.match import match_names
 from ridgeline.load.packed.parts import (
     E4M3,
     FLOATS,
-    KV_SUFFIXES,
     Found,
     Parts,
     check_fp8,
@@ -40,7 +39,7 @@ _LINEAR = ("Linear", "LinearBase")  # class names of all matrices that are multi
 def read(scheme: CompressedTensors, files: TensorFiles) -> Found:
     """Return the matrices, and the scales of KV caches. Raises CheckpointError for parts that do not fit the config."""
     parts = Parts(files)
-    found = Found(kv_scales=parts.kv_scales(KV_SUFFIXES))
+    found = Found(kv_scales=parts.kv_scales())
     modules = sorted({*parts.modules(".weight_packed"), *parts.modules(".weight_scale")})
     for module, group in groups_of(scheme, modules).items():
         found.stored[f"{module}.weight"] = _stored(parts, module, group)

@@ -12,7 +12,7 @@ import numpy as np
 from ridgeline.archs.quantization import Fp8, Fp8Blocks, ModelOptNvfp4
 from ridgeline.errors import CheckpointError
 from ridgeline.load.packed import bits as packing
-from ridgeline.load.packed.parts import E4M3, FLOATS, KV_SUFFIXES, Found, Parts, check_fp8, check_scales, lazily, spread
+from ridgeline.load.packed.parts import E4M3, FLOATS, Found, Parts, check_fp8, check_scales, lazily, spread
 from ridgeline.load.safetensors import TensorFiles
 from ridgeline.load.stored import Stored
 from ridgeline.ops.api import QuantizedMatrix
@@ -23,9 +23,11 @@ NVFP4_GROUP = 16
 
 
 def read_blocks(scheme: Fp8Blocks, files: TensorFiles) -> Found:
-    """Return the matrices. Raises CheckpointError for fp8 without scales, and for scales of another shape."""
+    """Return the matrices, and scales of KV caches. Raises CheckpointError for fp8 without scales, and for scales of
+    another shape.
+    """
     parts, (high, wide) = Parts(files), scheme.blocks
-    found, format = Found(), Format("fp8", wide, high)
+    found, format = Found(kv_scales=parts.kv_scales()), Format("fp8", wide, high)
     missing = []
     for name in (name for name in files if files.info(name).dtype == E4M3):
         shape = parts.matrix(name, E4M3)
@@ -56,7 +58,7 @@ def _read_blocks(parts: Parts, name: str, format: Format) -> QuantizedMatrix:
 def read(scheme: Fp8, files: TensorFiles) -> Found:
     """Return the matrices, and scales of KV caches. Raises CheckpointError for parts that do not fit each other."""
     parts = Parts(files)
-    found = Found(kv_scales=parts.kv_scales(KV_SUFFIXES))
+    found = Found(kv_scales=parts.kv_scales())
     for module in parts.modules(".weight_scale"):
         name = f"{module}.weight"
         shape = parts.matrix(name, E4M3)
@@ -86,7 +88,7 @@ def _read(parts: Parts, module: str, format: Format, static_input: bool) -> Quan
 def read_nvfp4(scheme: ModelOptNvfp4, files: TensorFiles) -> Found:
     """Return the matrices, and scales of KV caches. Raises CheckpointError for parts that do not fit each other."""
     parts, format = Parts(files), Format("fp4", NVFP4_GROUP)
-    found = Found(kv_scales=parts.kv_scales(KV_SUFFIXES))
+    found = Found(kv_scales=parts.kv_scales())
     for module in parts.modules(".weight_scale_2"):
         name = f"{module}.weight"
         rows, half = parts.matrix(name, "U8")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ridgeline.errors import CheckpointError
+from ridgeline.load.kv_scales import SUFFIXES
 from ridgeline.load.safetensors import TensorFiles, TensorInfo
 from ridgeline.load.stored import Ndarray, Stored
 
@@ -89,17 +90,10 @@ class Parts:
         self.expect(name, FLOATS, (), (1,))
         return float(self.scales(name).reshape(-1)[0])
 
-    def kv_scales(self, suffixes: Mapping[str, str]) -> dict[str, float]:
-        """Return the scales of KV caches: all tensors whose names end as `suffixes` say."""
-        names = [name for name in self._files if name.endswith(tuple(suffixes))]
+    def kv_scales(self) -> dict[str, float]:
+        """Return the scales of KV caches by the names of their tensors. Raises CheckpointError for invalid ones."""
+        names = [name for name in self._files if name.endswith(tuple(SUFFIXES))]
         return {name: self.scalar(name) for name in names}
-
-
-# Ends of the names that tools give to scales of KV caches, with what each scales.
-KV_SUFFIXES: Mapping[str, str] = {
-    ".self_attn.k_scale": "k", ".self_attn.v_scale": "v", ".k_proj.k_scale": "k", ".v_proj.v_scale": "v",
-    ".k_proj.output_scale": "k", ".v_proj.output_scale": "v", ".attn.k_scale": "k", ".attn.v_scale": "v",
-}  # fmt: skip
 
 
 def check_scales(name: str, scales: Ndarray, *, zero: bool = False) -> Ndarray:
