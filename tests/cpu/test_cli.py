@@ -350,7 +350,7 @@ def test_doctor_as_json(run: Run) -> None:
     found = run("doctor", "--json", "--device", "reference", "--ops", "attention=reference")
     assert (found.returncode, found.stderr) == (0, "")
     report = json.loads(found.stdout)
-    assert list(report) == ["machine", "kernels", "devices", "versions", "ops"]
+    assert list(report) == ["machine", "kernels", "devices", "versions", "schemes", "ops"]
     assert "extension" in report["kernels"]
     assert {"cpu", "reference"} <= set(report["devices"])
     assert list(report["ops"]) == ["reference"]

@@ -17,7 +17,7 @@ from torch import nn
 from oracle.build import PLAIN, double, make_model, oracle_logits, redraw
 from oracle.case import prompts
 from oracle.families import CASES
-from oracle.packers import Recipe, Tensors, write
+from oracle.packers import RECIPES, Recipe, Tensors, write
 from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.load.packed import open_tensors
 from ridgeline.load.weights import StoredWeights
@@ -42,6 +42,14 @@ def plain_model(name: str, sizes: tuple[tuple[str, int], ...] = ()) -> tuple[nn.
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     model.save_pretrained(folder)
     return model, folder
+
+
+def packed_folder(recipe: str, folder: Path, family: str = "llama_gqa") -> Path:
+    """Write the tiny model of a case in a format, with sizes that the format can have, and return its folder."""
+    is_round = "mxfp4" in recipe or "nvfp4" in recipe or any(bits in recipe for bits in "23")
+    _, source = plain_model(family, tuple(ROUND.items()) if is_round else ())
+    write(RECIPES[recipe], source, folder / "packed")
+    return folder / "packed"
 
 
 def theirs(name: str, dense: Tensors, folder: Path, sizes: dict[str, int]) -> list[np.ndarray]:

@@ -8,6 +8,7 @@ import pytest
 from published import PUBLISHED
 
 from ridgeline.archs import FAMILIES, spec_from_config
+from ridgeline.cli.flags.known import StoredMatrices
 from ridgeline.cli.inspect import describe
 from ridgeline.spec import from_json, to_json
 from ridgeline.spec.quant import AS_STORED
@@ -56,7 +57,7 @@ def test_inspect_counts_recurrent_state_in_float32() -> None:
     in 32 bits.
     """
     spec = spec_from_config(PUBLISHED["ai21labs/Jamba-v0.1"][0])
-    report = describe(spec, "bfloat16", None, AS_STORED, STORAGES["bfloat16"])
+    report = describe(spec, "bfloat16", None, StoredMatrices(AS_STORED), STORAGES["bfloat16"])
     recurrent, per_token = 28 * 8192 * (16 + 3) * 4, 4 * 2 * 8 * 128 * 2
     assert report["recurrent_state_bytes"] == recurrent
     assert report["state_bytes_per_token"] == per_token

@@ -228,6 +228,8 @@ def test_evaluate_and_verify(printed: Callable[..., list[Any]]) -> None:
 def test_calibrate_doctor_inspect_and_settings(printed: Callable[..., list[Any]]) -> None:
     from ridgeline.archs import spec_from_config
     from ridgeline.catalog.models import published
+    from ridgeline.cli.flags.known import StoredMatrices
+    from ridgeline.cli.show.matrices import MatrixRow, matrix_table
     from ridgeline.settings import EngineOptions, resolve
     from ridgeline.spec.quant import AS_STORED
     from ridgeline.spec.storage import STORAGES
@@ -247,8 +249,13 @@ def test_calibrate_doctor_inspect_and_settings(printed: Callable[..., list[Any]]
     refusals = {"cpu": "a window of 4,096 tokens is more than 1,234 rows", "torch": "head_dim 257"}
     rows = [{"op": "quantized_linear", "case": "int4-128", "backend": "reference", "refusals": refusals}]
     assert every_width([doctor.ops_table("ops on cuda:0", rows), doctor.facts_table("machine", doctor.machine())]) == 2
+    row = {"scheme": "gptq-int4, groups of 128", "format": "int4-128-asym-exact", "served by": "dequantized",
+           "refused by": "cpu: kernels have no layout for int4-128-asym-exact; numpy: is composed"}  # fmt: skip
+    matrices = [MatrixRow(f"layers.{i}.mlp.experts.down.weight", "int4-128-asym-exact", "nf4-64", 123_456_789, 4.15625,
+                          "composed") for i in (0, 1, 2, 30)]  # fmt: skip
+    assert every_width([doctor.schemes_table("schemes on cpu", [row]), matrix_table(matrices)]) == 2
     spec = spec_from_config(published()["deepseek-ai/DeepSeek-V3"]["config"])
-    report = inspect.describe(spec, "bfloat16", None, AS_STORED, STORAGES["bfloat16"])
+    report = inspect.describe(spec, "bfloat16", None, StoredMatrices(AS_STORED), STORAGES["bfloat16"])
     assert every_width(printed(inspect._print, "deepseek-v3", spec, report, STORAGES["bfloat16"])) == 1
     config = resolve(spec, 131_072, EngineOptions(), kv_cache_dtype="auto", free_bytes=1 << 45, fixed_len=True,
                      fraction=0.9)  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,17 +15,21 @@ from ridgeline.archs.llada import MODEL_TYPE, llama_of
 from ridgeline.catalog.machines import nearest, read_data
 from ridgeline.errors import RequestError
 from ridgeline.spec import ModelSpec, from_json
-from ridgeline.spec.dtype import DTYPE_NAMES, config_dtype
+from ridgeline.spec.dtype import DTYPE_NAMES, DType, config_dtype
 from ridgeline.spec.folders import existing, read_json
+from ridgeline.spec.quant import AS_STORED, Format, FormatTable
 
 BUILT_IN = ("pocket", "pocket-draft")
 
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model to plan for. weights, experts: published types of its matrices and of its experts' matrices. denoises:
-    whether it is a diffusion model (plan/denoise.py); its spec then describes the autoregressive model of the same
-    shape.
+    """A model to plan for.
+
+    weights, experts: published types of its matrices and of its experts' matrices. denoises: whether it is a diffusion
+    model (plan/denoise.py); its spec then describes the autoregressive model of the same shape. formats: matrices that
+    the files of a checkpoint have as codes. dtypes: types of its other matrices, by name; empty where nobody read the
+    files. dequantized: formats of the matrices that the files have as codes, and that become floats, by name.
     """
 
     name: str
@@ -33,11 +37,18 @@ class KnownModel:
     weights: str
     experts: str
     denoises: bool = False
+    formats: FormatTable = AS_STORED
+    dtypes: Mapping[str, DType] = field(default_factory=dict)
+    dequantized: Mapping[str, Format] = field(default_factory=dict)
 
 
 def find_writer(name: str) -> KnownModel:
     """Find a model as `find_model` does, but raise RequestError for a diffusion model."""
-    found = find_model(name)
+    return checked_writer(find_model(name))
+
+
+def checked_writer(found: KnownModel) -> KnownModel:
+    """Return a model. Raises RequestError for a diffusion model."""
     if found.denoises:
         raise RequestError(
             f"{found.name} is a diffusion model, which has no decode steps; only `ridgeline plan` supports it"
@@ -93,8 +104,7 @@ def _read(path: Path) -> KnownModel:
     file = path / "config.json" if path.is_dir() else path
     if file.suffix == ".gguf":
         raise RequestError(
-            f"{path} is a GGUF file, which commands read, but this function does not; "
-            "give the config.json of the original model"
+            f"{path} is a GGUF file, whose header is not read here; give the config.json of the original model"
         )
     value = read_json(file)
     if "layers" not in value:

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 PACKAGES = (
     "ridgeline", "numpy", "ml_dtypes", "tokenizers", "safetensors", "huggingface_hub", "jinja2", "torch", "triton",
 )  # fmt: skip
+# Schemes of `ridgeline quantize` and types of checkpoints -> the format of their matrices.
+SCHEMES = {
+    "awq-int4, gptq-int4": "int4-asym-exact", "gptq-int4, groups of 128": "int4-128-asym-exact",
+    "GPTQ without zero points": "int4-128-exact", "gptq-int3": "int3-asym-exact", "gptq-int2": "int2-asym-exact",
+    "gptq-int6": "int6-asym-exact", "rtn-int8": "int8-exact", "smooth-int8, W8A8": "int8", "llm.int8": "int8-outliers",
+    "fp8": "fp8", "FP8_DYNAMIC": "fp8-fp8", "fp8 in blocks": "fp8-128x128", "GGUF Q4_0": "int4-exact",
+    "GGUF Q8_0": "int8-32-exact", "nf4": "nf4-64", "MXFP4": "fp4-32", "NVFP4": "fp4-16",
+}  # fmt: skip
 CPU_FLAGS = ("avx2", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd")
 
 
@@ -44,6 +52,7 @@ def doctor(
         "kernels": kernels(),
         "devices": found | missing_devices(),
         "versions": versions(),
+        "schemes": {name: scheme_rows(open_table(name, overrides)) for name in names},
         "ops": {name: op_rows(open_table(name, overrides)) for name in names},
     }
     if json_output:
@@ -104,6 +113,28 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             out[package] = "not installed"
     return out
+
+
+def scheme_rows(table: OpsTable) -> list[dict[str, str]]:
+    """Return for each scheme of quantized models the backend that multiplies with its matrices.
+
+    dequantized: the device has kernels, but none for the scheme, so that its matrices become floats when they load.
+    """
+    from ridgeline.ops import api
+    from ridgeline.ops.table import COMPOSED
+    from ridgeline.spec.quant import PLAIN, format_of
+
+    has_kernels = table.choose(api.PRODUCT, PLAIN).backend != COMPOSED
+    rows = []
+    for scheme, name in SCHEMES.items():
+        choice = table.choose(api.PRODUCT, format_of(name))
+        is_served = choice.backend != COMPOSED
+        served = choice.backend if is_served else "dequantized" if has_kernels else choice.backend
+        refusals = "; ".join(f"{backend}: {reason}" for backend, reason in choice.refusals)
+        rows.append(
+            {"scheme": scheme, "format": name, "served by": served, "refused by": "" if is_served else refusals}
+        )
+    return rows
 
 
 def op_rows(table: OpsTable) -> list[dict[str, Any]]:
@@ -197,7 +228,9 @@ def _print(report: dict[str, Any]) -> None:
 
     titles = ("machine", "kernels", "devices", "versions")
     facts = [facts_table(title, report[title]) for title in titles]
-    show(screen(), *facts, *(ops_table(f"ops on {device}", rows) for device, rows in report["ops"].items()))
+    schemes = (schemes_table(f"schemes on {device}", rows) for device, rows in report["schemes"].items())
+    ops = (ops_table(f"ops on {device}", rows) for device, rows in report["ops"].items())
+    show(screen(), *facts, *schemes, *ops)
 
 
 def facts_table(title: str, facts: Mapping[str, str]) -> Table:
@@ -207,6 +240,17 @@ def facts_table(title: str, facts: Mapping[str, str]) -> Table:
     table = Table(title, (Column("", right=False), Column("value", right=False, wraps=True)), has_header=False)
     for name, value in facts.items():
         table.add_row(name, value)
+    return table
+
+
+def schemes_table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
+    """Return a table of the rows of `scheme_rows`."""
+    from ridgeline.cli.show.tables import Column, Table
+
+    names = ("scheme", "format", "served by", "refused by")
+    table = Table(title, [Column(name, right=False, wraps=name == "refused by") for name in names])
+    for row in rows:
+        table.add_row(*(row[name] for name in names))
     return table
 
 

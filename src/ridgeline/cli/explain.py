@@ -11,6 +11,9 @@ from ridgeline.cli.flags import options as o
 from ridgeline.cli.flags.groups import EngineFlags, grouped
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ridgeline.cli.show.matrices import MatrixRow
     from ridgeline.settings import EngineConfig
 
 
@@ -28,7 +31,7 @@ class StorageFlags:
 @grouped
 def explain(
     *,
-    model: Annotated[str, typer.Argument(help="A published model by name, a folder, or a config.json.")],
+    model: Annotated[str, typer.Argument(help="A published model by name, a folder, a GGUF file, or a config.json.")],
     storage: StorageFlags,
     engine: EngineFlags,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -39,7 +42,7 @@ def explain(
     """
     from ridgeline.cost.calibration import this_machine
 
-    config, weight_bytes, name = _config(model, storage, engine)
+    config, weight_bytes, name, matrices = _config(model, storage, engine)
     _, note = this_machine()
     if json_output:
         import json
@@ -47,21 +50,25 @@ def explain(
 
         settings = [asdict(s) for s in config.settings()]
         memory = dict(config.memory(weight_bytes))
-        print(json.dumps({"model": name, "settings": settings, "memory": memory, "machine": note}, indent=2))
+        found = {"model": name, "settings": settings, "memory": memory, "machine": note}
+        print(json.dumps({**found, "matrices": [asdict(row) for row in matrices]}, indent=2))
         return
     from ridgeline.cli.flags.settings import settings_tables
+    from ridgeline.cli.show.matrices import matrix_table
     from ridgeline.cli.show.tables import Line, screen, show
 
-    show(screen(), *settings_tables(name, config, weight_bytes), Line(note, style="dim"))
+    tables = settings_tables(name, config, weight_bytes)
+    show(screen(), *tables, *([matrix_table(matrices)] if matrices else []), Line(note, style="dim"))
 
 
-def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[EngineConfig, int, str]:
-    """Return the settings, the bytes of the weights and the model's name. Raises RequestError if the weights do not
-    fit.
+def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[EngineConfig, int, str, Sequence[MatrixRow]]:
+    """Return the settings, the bytes of the weights, the model's name and its matrices. Raises RequestError if the
+    weights do not fit.
     """
     from dataclasses import replace
 
-    from ridgeline.cli.models import planned_writer, stored_formats
+    from ridgeline.cli.flags.known import StoredMatrices, find_known_writer
+    from ridgeline.cli.show.matrices import matrix_rows
     from ridgeline.errors import RequestError
     from ridgeline.settings import choose_storage, resolve
     from ridgeline.settings.advice import machine_advice
@@ -71,28 +78,30 @@ def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[Engin
     from ridgeline.spec.text import num_bytes
     from ridgeline.system import free_bytes, num_cores
 
-    known, format = planned_writer(model), format_of(flags.weights, flags.activations)
-    formats = FormatTable(format)
-    if not format.is_lossy and known.weights not in DTYPE_NAMES and model.endswith(".gguf"):
-        formats = stored_formats(model, known.spec)
+    known, format = find_known_writer(model), format_of(flags.weights, flags.activations)
+    formats = FormatTable(format) if format.is_lossy else known.formats
     dtype = DTYPE_NAMES.get(flags.dtype if flags.dtype != "auto" else known.weights, "bfloat16")
     storage, _ = choose_storage(flags.kv_cache_dtype)
     length = known.spec.resolve_max_model_len(flags.max_model_len)
-    size = footprint(known.spec, formats, dtype, packs=True).total + known.spec.frequency_bytes(length)
+    own = {} if format.is_lossy or flags.dtype != "auto" else known.dtypes
+    size = footprint(known.spec, formats, dtype, packs=True, dtypes=own).total + known.spec.frequency_bytes(length)
     free = free_bytes() - size
     if free <= 0:
         raise RequestError(
             f"the weights of {known.name} need {num_bytes(size)}, but only {num_bytes(free + size)} are free; "
             "use --weights int8 or int4, or free some memory"
         )
-    advice = machine_advice(known.spec, formats.main.name if formats.is_lossy else dtype, storage.dtype)
+    main = formats.main
+    advice = machine_advice(known.spec, main.name if main.is_lossy else dtype, storage.dtype)
     config = resolve(
         known.spec, length, engine.options(), kv_cache_dtype=flags.kv_cache_dtype,
         free_bytes=free, fixed_len=flags.max_model_len is not None, fraction=0.5, advice=advice,
     )  # fmt: skip
     reasons = {"threads": f"one per physical core that this process may use; the machine has {num_cores()} CPUs"}
     more = {n: r for n, r in (advice.reasons if advice else {}).items() if n not in config.reasons}
-    return replace(config, threads=_threads(), reasons={**config.reasons, **reasons, **more}), size, known.name
+    stored = StoredMatrices(formats, known.dequantized if not format.is_lossy else {}, own)
+    rows = tuple(matrix_rows(known.spec, stored, dtype)) if formats.is_lossy or known.dtypes else ()
+    return replace(config, threads=_threads(), reasons={**config.reasons, **reasons, **more}), size, known.name, rows
 
 
 def _threads() -> int | None:

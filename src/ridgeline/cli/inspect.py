@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,10 +10,11 @@ import typer
 from ridgeline.cli.flags import options as o
 
 if TYPE_CHECKING:
+    from ridgeline.cli.flags.known import StoredMatrices
     from ridgeline.spec import AnyLayer, ModelSpec
     from ridgeline.spec.dtype import DType
     from ridgeline.spec.quant import FormatTable
-    from ridgeline.spec.storage import KVScales, Storage
+    from ridgeline.spec.storage import Storage
 
 
 def inspect(
@@ -33,18 +33,21 @@ def inspect(
 ) -> None:
     """Show a model's layers, weights and state, computed from config.json and the headers of quantized weights."""
     from ridgeline.archs import spec_from_config
-    from ridgeline.cli.models import stored_weights
+    from ridgeline.cli.flags.known import StoredMatrices, quantized_checkpoint, stored_matrices
     from ridgeline.settings import choose_storage
+    from ridgeline.spec.dtype import DTYPE_NAMES
     from ridgeline.spec.quant import FormatTable, format_of
 
-    config = _config(model, revision)
-    spec = spec_from_config(config)
     storage, _ = choose_storage(kv_cache_dtype)
     format = format_of(weights)
-    stored = stored_weights(model, spec)
-    formats = FormatTable(format) if format.is_lossy or stored is None else stored.formats
-    scales = {} if stored is None else stored.kv_scales
-    report = describe(spec, weight_dtype(config, dtype), max_model_len, formats, storage, scales)
+    checkpoint = quantized_checkpoint(model) if revision is None else None
+    config = _config(model, revision) if checkpoint is None else dict(checkpoint.config)
+    spec = spec_from_config(config) if checkpoint is None else checkpoint.spec
+    stored = StoredMatrices(FormatTable(format))
+    if checkpoint is not None:
+        found = stored_matrices(checkpoint, DTYPE_NAMES.get(dtype))
+        stored = found if not format.is_lossy else replace(found, formats=FormatTable(format))
+    report = describe(spec, weight_dtype(config, dtype), max_model_len, stored, storage)
     if json_output:
         import json
 
@@ -82,21 +85,25 @@ def weight_dtype(config: dict[str, Any], wanted: str) -> DType:
 
 
 def describe(
-    spec: ModelSpec, dtype: DType, max_model_len: int | None, formats: FormatTable, storage: Storage,
-    kv_scales: Mapping[int, KVScales] = MappingProxyType({}),
-) -> dict[str, Any]:  # fmt: skip
+    spec: ModelSpec, dtype: DType, max_model_len: int | None, stored: StoredMatrices, storage: Storage
+) -> dict[str, Any]:
     """Return a model's figures for contexts of up to `max_model_len` tokens (None: the model's longest). Sizes are in
     bytes.
 
-    formats: how matrices are stored. storage: how attention's keys and values are stored. Quantized weights are counted
-    as the kernels pack them, plus the embedding in its own type, because its rows are looked up. kv_scales: the
-    checkpoint's scales of keys and values in fp8, by layer.
+    stored: how matrices are stored, with the checkpoint's scales of keys and values in fp8. storage: how attention's
+    keys and values are stored. Quantized weights are counted as the kernels pack them, plus the embedding in its own
+    type, because its rows are looked up.
     """
+    from dataclasses import asdict
+
+    from ridgeline.cli.show.matrices import matrix_rows
     from ridgeline.spec.footprint import footprint
     from ridgeline.spec.storage import num_row_layers
     from ridgeline.spec.storage import state_bytes as bytes_of
 
-    context = spec.resolve_max_model_len(max_model_len)
+    formats, context = stored.formats, spec.resolve_max_model_len(max_model_len)
+    is_coded = formats.is_lossy or bool(stored.dtypes)
+    rows = tuple(matrix_rows(spec, stored, dtype)) if is_coded else ()
     states = [layer.mixer.state() for layer in spec.layers if layer.mixer]
 
     def state_bytes(tokens: int) -> int:
@@ -113,9 +120,9 @@ def describe(
         "num_active_params": spec.num_active_params(),
         "weight_dtype": dtype,
         "weight_format": formats.main.name,
-        "weight_bytes": footprint(spec, formats, dtype, packs=formats.is_lossy).total,
+        "weight_bytes": footprint(spec, formats, dtype, packs=is_coded, dtypes=stored.dtypes).total,
         "formats": _by_format(spec, formats, dtype),
-        "matrices": {name: format.name for name, format in (formats.by_name or {}).items()},
+        "matrices": [asdict(row) for row in rows],
         "compute_dtype": "float32",
         "state_dtype": storage.dtype,
         "state_bytes_per_token": state_bytes(1) - state_bytes(0),
@@ -123,7 +130,7 @@ def describe(
         "state_bytes_at_max_len": state_bytes(context),
         "recurrent_state_bytes": state_bytes(0),
         "row_layers": num_row_layers(spec),
-        "kv_scales": dict(kv_scales),
+        "kv_scales": dict(stored.kv_scales),
     }
 
 
@@ -161,7 +168,12 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> 
     facts = Table("", (Column("", right=False), Column("value", right=False, wraps=True)), has_header=False)
     for name, value in _facts(r):
         facts.add_row(name, value)
-    show(screen(), *parts, facts)
+    parts.append(facts)
+    if r["matrices"]:
+        from ridgeline.cli.show.matrices import MatrixRow, matrix_table
+
+        parts.append(matrix_table([MatrixRow(**row) for row in r["matrices"]]))
+    show(screen(), *parts)
 
 
 def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:

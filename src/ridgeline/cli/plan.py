@@ -21,7 +21,9 @@ def _option(panel: str, *names: str, help: str) -> Any:
     return option(*names, help=help, panel=panel)
 
 
-_Model = Annotated[str, typer.Argument(help="A published model's name (mistral-7b), a folder or a config.json.")]
+_Model = Annotated[
+    str, typer.Argument(help="A published model's name (mistral-7b), a folder, a GGUF file or a config.json.")
+]
 _Changes = Annotated[
     list[str] | None,
     typer.Argument(help="Changes to apply, or to rank with --compare: kv=fp8 mla=512+64 tp=2 ... Default: none."),
@@ -62,7 +64,12 @@ _Output = Annotated[
 ]
 _Weights = Annotated[
     str | None,
-    _option(_LOAD, "--weights", help="Type of the weights: bf16, fp8, int8, int4 ... Default: as published."),
+    _option(
+        _LOAD,
+        "--weights",
+        help="Type of the weights: bf16, fp8, int8, int4 ..., or a scheme of `ridgeline quantize` such as gptq-int3. "
+        "Default: as published, or as a checkpoint's files have them.",
+    ),
 ]
 _Kv = Annotated[
     str | None, _option(_LOAD, "--kv", help="Type of the KV cache: bf16, fp8, int8 ... Default: as --activations.")
@@ -130,6 +137,8 @@ def plan(
         deployment = change(deployment, ",".join(changes)).deployment
     rows = ranked(deployment, load, changes or []) if compare else ()
     report = _report(name, deployment, load, slo, rows, explain) | {"times": note}
+    if weights and (made := how_to_make(weights)):
+        report["weights"] = made
     if plot:
         from ridgeline.plan.picture import draw
         from ridgeline.plan.planner import Planner
@@ -154,9 +163,9 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, D
     from dataclasses import replace
 
     from ridgeline.catalog.machines import link as find_link
-    from ridgeline.cli.models import planned_model
+    from ridgeline.cli.flags.known import find_known, precision_of
     from ridgeline.cost.calibration import find_machine
-    from ridgeline.cost.precision import default_precision, storage_type
+    from ridgeline.cost.precision import storage_type
     from ridgeline.cost.shard import Scheme
     from ridgeline.plan.planner import Deployment
 
@@ -164,17 +173,29 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, D
     if options["link"]:
         joined = find_link(options["link"])
         machine = replace(machine, link=joined, sources={**machine.sources, "link": joined.source})
-    known = planned_model(model)
-    types = {n: storage_type(options[n]) if options[n] else None for n in ("weights", "kv", "activations")}
-    precision = default_precision(
-        machine, types["weights"] or known.weights, types["weights"] or known.experts, state=types["kv"],
-        activations=types["activations"],
-    )  # fmt: skip
+    known = find_known(model, on_cpu=machine.kind == "cpu")
+    types = {n: storage_type(options[n]) if options[n] else None for n in ("kv", "activations")}
+    precision = precision_of(
+        known, machine, weights=options["weights"], state=types["kv"], activations=types["activations"]
+    )
     scheme = Scheme(**options["scheme"])
     if machine.rates is not None and machine.link is not None and scheme.devices > scheme.replicas:
         note += f"; {scheme.devices} machines like this one are assumed, joined by {machine.link.name} at "
         note += f"{machine.link.bytes_per_s / 1e9:.1f} GB/s each"
     return known, note, Deployment(known.spec, machine, precision, scheme, page_tokens=options["page"])
+
+
+def how_to_make(weights: str) -> str:
+    """Return how to get a model in a scheme that chooses codes with data; an empty text for other types."""
+    from ridgeline.spec.schemes import scheme_of
+
+    if scheme_of(weights.lower()) is None:
+        return ""
+    name = weights.lower()
+    return (
+        f"{name} needs a quantized folder: write one with `ridgeline quantize MODEL --scheme {name} --out DIR`; other "
+        "commands open it without --weights"
+    )
 
 
 def shape(batch: int, context: int | None, prompt: int | None, output: int | None, limit: int) -> Load:

@@ -177,17 +177,16 @@ def simulate(
 
 def deployment_of(model: str, flags: DeploymentFlags) -> tuple[str, str, Deployment]:
     """Return the model's name, a note on where the step times come from, and the model on its machine."""
-    from ridgeline.cli.models import planned_writer
+    from ridgeline.cli.flags.known import find_known_writer, precision_of
     from ridgeline.cost.calibration import find_machine
-    from ridgeline.cost.precision import default_precision
     from ridgeline.plan.changes import change
     from ridgeline.plan.planner import Deployment
 
-    known, (found, note) = planned_writer(model), find_machine(flags.hardware)
+    found, note = find_machine(flags.hardware)
+    known = find_known_writer(model, on_cpu=found.kind == "cpu")
     times = f"step times come from {flags.step_times}" if flags.step_times else note
-    precision = default_precision(found, known.weights, known.experts)
     deployment = Deployment(
-        known.spec, found, precision, page_tokens=flags.block_size, chunk=flags.max_num_batched_tokens
+        known.spec, found, precision_of(known, found), page_tokens=flags.block_size, chunk=flags.max_num_batched_tokens
     )
     if flags.changes:
         deployment = change(deployment, ",".join(flags.changes)).deployment

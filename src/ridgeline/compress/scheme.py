@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
 
 from ridgeline.errors import RequestError
 from ridgeline.load.gguf.blocks import TYPES
 from ridgeline.load.gguf.encode import is_searched
 from ridgeline.load.gguf.stored import format_of_block
-from ridgeline.spec.quant import ACTIVATIONS, LARGEST_GROUP, PLAIN, Format, NumberType
+from ridgeline.spec.quant import ACTIVATIONS, LARGEST_GROUP, PLAIN, Format, Method
+from ridgeline.spec.schemes import BITS, scheme_of
 
-Method = Literal["rtn", "clip", "awq", "gptq", "smooth", "type"]
-METHODS: tuple[Method, ...] = ("rtn", "clip", "awq", "gptq", "smooth")
+__all__ = ["BITS", "Scheme", "parse_scheme"]
+
 # Types of GGUF files that a whole model can be written in, as llama-quantize does, by the name of the scheme.
 GGUF_TYPES: Mapping[str, str] = MappingProxyType(
     {kind.lower(): kind for kind in ("Q8_0", "Q6_K", "Q4_K", "Q4_0", "F16", "BF16")}
 )
-BITS: tuple[NumberType, ...] = ("int8", "int6", "int5", "int4", "int3", "int2")
 EXAMPLES = "awq-int4, gptq-int3, clip-int4, rtn-int8, smooth-int8, llm.int8, fp8, q4_k, f16"
-GROUP = 32  # columns that share a scale, in fewer than 8 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +78,11 @@ def parse_scheme(
     """
     if name in GGUF_TYPES:
         return _typed(name, group, symmetric, activations)
-    if name == "llm.int8":
-        found = Scheme(name, "rtn", Format("int8", activations="outliers"))
-    elif name == "fp8":
-        found = Scheme(name, "rtn", Format("fp8"))
-    else:
-        method, _, numbers = name.partition("-")
-        if method not in METHODS or numbers not in (*BITS, "fp8"):
-            raise RequestError(f"scheme (--scheme) {name!r} is not known; schemes are such as {EXAMPLES}")
-        kind: NumberType = next(n for n in (*BITS, "fp8") if n == numbers)
-        found = Scheme(name, next(m for m in METHODS if m == method), _format(kind, method))
-    return replace(found, format=_with(found.format, group, symmetric, activations))
+    found: tuple[Method, Format] | None = ("rtn", Format("fp8")) if name == "fp8" else scheme_of(name)
+    if found is None:
+        raise RequestError(f"scheme (--scheme) {name!r} is not known; schemes are such as {EXAMPLES}")
+    method, format = found
+    return Scheme(name, method, _with(format, group, symmetric, activations))
 
 
 def _typed(name: str, group: int | None, symmetric: bool | None, activations: str | None) -> Scheme:
@@ -124,9 +116,3 @@ def _with(format: Format, group: int | None, symmetric: bool | None, activations
             raise RequestError("activations in int8 need weights in whole numbers; take --activations fp8 or exact")
         format = replace(format, activations=known)
     return format
-
-
-def _format(numbers: NumberType, method: str) -> Format:
-    if numbers in ("int8", "fp8"):
-        return Format(numbers, activations="int8" if method == "smooth" and numbers == "int8" else "exact")
-    return Format(numbers, GROUP, offsets="zero_points")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from ridgeline.cost.memory import BOOKKEEPING_BYTES, Workspace
-from ridgeline.cost.precision import Precision
+from ridgeline.cost.precision import Precision, packed_bytes
 from ridgeline.cost.shard import Scheme, device_weight_bytes
 from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.groups import StateGroup, state_groups
@@ -75,8 +75,7 @@ class Memory:
     ) -> None:  # fmt: skip
         self._spec, self._precision, self._hardware, self._scheme = spec, precision, hardware, scheme
         self._chunk, self._drafts = chunk, drafts
-        held = held_weights(spec, precision)
-        self.weight_bytes = sum(device_weight_bytes(w, precision.weight_bytes(w), scheme) for w in held) / scheme.pp
+        self.weight_bytes = _weight_bytes(spec, precision, hardware, scheme)
         self.groups = page_groups(spec, precision, page_tokens, tp=scheme.tp)
         self.bookkeeping_bytes = BOOKKEEPING_BYTES if hardware.kind == "cpu" else 0
         # The workspace is the engine's own count, with the pages that the engine has today: float32.
@@ -127,6 +126,14 @@ class Memory:
     def longest_context(self, batch: int) -> int:
         """Return the longest context, in tokens, with which `batch` sequences fit; 0 if none does."""
         return largest(lambda n: self.footprint(batch, n).fits, self._spec.max_position_embeddings)
+
+
+def _weight_bytes(spec: ModelSpec, precision: Precision, hardware: HardwareSpec, scheme: Scheme) -> float:
+    """Return the bytes of the weights on one device. One CPU has them as our kernels allocate them, in whole panels."""
+    if hardware.kind == "cpu" and scheme.devices == scheme.replicas:
+        return packed_bytes(spec, precision)
+    held = held_weights(spec, precision)
+    return sum(device_weight_bytes(w, precision.weight_bytes(w), scheme) for w in held) / scheme.pp
 
 
 def held_weights(spec: ModelSpec, precision: Precision) -> Iterator[Weight]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from math import ceil
 from types import MappingProxyType
 
 from ridgeline.catalog.machines import nearest
 from ridgeline.errors import RequestError
 from ridgeline.spec import Weight
+from ridgeline.spec.dtype import DTYPE_NAMES, DType
+from ridgeline.spec.footprint import footprint
 from ridgeline.spec.hardware import HardwareSpec
-from ridgeline.spec.quant import FORMATS, format_of
+from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.quant import FORMATS, PLAIN, FormatTable, format_of
+from ridgeline.spec.schemes import scheme_of
 from ridgeline.spec.weight import DECIDING
 
 FLOAT_BYTES = 4  # vectors (norms, biases) and recurrent state are float32 whatever else is chosen
@@ -79,8 +84,13 @@ def is_storage(name: str) -> bool:
 
 
 def storage_type(name: str) -> str:
-    """Return the name of a type from any of its spellings. Raises RequestError with the nearest names."""
+    """Return the name of a type from any of its spellings; a scheme such as `gptq-int3` has the type of its format.
+
+    Raises RequestError with the nearest names.
+    """
     found = SPELLINGS.get(name.lower(), name.lower())
+    if (scheme := scheme_of(found)) is not None:
+        return scheme[1].name
     if not is_storage(found):
         known = [*FLOATS, *(name for name in FORMATS if name != "auto"), *SPELLINGS]
         raise RequestError(f"type {name!r} is not known; {nearest(found, known)}")
@@ -110,7 +120,9 @@ class Precision:
     """Types of weight matrices, of rows of state (keys, values, latents) and of activations.
 
     experts: type of the matrices of experts. Default: None, the same as `weights`. products: type that products with
-    weights are computed in. Default: None, the type of the activations. Raises RequestError for an unknown type.
+    weights are computed in. Default: None, the type of the activations. wide: type of the matrices that are never
+    rounded, where `weights` is narrower. matrices: types of matrices that have another one, by name; a name without its
+    layer counts for all layers. Raises RequestError for an unknown type.
     """
 
     weights: str = "bfloat16"
@@ -118,9 +130,12 @@ class Precision:
     activations: str = "bfloat16"
     experts: str | None = None
     products: str | None = None
+    wide: str = "bfloat16"
+    matrices: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (self.weights, self.state, self.activations, self.experts, self.products):
+        own = {kind for _, kind in self.matrices}
+        for name in (self.weights, self.state, self.activations, self.experts, self.products, self.wide, *own):
             if name is not None and not is_storage(name):
                 known = [*FLOATS, *(name for name in FORMATS if name != "auto")]
                 raise RequestError(f"type {name!r} is not known; known are {', '.join(known)}")
@@ -131,9 +146,11 @@ class Precision:
         return self.products or self.activations
 
     def stored_type(self, weight: Weight) -> str:
-        """Return the type that a matrix is stored in: bfloat16 if a narrower type would round a matrix of KEPT_WIDE."""
+        """Return the type that a matrix is stored in: `wide` if a narrower type would round a matrix of KEPT_WIDE."""
+        if (own := _types(self.matrices).get(weight.name)) is not None:
+            return own
         kind = self.experts or self.weights if "experts." in weight.name else self.weights
-        return kind if storage_of(kind).bits >= 16 or may_be_rounded(weight) else "bfloat16"
+        return kind if storage_of(kind).bits >= 16 or may_be_rounded(weight) else self.wide
 
     def weight_bytes(self, weight: Weight) -> int:
         """Return the bytes of a weight as it is stored, scales included."""
@@ -162,8 +179,7 @@ def default_precision(
     the weights, or bfloat16 if weights have 8 bits or fewer. State has by default the type of the activations.
     """
     if activations is None:
-        wide = weights if weights in ("float32", "bfloat16", "float16") else "bfloat16"
-        activations = "float32" if hardware.kind == "cpu" else wide
+        activations = "float32" if hardware.kind == "cpu" else wide_type(weights)
     if state is None:
         state = activations if storage_of(activations).bits >= 16 else "bfloat16"
     products = products_type(hardware, weights, activations)
@@ -173,3 +189,66 @@ def default_precision(
 def cpu_precision(weights: str, state: str, hardware: HardwareSpec) -> Precision:
     """Return the precision of device cpu: activations in float32, products with rounded weights in int8."""
     return Precision(weights, state, "float32", None, products_type(hardware, weights, "float32"))
+
+
+@cache
+def _types(matrices: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return dict(matrices)
+
+
+def stored_as(
+    precision: Precision, spec: ModelSpec, formats: FormatTable, dtype: str, dtypes: Mapping[str, str]
+) -> Precision:
+    """Return a precision with the type of each matrix of a model.
+
+    The type of most of them is `weights`. dtype: type of matrices that are not codes; dtypes: types of those that have
+    another one, by name. Operations of equal layers are counted with the type that most of these layers have.
+    """
+    main = formats.main
+    found = replace(precision, weights=main.name if main.is_lossy else dtype, experts=None, wide=dtype, matrices=())
+    own: dict[str, str] = {}
+    kinds: dict[Weight, Counter[str]] = {}  # by the matrix under its name without the layer
+    for weight in (*spec.weights(), _head(spec)):
+        if weight.is_matrix:
+            kind = type_of(weight, formats, dtype, dtypes)
+            if weight.name.startswith("layers."):
+                inside = Weight(weight.name.split(".", 3)[3], weight.shape)
+                kinds.setdefault(inside, Counter())[kind] += 1
+            if kind != found.stored_type(weight):
+                own[weight.name] = kind
+    common = {inside: count.most_common(1)[0][0] for inside, count in kinds.items()}
+    own |= {inside.name: kind for inside, kind in common.items() if kind != found.stored_type(inside)}
+    return replace(found, matrices=tuple(sorted(own.items())))
+
+
+def type_of(weight: Weight, formats: FormatTable, dtype: str, dtypes: Mapping[str, str]) -> str:
+    """Return the name of the type in which a model's matrix is in memory; see `stored_as`."""
+    format = formats.stored(weight) or PLAIN
+    if format.is_lossy:
+        return format.name
+    is_tied_head = weight.name == "head.weight" and weight.name not in dtypes
+    return dtypes.get("embed.weight" if is_tied_head else weight.name, dtype)
+
+
+def wide_type(weights: str, default: str = "bfloat16") -> str:
+    """Return a type of weights if it has 16 bits or more, otherwise `default`."""
+    return weights if storage_of(weights).bits >= 16 else default
+
+
+def _head(spec: ModelSpec) -> Weight:
+    return Weight("head.weight", (spec.vocab_size, spec.hidden_size), "out")
+
+
+@lru_cache(64)  # a search plans hundreds of settings of one model
+def packed_bytes(spec: ModelSpec, precision: Precision) -> int:
+    """Return the bytes of a model's weights as the kernels of device cpu allocate them.
+
+    Types that no kernel and no scheme has (mxfp4) are dequantized to bfloat16.
+    """
+    kinds = {w.name: precision.stored_type(w) for w in (*spec.weights(), _head(spec)) if w.is_matrix}
+    floats: dict[str, DType] = {
+        name: DTYPE_NAMES.get(kind, "bfloat16")
+        for name, kind in kinds.items() if kind in DTYPE_NAMES or kind == "mxfp4"
+    }  # fmt: skip
+    formats = FormatTable(by_name={name: format_of(kind) for name, kind in kinds.items() if name not in floats})
+    return footprint(spec, formats, "bfloat16", packs=True, dtypes=floats).total

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ridgeline.cost.calibration import REMEDY, this_machine
 from ridgeline.cost.operations import Slice
-from ridgeline.cost.precision import Precision, cpu_precision
+from ridgeline.cost.precision import Precision, cpu_precision, stored_as
 from ridgeline.cost.process_memory import ProcessMemory, Run, process_memory
 from ridgeline.ops.driver import Driver
 from ridgeline.plan.planner import Deployment, Planner
@@ -70,7 +70,10 @@ def planner_of(loaded: LoadedModel, config: EngineConfig, machine: HardwareSpec)
 
 def _precision(loaded: LoadedModel, machine: HardwareSpec) -> Precision:
     format = loaded.model.formats.main
-    return cpu_precision(format.name if format.is_lossy else loaded.dtype, loaded.storage.dtype, machine)
+    found = cpu_precision(format.name if format.is_lossy else loaded.dtype, loaded.storage.dtype, machine)
+    if not (loaded.model.formats.by_name or loaded.dtypes):
+        return found
+    return stored_as(found, loaded.spec, loaded.model.formats, loaded.dtype, loaded.dtypes)
 
 
 def calibrated_machine(driver: Driver | None) -> tuple[HardwareSpec | None, str]:

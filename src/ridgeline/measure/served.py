@@ -39,6 +39,10 @@ def describe(deployment: Deployment, settings: Mapping[str, Any]) -> dict[str, A
     }
 
 
+def _precision(value: Mapping[str, Any]) -> Precision:
+    return Precision(**{**value, "matrices": tuple((str(n), str(kind)) for n, kind in value.get("matrices", ()))})
+
+
 def predict(described: Mapping[str, Any], workload: Workload, slo: Slo | None, seed: int) -> tuple[Report, str]:
     """Simulate a workload on the described server, and return a line that says where its step times are from.
 
@@ -48,7 +52,7 @@ def predict(described: Mapping[str, Any], workload: Workload, slo: Slo | None, s
         settings, machine = described["settings"], _machine(described["machine"])
         deployment = Deployment(
             codec.from_json(described["model"]), machine,
-            Precision(**described["precision"]), page_tokens=described["page_tokens"],
+            _precision(described["precision"]), page_tokens=described["page_tokens"],
             chunk=settings["max_num_batched_tokens"],
         )  # fmt: skip
         memory = Memory(

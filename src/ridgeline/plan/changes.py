@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ridgeline.catalog.machines import nearest
-from ridgeline.cost.precision import products_type, storage_of, storage_type
+from ridgeline.cost.precision import products_type, storage_of, storage_type, wide_type
 from ridgeline.errors import RequestError
 from ridgeline.plan import rewrite
 from ridgeline.plan.planner import Deployment, Speculation
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.schemes import scheme_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +95,17 @@ def _hybrid(d: Deployment, value: str) -> Applied:
 def _weights(d: Deployment, value: str) -> Applied:
     kind = storage_type(value)
     products = products_type(d.hardware, kind, d.precision.activations)
-    precision = replace(d.precision, weights=kind, experts=None, products=products)
-    return replace(d, precision=precision), _weights_cost(kind)
+    # Schemes leave the head as it is stored; rounding at load rounds it, too.
+    scheme = scheme_of(value.lower())
+    wide = wide_type(d.precision.weights, d.precision.wide)
+    head = () if scheme is None else (("head.weight", wide),)
+    precision = replace(d.precision, weights=kind, experts=None, products=products, wide=wide, matrices=head)
+    return replace(d, precision=precision), _weights_cost(kind) if scheme is None else _scheme_cost(value.lower(), kind)
+
+
+def _scheme_cost(name: str, kind: str) -> str:
+    cost = SCHEMES_COST.get(f"{name.partition('-')[0]} {kind}")
+    return cost or f"accuracy: the report of `ridgeline quantize --scheme {name}` has the cost for a model"
 
 
 def _weights_cost(kind: str) -> str:
@@ -165,6 +175,13 @@ WEIGHTS_COST: Mapping[str, str] = MappingProxyType({
     "int3-128": "perplexity: Llama-2-7B from 5.47 to 6.24 with AWQ, 6.66 rounded to nearest (2306.00978)",
     "mxfp4": "accuracy: weights have a mantissa of 1 bit; measure it with `ridgeline evaluate`",
 })  # fmt: skip
+# Method and format of a scheme -> its published cost.
+SCHEMES_COST: Mapping[str, str] = MappingProxyType({
+    "awq int4-128-asym-exact": "perplexity: Llama-2-7B from 5.47 to 5.60 (2306.00978, table 4)",
+    "awq int3-128-asym-exact": "perplexity: Llama-2-7B from 5.47 to 6.24 (2306.00978, table 4)",
+    "gptq int4-128-asym-exact": "perplexity: Llama-2-7B from 5.47 to 5.69 (2306.00978, table 4)",
+    "gptq int3-128-asym-exact": "perplexity: Llama-2-7B from 5.47 to 6.43 (2306.00978, table 4)",
+})  # fmt: skip
 # Name -> its syntax, and the function that applies it.
 CHANGES: Mapping[str, tuple[str, Callable[[Deployment, str], Applied]]] = MappingProxyType({
     "kv_heads": ("kv_heads=8: number of KV heads", _kv_heads),
@@ -172,7 +189,7 @@ CHANGES: Mapping[str, tuple[str, Callable[[Deployment, str], Applied]]] = Mappin
     "window": ("window=1024:5: tokens of the window, and windowed layers per layer with full attention", _windows),
     "cla": ("cla=2: number of layers that share keys and values", _shared),
     "hybrid": ("hybrid=mamba2:7: recurrent mixer, and recurrent layers per layer with attention", _hybrid),
-    "weights": ("weights=int4: a type", _weights),
+    "weights": ("weights=int4: a type, or a scheme such as gptq-int3", _weights),
     "kv": ("kv=fp8: a type", _state),
     "activations": ("activations=fp8: a type", _activations),
     "replicas": ("replicas=4: complete copies", _devices("replicas", "devices; no request is faster")),

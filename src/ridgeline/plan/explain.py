@@ -38,11 +38,13 @@ def _memory(planner: Planner, load: Load) -> Iterator[Line]:
     d, f = planner.deployment, planner.footprint(load)
     matrices = sum(w.num_params for w in d.spec.weights() if w.is_matrix)
     vectors, bits = d.spec.num_params() - matrices, storage_of(d.precision.weights).bits
+    is_packed = d.hardware.kind == "cpu" and d.scheme.devices == d.scheme.replicas
+    packed = ", in whole panels of the kernels, with a copy of a tied head," if is_packed else ""
     yield (
         "weights",
         (
             f"{matrices:,} x {bits} bits + scales + {vectors:,} x {8 * FLOAT_BYTES} bits"
-            f"{_split(planner)} = {decimal_bytes(f.weight_bytes)}"
+            f"{_split(planner)}{packed} = {decimal_bytes(f.weight_bytes)}"
         ),
     )
     yield from _state(planner, load)

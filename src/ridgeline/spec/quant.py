@@ -18,6 +18,8 @@ Activations = Literal["exact", "int8", "outliers", "fp8"]
 
 
 ACTIVATIONS: Final[tuple[Activations, ...]] = get_args(Activations)
+Method = Literal["rtn", "clip", "awq", "gptq", "smooth", "type"]  # ways to choose codes
+METHODS: Final[tuple[Method, ...]] = ("rtn", "clip", "awq", "gptq", "smooth")  # they begin the names of schemes
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,11 @@ def format_of(name: str, activations: str | None = None) -> Format:
     unknown name.
     """
     found = FORMATS.get(name) or _parse(name)
+    if found is None and (name.startswith(tuple(f"{method}-" for method in METHODS)) or name == "llm.int8"):
+        raise RequestError(
+            f"weights (--weights) {name!r} chooses codes with data: write a folder with `ridgeline quantize MODEL "
+            f"--scheme {name} --out DIR`, and open it without --weights"
+        )
     if found is None:
         raise RequestError(
             f"weights (--weights) {name!r} is not known; known are {', '.join(FORMATS)}, each with -GROUP, -asym or "

@@ -37,6 +37,8 @@ def show_plan(report: dict[str, Any]) -> None:
             operations_table("prefill, one chunk", report["prefill"]),
             Line(f"{report['times']}.", style="dim"),
         ]
+    if "weights" in report:
+        parts.append(Line(f"{report['weights']}.", style="dim"))
     if "explain" in report:
         columns = Column("figure", right=False), Column("formula", right=False, wraps=True)
         table = Table("Where the figures come from", columns)
