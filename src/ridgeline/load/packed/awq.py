@@ -54,10 +54,12 @@ def _read(parts: Parts, module: str, format: Format) -> QuantizedMatrix:
 
 def unpack(words: Ndarray) -> Ndarray:
     """Return words [n, out / 8] as numbers from -8 to 7, int8 [out, n]."""
-    across = np.ascontiguousarray(words.T)
+    across = np.ascontiguousarray(words.T).view(np.uint8).reshape(words.shape[1], words.shape[0], 4)
     out = np.empty((across.shape[0], PER_WORD, across.shape[1]), np.int8)
-    for i, column in enumerate(ORDER):
-        out[:, column] = (across >> (4 * i) & 15) - 8
+    for byte in range(4):
+        pair = np.ascontiguousarray(across[:, :, byte])
+        for column, number in zip(ORDER[2 * byte :], (pair & 15, pair >> 4), strict=False):
+            np.subtract(number.view(np.int8), np.int8(8), out=out[:, column])
     return out.reshape(-1, across.shape[1])
 
 
