@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from oracle.build import make_model, redraw
 from oracle.families import CASES
+from ridgeline.compress import layers
 from ridgeline.compress.calibrate import Quantizer, rounded
 from ridgeline.compress.choose import Chosen, lost_power, matrix_of
 from ridgeline.compress.folds import apply_fold, folds
@@ -55,6 +57,19 @@ def inputs_of(loaded: LoadedModel, calibration: Calibration, part: Any) -> dict[
     capture = Capture(part.spec, observer.names, observer.receive)
     list(calibration.run(part, stored(loaded, part), loaded.table, capture=capture))
     return observer.inputs
+
+
+def test_streams_are_in_memory_once(folders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream of a batch is released when the stream behind the part replaces it."""
+    monkeypatch.setattr(layers, "BATCH_TOKENS", 40)
+    loaded = opened(folders("llama_gqa"))
+    calibration = Calibration(loaded, SEQUENCES)
+    part = next(parts(loaded.spec))
+    before = [weakref.ref(stream.residual) for stream in calibration.streams]
+    for i, stream in enumerate(calibration.run(part, stored(loaded, part), loaded.table)):
+        calibration.streams[i] = stream
+        assert sum(ref() is not None for ref in before) <= len(before) - i
+    assert len(before) == 8
 
 
 @pytest.mark.parametrize("name", FAMILIES)

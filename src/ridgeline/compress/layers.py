@@ -107,8 +107,9 @@ class Calibration:
         """
         block = layer_block(self._model, part.spec, part.index, weights, table, capture)
         scale = residual_scale(part.spec.layers[part.index])
-        for step, stream in list(zip(self.steps, self.streams, strict=True))[batches]:
-            found = block(stream, step)
+        for i in range(len(self.steps))[batches]:  # nothing holds the stream of a batch that was replaced meanwhile
+            stream = self.streams[i]
+            found = block(stream, self.steps[i])
             residual = found.residual if found.delta is None else self._add(found.residual, found.delta, scale)
             yield Stream(residual, None, found.shared)
 
