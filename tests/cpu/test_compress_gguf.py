@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from oracle.build import make_model, redraw
 from oracle.families import CASES
+from oracle.gguf_models import case_of
 from ridgeline import LLM
 from ridgeline.cli.main import app
 from ridgeline.compress import Options, quantize
@@ -102,6 +103,24 @@ def test_codes_of_gptq_become_a_file(model: Path, text: Path, tmp_path: Path) ->
     layout = read_layout(tmp_path / "out" / "model.gguf")
     assert layout.tensors["blk.1.ffn_down.weight"].type.name == "Q4_0"
     assert layout.tensors["output.weight"].type.name == "F32"
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [("qwen3_moe", "q4_0"), ("phi3", "q8_0"), ("gemma2_tied", "q8_0"), ("mamba_tied", "q4_0"), ("gpt2_tied", "bf16"),
+     ("gpt_oss", "q8_0")],
+)  # fmt: skip
+def test_other_layouts_are_read_back(name: str, scheme: str, tmp_path: Path) -> None:
+    """Stacks of experts, fused matrices, added norms, biases: the logits of what was written are compared each time.
+    These models have no tokenizer, and a note says so."""
+    case = case_of(name)
+    made = make_model(case, **case.kwargs)
+    redraw(made, 1)
+    made.save_pretrained(tmp_path / "model")
+    report = quantize(str(tmp_path / "model"), scheme, out=tmp_path / "out")
+    assert "the file has no tokenizer" in report.notes
+    kinds = {t.type.name for t in read_layout(tmp_path / "out" / "model.gguf").tensors.values()}
+    assert scheme.upper() in kinds
 
 
 def test_importance_lowers_the_weighted_error(model: Path, text: Path, tmp_path: Path) -> None:
