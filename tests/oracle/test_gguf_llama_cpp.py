@@ -16,6 +16,9 @@ import pytest
 from oracle.case import prompts
 from oracle.gguf_models import LLAMA3, case_of, write
 from ridgeline import LLM
+from ridgeline.compress import quantize
+from ridgeline.load.hub import find_model
+from ridgeline.load.tokenizer import Tokenizer
 
 PYTHON = os.environ.get("LLAMA_CPP_PYTHON")
 pytestmark = [
@@ -85,3 +88,17 @@ def test_close_logits_where_it_rounds_activations(kind: str, tmp_path: Path) -> 
     ours = LLM(str(tmp_path / "model.gguf"), max_model_len=case.max_model_len).logits(sequences)
     theirs = logits_of_llama_cpp(tmp_path / "model.gguf", sequences)
     assert divergence(np.concatenate(ours), np.concatenate(theirs)) <= ROUNDED[kind]
+
+
+@pytest.mark.parametrize("scheme", ["q4_k", "q6_k", "q8_0", "q4_0", "f16"])
+def test_quantized_files_of_a_trained_model(scheme: str, tmp_path: Path) -> None:
+    """Files of `ridgeline quantize` predict the same in both programs: llama.cpp rounds activations to 8 bits."""
+    quantize("pocket", scheme, out=tmp_path / "out")
+    text = "def sizes(rows, columns):\n    return [row * columns for row in range(rows)]\n" * 4
+    ids = Tokenizer.from_folder(find_model("pocket")).encode(text)
+    ours = LLM(str(tmp_path / "out")).logits([ids])[0]
+    theirs = logits_of_llama_cpp(tmp_path / "out" / "model.gguf", [ids])[0]
+    assert divergence(ours, theirs) <= 3e-3
+    two = np.sort(ours, axis=-1)[:, -2:]
+    clear = two[:, 1] - two[:, 0] > 0.3
+    assert (ours.argmax(-1) == theirs.argmax(-1))[clear].all()
