@@ -24,13 +24,15 @@ from ridgeline.compress import Options, quantize
 from ridgeline.compress.calibrate import Quantizer
 from ridgeline.compress.data import read_samples, unknown_share
 from ridgeline.compress.mixed import Choice, spend
+from ridgeline.compress.rtn import round_to_nearest
 from ridgeline.compress.scheme import parse_scheme
-from ridgeline.compress.tensors import matrices, plain
+from ridgeline.compress.tensors import matrices, plain, stacked
 from ridgeline.compress.write import WRITERS, Writer
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.evals import measure_perplexity
 from ridgeline.load.stored import dequantized
 from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.spec.quant import format_of
 
 FEW = Options(sequences=6, length=32, speed=False)
 
@@ -230,6 +232,10 @@ BAD = [
     (["--scheme", "rtn-int4", "--format", "tape"], "format (--format) 'tape' is not known"),
     (["--scheme", "rtn-int4", "--group", "-1"], "group (--group) is -1"),
     (["--scheme", "fp8", "--asymmetric"], "no zero points"),
+    (["--scheme", "keep-int4", "--calibrate", "TEXT"], "take --format floats"),
+    (["--scheme", "keep-int4", "--calibrate", "TEXT", "--activations", "int8"], "exact activations"),
+    (["--scheme", "fp8-tensor", "--group", "32"], "one scale for each matrix; leave out --group"),
+    (["--scheme", "fp8-block", "--group", "0"], "fp8-block needs a size of blocks, such as 128"),
     (["--scheme", "fp8", "--activations", "int8"], "whole numbers"),
     (["--scheme", "rtn-int4", "--activations", "int5"], "is not known"),
     (["--scheme", "gptq-int4", "--calibrate", "TEXT", "--sequence-length", "99999"], "it must be from 2 to"),
@@ -264,6 +270,22 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert message in str(caught.value) and "\n" not in str(caught.value)
     assert sorted(tmp_path.iterdir()) == before
     assert command(str(model), "--out", str(tmp_path / "out"), *own, *length).exit_code
+
+
+@pytest.mark.parametrize(
+    ("name", "keep", "message"), [("rtn-int4", 0.01, "keep-TYPE"), ("keep-int4", 0.2, "at most 0.1")]
+)
+def test_shares_of_columns_are_checked(name: str, keep: float, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        parse_scheme(name, keep=keep)
+
+
+@pytest.mark.parametrize("format", ["fp8-tensor", "fp8-16x16"])
+def test_rows_of_one_tensor_that_do_not_fill_blocks_are_refused(format: str) -> None:
+    """A block ends within the first of two matrices that a checkpoint stores as one."""
+    several = [round_to_nearest(np.ones((24, 32), np.float32), format_of(format))] * 2
+    with pytest.raises(RequestError, match="do not fill blocks"):
+        stacked("qkv_proj.weight", several)
 
 
 def test_a_folder_that_exists_is_kept(model: Path, tmp_path: Path) -> None:
@@ -306,6 +328,7 @@ def test_damaged_weights_are_refused(model: Path, text: Path, tmp_path: Path) ->
     [
         ("awq-int4", "int4-asym-exact"), ("gptq-int3", "int3-asym-exact"), ("llm.int8", "int8-outliers"),
         ("fp8", "fp8"), ("rtn-int8", "int8-exact"), ("smooth-int8", "int8"), ("clip-int2", "int2-asym-exact"),
+        ("fp8-block", "fp8-128x128"), ("fp8-tensor", "fp8-tensor"), ("keep-int3", "int3-asym-exact"),
     ],
 )  # fmt: skip
 def test_names_of_schemes(name: str, format: str) -> None:
@@ -349,7 +372,8 @@ def test_tensors_have_the_names_of_the_family(name: str, tmp_path: Path) -> None
         ("gptq-int4", None, "compressed-tensors"), ("gptq-int4", "gptq", "gptq"),
         ("gptq-int3", "gptq_v2", "gptq"), ("awq-int4", "awq", "awq"),
         ("llm.int8", None, "bitsandbytes"), ("smooth-int8", None, "compressed-tensors"),
-        ("fp8", None, "compressed-tensors"), ("clip-int2", "floats", None),
+        ("fp8", None, "compressed-tensors"), ("fp8-block", None, "compressed-tensors"),
+        ("fp8-tensor", None, "compressed-tensors"), ("clip-int2", "floats", None),
     ],
 )  # fmt: skip
 def test_formats_open_without_a_flag(
@@ -367,6 +391,24 @@ def test_formats_open_without_a_flag(
     # Where activations are rounded, the last bit of a scale may move a tie.
     rounds = report.format.endswith("outliers") or report.format == "int8"
     assert found.perplexity.value == pytest.approx(own, rel=1e-2 if rounds else 2e-3)
+
+
+def test_columns_with_large_inputs_stay_in_16_bits(model: Path, text: Path, tmp_path: Path) -> None:
+    """Every other number is that of rounding to nearest; bits count the columns as well."""
+    found = {
+        name: quantize(str(model), name, out=tmp_path / name, data=[text], format="floats", options=FEW, keep=keep)
+        for name, keep in (("keep-int4", 0.05), ("rtn-int4", None))
+    }
+    kept, rounded, original = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "keep-int4", tmp_path / "rtn-int4", model)
+    )
+    for name in (n for n in original if "_proj." in n):
+        columns = np.flatnonzero((kept[name] != rounded[name]).any(0))
+        assert len(columns) == round(0.05 * original[name].shape[1]), name
+        np.testing.assert_array_equal(kept[name][:, columns], original[name][:, columns].astype(np.float16))
+    assert found["keep-int4"].bits["keep-int4"] == pytest.approx(found["rtn-int4"].bits["rtn-int4"] + 0.8, abs=0.05)
+    qualities = found["keep-int4"].comparison.others  # type: ignore[union-attr]
+    assert qualities["keep-int4"].kl.value < qualities["rtn"].kl.value  # type: ignore[union-attr]
 
 
 def test_a_format_that_cannot_hold_a_scheme_says_which_can(model: Path, text: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ridgeline.compress.awq import FINALISTS, channel_scales, keep_columns, output_loss, scaled_rounding, search_scales
+from ridgeline.compress.awq import FINALISTS, channel_scales, kept_columns, output_loss, scaled_rounding, search_scales
 from ridgeline.compress.outliers import outlier_columns, outlier_report, small_column_scales
 from ridgeline.compress.rtn import round_to_nearest
 from ridgeline.compress.smooth import smooth_scales
@@ -106,8 +106,11 @@ def test_scaling_without_rounding_is_exact() -> None:
 def test_the_first_form_keeps_the_columns_with_the_largest_inputs(share: float, count: int) -> None:
     x, weights = problem(5)
     weight, mean = weights[0], np.abs(x).mean(0)
-    found, plain = keep_columns(weight, mean, FORMAT, share), dequantized(round_to_nearest(weight, FORMAT))
+    plain = dequantized(round_to_nearest(weight, FORMAT))
+    columns, found = kept_columns(weight, mean, share), plain.copy()
+    columns.replace_in(found)
     kept = np.flatnonzero((found != plain).any(0))
+    np.testing.assert_array_equal(kept, columns.indices)
     assert set(kept) == set(np.argsort(-mean)[:count])
     np.testing.assert_array_equal(found[:, kept], weight[:, kept].astype(np.float16))
     if count == 5:

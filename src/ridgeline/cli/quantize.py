@@ -20,9 +20,9 @@ _Scheme = Annotated[
     str,
     option(
         "--scheme",
-        help="How codes are chosen: METHOD-TYPE with method rtn (round to nearest), clip, awq, gptq or smooth, and "
-        "type int8, int6, int5, int4, int3, int2 or fp8; or llm.int8, or fp8. Or a type of GGUF files: q4_k, q6_k, "
-        "q8_0, q4_0, f16, bf16. Examples: awq-int4, gptq-int3, q4_k.",
+        help="How codes are chosen: METHOD-TYPE with method rtn (round to nearest), clip, awq, gptq, smooth or keep, and "
+        "type int8, int6, int5, int4, int3, int2 or fp8; or llm.int8; or fp8 with a scale for each row, fp8-tensor, "
+        "fp8-block. Or a type of GGUF files: q4_k, q6_k, q8_0, q4_0, f16, bf16. Examples: awq-int4, gptq-int3, q4_k.",
     ),
 ]
 _Out = Annotated[str, option("--out", help="Folder to write. It must not exist.")]
@@ -40,7 +40,7 @@ _Group = Annotated[
     option(
         "--group",
         help="Columns that share a scale; 0: one scale for each row. Fewer columns lose less and take more bytes. "
-        "Default: 32; for int8 and fp8 a row.",
+        "Default: 32; for int8 and fp8 a row; for fp8-block 128, which is also its number of rows.",
     ),
 ]
 _Symmetric = Annotated[
@@ -56,6 +56,14 @@ _Activations = Annotated[
         "--activations",
         help="How products take their inputs: exact, int8 or fp8 (rounded for each token), outliers (int8 with large "
         "values exact). Default: int8 for smooth-int8, outliers for llm.int8, otherwise exact.",
+    ),
+]
+_Keep = Annotated[
+    float | None,
+    option(
+        "--keep",
+        help="Share of the columns of each matrix that keep-TYPE stores in 16 bits: those with the largest inputs. "
+        "From 0.001 to 0.01 in the paper. Default: 0.01.",
     ),
 ]
 _Bits = Annotated[
@@ -93,6 +101,7 @@ def quantize(
     group: _Group = None,
     symmetric: _Symmetric = None,
     activations: _Activations = None,
+    keep: _Keep = None,
     bits: _Bits = None,
     format: _Format = None,
     sequences: _Sequences = 128,
@@ -111,7 +120,7 @@ def quantize(
     with _bar() as on_progress:
         report = compress.quantize(
             model, scheme, out=out, data=calibrate or (), group=group, symmetric=symmetric, activations=activations,
-            format=format, options=options, on_progress=on_progress,
+            keep=keep, format=format, options=options, on_progress=on_progress,
         )  # fmt: skip
     if json_output:
         import json

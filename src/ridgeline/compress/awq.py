@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgeline.compress.grid import Floats
+from ridgeline.compress.grid import Floats, Ints
 from ridgeline.compress.rtn import round_to_nearest
 from ridgeline.load.stored import dequantized
 from ridgeline.spec.quant import Format
@@ -82,14 +82,33 @@ def _output_error(weight: Floats, other: Floats, hessian: Floats) -> float:
     return float(((off @ hessian) * off).sum())
 
 
-def keep_columns(weight: Floats, mean_abs: Floats, format: Format, share: float = 0.01) -> Floats:
-    """Return a matrix [out, in] rounded to nearest, except for the columns with the largest inputs.
+class Columns(NamedTuple):
+    """Columns of a matrix that are stored as numbers of 16 bits: their indices [n], and values [out, n], float16."""
 
-    This is the first form of AWQ (section 3.1 of the paper), a baseline: no checkpoint format can store it.
-    share: the share of columns that keep 16 bits; at least one column does.
+    indices: Ints
+    values: Floats
+
+    def replace_in(self, matrix: Floats) -> None:
+        """Replace the columns of a matrix [out, in]."""
+        matrix[:, self.indices] = self.values
+
+
+def num_kept(share: float, columns: int) -> int:
+    """Return how many columns a share is; at least one."""
+    return max(1, round(share * columns))
+
+
+def kept_columns(weight: Floats, mean_abs: Floats, share: float) -> Columns:
+    """Return the columns of a matrix [out, in] with the largest inputs, in 16 bits.
+
+    This is the first form of AWQ (section 3.1 of the paper), a baseline: all other columns are rounded to nearest, and
+    no format of quantized checkpoints can store such a matrix.
+
+    mean_abs: [in], the mean of |x| of each input channel. Raises ValueError for a column that float16 cannot hold.
     """
-    rounded = dequantized(round_to_nearest(weight, format))
-    count = max(1, round(share * weight.shape[1]))
-    kept = np.argsort(-mean_abs, kind="stable")[:count]
-    rounded[:, kept] = weight[:, kept].astype(np.float16)
-    return rounded
+    kept = np.sort(np.argsort(-mean_abs, kind="stable")[: num_kept(share, weight.shape[1])])
+    with np.errstate(over="ignore"):
+        values = weight[:, kept].astype(np.float16)
+    if not np.isfinite(values).all():
+        raise ValueError("a column that stays in 16 bits has a number that float16 cannot hold")
+    return Columns(kept, values)

@@ -18,7 +18,6 @@ from ridgeline.compress.layers import Calibration, Part, keys_of
 from ridgeline.compress.outliers import outlier_report
 from ridgeline.compress.scheme import Scheme
 from ridgeline.errors import RequestError
-from ridgeline.load.stored import dequantized
 from ridgeline.nn.capture import Capture
 from ridgeline.ops import OpsTable
 from ridgeline.ops.arrays import QuantizedStack
@@ -126,9 +125,10 @@ def rounded(part: Part, found: Chosen) -> dict[str, Any]:
     """
     out: dict[str, Any] = {}
     for w in part.matrices:
-        matrices = [found.codes[key] for key in keys_of(w) if key in found.codes]
-        if matrices:
+        keys = [key for key in keys_of(w) if key in found.codes]
+        if keys:
+            matrices = [found.codes[key] for key in keys]
             is_exact = matrices[0].format.activations == "exact"
-            several: Any = np.stack([dequantized(m) for m in matrices]) if is_exact else QuantizedStack(matrices)
+            several: Any = np.stack([found.numbers(key) for key in keys]) if is_exact else QuantizedStack(matrices)
             out[w.name] = several[0] if len(w.shape) == 2 else several
     return out

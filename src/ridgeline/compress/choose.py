@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ridgeline.compress.awq import output_loss, scaled_rounding, search_scales
+from ridgeline.compress.awq import Columns, kept_columns, output_loss, scaled_rounding, search_scales
 from ridgeline.compress.clip import clip_by_importance, clip_by_output
 from ridgeline.compress.folds import apply_fold, folds, pooled
 from ridgeline.compress.gguf import encode_matrix
@@ -47,6 +47,7 @@ class Chosen:
 
     Attributes:
         codes: every matrix that was rounded.
+        kept: columns of them that stay in 16 bits; their codes do not count.
         changed: weights that stay floats and are not as they were: norms, biases, matrices that are never rounded.
         lost: share of the power of each matrix's output that rounding adds as error.
         unseen: matrices that saw fewer tokens than they have columns, with the number of tokens. They are rounded to
@@ -56,11 +57,19 @@ class Chosen:
     """
 
     codes: dict[MatrixKey, QuantizedMatrix] = field(default_factory=dict)
+    kept: dict[MatrixKey, Columns] = field(default_factory=dict)
     changed: dict[str, Floats] = field(default_factory=dict)
     lost: dict[MatrixKey, float] = field(default_factory=dict)
     unseen: dict[MatrixKey, int] = field(default_factory=dict)
     outliers: dict[MatrixKey, Outliers] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def numbers(self, key: MatrixKey) -> Floats:
+        """Return the matrix that was rounded, float32 [out, in]."""
+        out = dequantized(self.codes[key])
+        if key in self.kept:
+            self.kept[key].replace_in(out)
+        return out
 
     def tell(self, other: Chosen) -> None:
         """Add what another result says about its matrices, without its codes and weights."""
@@ -147,11 +156,12 @@ def choose_codes(
             into.unseen[key] = num_tokens
             seen = None
         try:
-            codes = codes_of(matrix, seen, formats[key.name])
+            into.codes[key] = codes_of(matrix, seen, formats[key.name])
+            if scheme.method == "keep" and seen is not None:
+                into.kept[key] = kept_columns(matrix, seen.mean_abs, scheme.keep)
         except ValueError as e:
             raise CheckpointError(f"{key}: {e}") from None
-        into.codes[key] = codes
-        into.lost[key] = lost_power(matrix, dequantized(codes), seen)
+        into.lost[key] = lost_power(matrix, into.numbers(key), seen)
 
 
 class _Codes:
@@ -165,7 +175,7 @@ class _Codes:
         scheme = self._scheme
         if scheme.method == "type":
             return encode_matrix(matrix, format, None if seen is None else seen.mean_square)
-        if seen is None or scheme.method in ("rtn", "smooth"):
+        if seen is None or scheme.method in ("rtn", "smooth", "keep"):
             return round_to_nearest(matrix, format)
         if scheme.method == "gptq":
             options = GPTQ(scheme.act_order, scheme.clip, scheme.static, scheme.damping)

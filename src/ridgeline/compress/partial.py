@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.compress.awq import Columns
 from ridgeline.compress.choose import Chosen
 from ridgeline.compress.inputs import MatrixKey
 from ridgeline.compress.layers import Part
@@ -58,6 +59,8 @@ class Partial:
             for name in ARRAYS:
                 if (array := getattr(matrix, name)) is not None:
                     arrays[f"{i}/{name}"] = array
+            if key in found.kept:
+                arrays |= {f"{i}/kept/{name}": array for name, array in found.kept[key]._asdict().items()}
         arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
         unfinished = self._path(part).with_suffix(".tmp")
         with unfinished.open("wb") as file:
@@ -76,6 +79,8 @@ class Partial:
                 own = {n: arrays[f"{i}/{n}"] for n in ARRAYS if f"{i}/{n}" in arrays}
                 found.codes[key] = QuantizedMatrix(format_of(matrix["format"]), **own)
                 found.lost[key] = matrix["lost"]
+                if f"{i}/kept/indices" in arrays:
+                    found.kept[key] = Columns(*(arrays[f"{i}/kept/{name}"] for name in Columns._fields))
                 if matrix["unseen"] is not None:
                     found.unseen[key] = matrix["unseen"]
                 if matrix["outliers"] is not None:

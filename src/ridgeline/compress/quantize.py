@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ridgeline.compress import gguf
+from ridgeline.compress.awq import num_kept
 from ridgeline.compress.calibrate import Quantizer
 from ridgeline.compress.choose import Chosen
 from ridgeline.compress.compare import Comparison, compare
@@ -21,7 +22,7 @@ from ridgeline.compress.result import Quantized
 from ridgeline.compress.scheme import Scheme, parse_scheme
 from ridgeline.compress.sensitivity import mixed_formats
 from ridgeline.compress.speed import measure_speeds
-from ridgeline.compress.write import GGUF, WRITERS, Writer, can_permute, write_json, writer_of
+from ridgeline.compress.write import GGUF, WRITERS, Writer, can_permute, write_json, writer_of_scheme
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.evals.scores import logit_blocks
 from ridgeline.evals.windows import Batch
@@ -63,7 +64,7 @@ class Options:
 
 def quantize(
     model: str, scheme: str, *, out: str | Path, data: Sequence[str | Path] = (), group: int | None = None,
-    symmetric: bool | None = None, activations: str | None = None, format: str | None = None,
+    symmetric: bool | None = None, activations: str | None = None, keep: float | None = None, format: str | None = None,
     options: Options = Options(), on_progress: OnProgress = lambda what, done, total: None,
 ) -> Report:  # fmt: skip
     """Quantize a model and write it to a new folder.
@@ -72,7 +73,7 @@ def quantize(
 
     Args:
         model: a folder or a hub id, which is not quantized.
-        scheme: such as `awq-int4`; see `parse_scheme`, which also explains group, symmetric and activations.
+        scheme: such as `awq-int4`; see `parse_scheme`, which also explains group, symmetric, activations and keep.
         out: the folder to write, which must not exist.
         data: text files or folders to calibrate with and to measure on. Rounding to nearest needs none.
         format: format of the checkpoint, one of `WRITERS`; None: the first one that can hold the matrices.
@@ -80,7 +81,8 @@ def quantize(
     Raises:
         RidgelineError: with one line, for each input that cannot be used. Nothing is left on disk then.
     """
-    chosen, target = parse_scheme(scheme, group=group, symmetric=symmetric, activations=activations), Path(out)
+    chosen = parse_scheme(scheme, group=group, symmetric=symmetric, activations=activations, keep=keep)
+    target = Path(out)
     if target.exists():
         raise RequestError(f"{target} exists; name another folder with --out, or remove it")
     if not data and (chosen.needs_data or options.bits is not None):
@@ -130,7 +132,7 @@ def _writer(original: LoadedModel, scheme: Scheme, name: str | None, options: Op
     if scheme.gguf:
         return WRITERS[GGUF]
     shapes = {w.name: w.shape for part in parts(original.spec) for w in part.matrices}
-    return writer_of(GGUF if is_gguf else name, shapes, scheme.format)
+    return writer_of_scheme(GGUF if is_gguf else name, shapes, scheme)
 
 
 def _samples(original: LoadedModel, data: Sequence[str | Path], options: Options) -> Samples:
@@ -215,12 +217,12 @@ def _report(
             on_progress("measuring on the held-out part", done, total)
 
         comparison = compare(original, others, samples.held_out, on_tokens)
-    size = {scheme.name: _bytes(original, formats, quantized.types)}
-    bits = {scheme.name: _bits(original, formats, quantized.types)}
+    size = {scheme.name: _bytes(original, formats, quantized.types, scheme)}
+    bits = {scheme.name: _bits(original, formats, quantized.types, scheme)}
     return Report(
         scheme.name, f"GGUF {scheme.gguf}" if scheme.gguf else _name_of(formats), model,
         "" if samples is None else f"{len(samples.calibration)} sequences of {', '.join(map(str, data))}",
-        comparison, {"as stored": _bytes(original, {}, {}), **size},
+        comparison, {"as stored": _bytes(original, {}, {}, scheme), **size},
         {"as stored": 8.0 * DTYPE_BYTES[original.dtype], **bits},
         facts.lost, facts.unseen, facts.outliers, (*(() if samples is None else samples.notes), *facts.notes),
         scheme.format.group,
@@ -243,32 +245,35 @@ def _rounded_to_nearest(original: LoadedModel, formats: Mapping[str, Format]) ->
     return replace(original, model=built)
 
 
-def _bytes(original: LoadedModel, formats: Mapping[str, Format], types: Mapping[str, str]) -> int:
+def _bytes(original: LoadedModel, formats: Mapping[str, Format], types: Mapping[str, str], scheme: Scheme) -> int:
     """Return the bytes of all weights: codes, scales and zero points, and the rest as stored or as types say."""
     if types:
         return gguf.num_bytes({w.name: w.shape for w in original.spec.weights()}, types)
     total = 0.0
     for w in original.spec.weights():
         if w.name in formats:
-            total += _stored_bytes(formats[w.name], w.shape)
+            total += _stored_bytes(formats[w.name], w.shape, scheme)
         else:
             total += w.num_params * DTYPE_BYTES[original.dtype]
     return round(total)
 
 
-def _stored_bytes(format: Format, shape: tuple[int, ...]) -> float:
+def _stored_bytes(format: Format, shape: tuple[int, ...], scheme: Scheme) -> float:
+    """Return the bytes of codes, scales and zero points, and of columns in 16 bits, which have codes too."""
     *stack, rows, columns = shape
-    of_groups = rows * format.num_groups(columns) * format.group_bits
-    return int(np.prod(stack)) * (rows * columns * format.bits + of_groups) / 8
+    blocks = -(-rows // (format.rows or rows))
+    of_groups = blocks * format.num_groups(columns) * format.group_bits
+    kept = num_kept(scheme.keep, columns) if scheme.method == "keep" else 0
+    return int(np.prod(stack)) * (rows * (columns * format.bits + 16 * kept) + of_groups) / 8
 
 
-def _bits(original: LoadedModel, formats: Mapping[str, Format], types: Mapping[str, str]) -> float:
+def _bits(original: LoadedModel, formats: Mapping[str, Format], types: Mapping[str, str], scheme: Scheme) -> float:
     """Return the bits of a number of the matrices that are rounded."""
     rounded = [w for w in original.spec.weights() if w.name in (formats or types)]
     if types:
         total: float = gguf.num_bytes({w.name: w.shape for w in rounded}, types)
     else:
-        total = sum(_stored_bytes(formats[w.name], w.shape) for w in rounded)
+        total = sum(_stored_bytes(formats[w.name], w.shape, scheme) for w in rounded)
     return 8 * total / sum(w.num_params for w in rounded)
 
 

@@ -19,7 +19,6 @@ from ridgeline.compress.partial import Partial
 from ridgeline.load.gguf.pack import pack_matrix
 from ridgeline.load.gguf.write import EncodedRows
 from ridgeline.load.safetensors import HostTensor
-from ridgeline.load.stored import dequantized
 from ridgeline.nn import PassingModel
 from ridgeline.ops.arrays import QuantizedMatrix, QuantizedStack
 from ridgeline.runtime.load import LoadedModel
@@ -62,10 +61,10 @@ class Quantized:
     def floats(self, name: str) -> Any:
         """Return a weight as floats: as the checkpoint has it, as it was changed, or the numbers of its codes."""
         if name in self.formats:
-            found = self.codes(name)
-            if isinstance(found, QuantizedMatrix):
-                return dequantized(found)
-            return np.stack([dequantized(found[e]) for e in range(found.shape[0])])
+            found = self.part(name)
+            if (key := MatrixKey(name)) in found.codes:
+                return found.numbers(key)
+            return np.stack([found.numbers(key) for key in sorted(k for k in found.codes if k.name == name)])
         kept = self._kept(name)
         return self._others.floats(name, kept) if name in self._others else kept
 

@@ -19,7 +19,12 @@ __all__ = ["BITS", "Scheme", "parse_scheme"]
 GGUF_TYPES: Mapping[str, str] = MappingProxyType(
     {kind.lower(): kind for kind in ("Q8_0", "Q6_K", "Q4_K", "Q4_0", "F16", "BF16")}
 )
-EXAMPLES = "awq-int4, gptq-int3, clip-int4, rtn-int8, smooth-int8, llm.int8, fp8, q4_k, f16"
+EXAMPLES = "awq-int4, gptq-int3, clip-int4, rtn-int8, smooth-int8, llm.int8, fp8, fp8-block, q4_k, f16"
+KEEP, MOST_KEPT = 0.01, 0.1  # shares of columns that stay in 16 bits: the default, and the largest
+BLOCK = 128  # rows and columns of a block of fp8-block, as in DeepSeek-V3
+FP8: Mapping[str, Format] = {
+    "fp8": Format("fp8"), "fp8-tensor": Format("fp8", rows=0), "fp8-block": Format("fp8", BLOCK, BLOCK),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +33,15 @@ class Scheme:
 
     Attributes:
         method: "rtn" rounds to nearest; "clip" chooses ranges by importance; "awq" and "smooth" scale channels; "gptq"
-            makes up for errors; "type" takes a type of GGUF files.
+            makes up for errors; "keep" stores the columns with the largest inputs in 16 bits; "type" takes a type of
+            GGUF files.
         format: the format of the matrices; that of most with a type of GGUF files.
         gguf: the type of GGUF files; "" for other methods.
         act_order, static: see `compress.gptq.GPTQ`.
         clip: whether ranges are chosen by error, in AWQ and GPTQ.
         alpha: share of the difficulty that SmoothQuant moves into weights.
         damping: see `compress.gptq.DAMPING`.
+        keep: share of the columns of each matrix that "keep" stores in 16 bits.
     """
 
     name: str
@@ -46,6 +53,7 @@ class Scheme:
     alpha: float = 0.5
     damping: float = 0.01
     gguf: str = ""
+    keep: float = KEEP
 
     @property
     def reads_data(self) -> bool:
@@ -64,30 +72,32 @@ class Scheme:
 
 
 def parse_scheme(
-    name: str, *, group: int | None = None, symmetric: bool | None = None, activations: str | None = None
-) -> Scheme:
-    """Return the scheme of a name such as `awq-int4`, `gptq-int3`, `smooth-int8`, `llm.int8`, `fp8` or `q4_k`.
+    name: str, *, group: int | None = None, symmetric: bool | None = None, activations: str | None = None,
+    keep: float | None = None,
+) -> Scheme:  # fmt: skip
+    """Return the scheme of a name such as `awq-int4`, `gptq-int3`, `smooth-int8`, `llm.int8`, `fp8-block` or `q4_k`.
 
     Args:
-        group: columns that share a scale; 0 for a whole row. Default: a row for int8 and fp8, otherwise 32.
+        group: columns that share a scale; 0 for a whole row. Default: a row for int8 and fp8, otherwise 32. For
+            fp8-block, the rows and columns of a block, 128 by default.
         symmetric: whether groups have no zero points. Default: yes for int8 and fp8, otherwise no.
         activations: "exact", "int8" or "fp8". Default: int8 for smooth-int8, otherwise exact.
+        keep: share of the columns that keep-TYPE stores in 16 bits, at most 0.1. Default: 0.01.
 
     Raises:
         RequestError: for an unknown name, or parts that do not go together.
     """
     if name in GGUF_TYPES:
-        return _typed(name, group, symmetric, activations)
-    found: tuple[Method, Format] | None = ("rtn", Format("fp8")) if name == "fp8" else scheme_of(name)
+        return _typed(name, {"--group": group, "--symmetric": symmetric, "--activations": activations, "--keep": keep})
+    found: tuple[Method, Format] | None = ("rtn", FP8[name]) if name in FP8 else scheme_of(name)
     if found is None:
         raise RequestError(f"scheme (--scheme) {name!r} is not known; schemes are such as {EXAMPLES}")
     method, format = found
-    return Scheme(name, method, _with(format, group, symmetric, activations))
+    return _keeping(Scheme(name, method, _with(format, group, symmetric, activations)), keep)
 
 
-def _typed(name: str, group: int | None, symmetric: bool | None, activations: str | None) -> Scheme:
+def _typed(name: str, given: Mapping[str, object]) -> Scheme:
     """Return the scheme of a type of GGUF files. Raises RequestError for options that the type decides."""
-    given = {"--group": group, "--symmetric": symmetric, "--activations": activations}
     if extra := [flag for flag, value in given.items() if value is not None]:
         raise RequestError(
             f"scheme (--scheme) {name} is a type of GGUF files, which decides this; leave out {extra[0]}"
@@ -96,12 +106,34 @@ def _typed(name: str, group: int | None, symmetric: bool | None, activations: st
     return Scheme(name, "type", PLAIN if kind.is_float else format_of_block(kind), gguf=kind.name)
 
 
+def _keeping(scheme: Scheme, keep: float | None) -> Scheme:
+    """Return a scheme with a share of columns to keep. Raises RequestError for parts that do not go together."""
+    if scheme.method != "keep":
+        if keep is not None:
+            raise RequestError(
+                f"keep (--keep) is for the schemes keep-TYPE, such as keep-int4, and not for {scheme.name}"
+            )
+        return scheme
+    if scheme.format.activations != "exact":
+        raise RequestError(
+            f"{scheme.name} multiplies columns in 16 bits with exact activations; leave out --activations"
+        )
+    share = KEEP if keep is None else keep
+    if not 0 < share <= MOST_KEPT:
+        raise RequestError(f"keep (--keep) is {share:g} of the columns; it must be above 0, and at most {MOST_KEPT:g}")
+    return replace(scheme, keep=share)
+
+
 def _with(format: Format, group: int | None, symmetric: bool | None, activations: str | None) -> Format:
     """Return a format with the parts that are given. Raises RequestError for parts that do not go together."""
     if group is not None:
         if not 0 <= group <= LARGEST_GROUP:
             raise RequestError(f"group (--group) is {group}; it is a number of columns, or 0 for a scale for each row")
-        format = replace(format, group=group)
+        if format.rows == 0:
+            raise RequestError("fp8-tensor has one scale for each matrix; leave out --group")
+        if format.rows > 1 and not group:
+            raise RequestError("group (--group) is 0; fp8-block needs a size of blocks, such as 128")
+        format = replace(format, group=group, rows=group if format.rows > 1 else 1)
     if symmetric is not None:
         if not symmetric and format.numbers == "fp8":
             raise RequestError("fp8 has no zero points; leave out --asymmetric")

@@ -38,7 +38,7 @@ def matrices(quantized: Quantized) -> dict[str, QuantizedMatrix]:
         for key, matrix in zip(read.keys, several, strict=True):
             assert isinstance(matrix, QuantizedMatrix)
             found.setdefault(key, []).append((read.rows[0] if read.rows else 0, matrix))
-    return {key: _stacked(key, [m for _, m in sorted(some, key=lambda s: s[0])]) for key, some in found.items()}
+    return {key: stacked(key, [m for _, m in sorted(some, key=lambda s: s[0])]) for key, some in found.items()}
 
 
 def _reads(quantized: Quantized) -> Mapping[str, Read]:
@@ -54,7 +54,7 @@ def _is_plain(read: Read) -> bool:
     return not (read.transpose or read.flat or any(read.axes)) and all(part is None for part in parts)
 
 
-def _stacked(key: str, several: list[QuantizedMatrix]) -> QuantizedMatrix:
+def stacked(key: str, several: list[QuantizedMatrix]) -> QuantizedMatrix:
     """Return matrices that read one input as one matrix, one behind the other."""
     first, *rest = several
     if not rest:
@@ -63,6 +63,12 @@ def _stacked(key: str, several: list[QuantizedMatrix]) -> QuantizedMatrix:
         raise RequestError(
             f"{key} consists of several matrices with other formats or orders of columns; leave out --bits, or take "
             "another --scheme"
+        )
+    height = first.format.rows
+    if height == 0 or any(m.shape[0] % height for m in several[:-1]):
+        raise RequestError(
+            f"{key} consists of several matrices, whose rows do not fill blocks of {first.format.name}; take a scheme "
+            "with scales for rows, such as fp8"
         )
 
     def joined(name: str) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ridgeline.compress import gguf
 from ridgeline.compress.result import Quantized
+from ridgeline.compress.scheme import Scheme
 from ridgeline.compress.tensors import matrices, plain
 from ridgeline.errors import RequestError
 from ridgeline.load.export import checkpoint_tensors, write_safetensors
@@ -115,6 +116,16 @@ def writer_of(name: str | None, shapes: Mapping[str, tuple[int, ...]], format: F
                 f"format (--format) {name} cannot hold {matrix} in {format.name}: {reason}; {', '.join(able)} can"
             )
     return WRITERS[name]
+
+
+def writer_of_scheme(name: str | None, shapes: Mapping[str, tuple[int, ...]], scheme: Scheme) -> Writer:
+    """Return `writer_of` the scheme's format. Raises RequestError also for columns in 16 bits outside of floats."""
+    if scheme.method == "keep" and name != "floats":
+        raise RequestError(
+            f"scheme (--scheme) {scheme.name} keeps columns in 16 bits, which no format of quantized checkpoints can "
+            "store: it is a baseline; take --format floats, which stores all numbers in 32 bits"
+        )
+    return writer_of(name, shapes, scheme.format)
 
 
 def accepts(writer: Writer, format: Format, shape: tuple[int, ...]) -> bool:
