@@ -76,9 +76,9 @@ class HostTensor:
 class TensorFiles:
     """All tensors of a checkpoint's folder, by name.
 
-    stored, kv_scales: matrices that are stored as codes, and scales of a KV cache; there are none here. Raises
-    CheckpointError if there are no safetensors files, if one is missing, truncated or malformed, or if a name occurs in
-    two files.
+    stored, kv_scales: matrices that are stored as codes, and scales of a KV cache; there are none here. metadata: the
+    texts in the headers of the files. Raises CheckpointError if there are no safetensors files, if one is missing,
+    truncated or malformed, or if a name occurs in two files.
     """
 
     stored: Mapping[str, Stored] = MappingProxyType({})
@@ -88,8 +88,11 @@ class TensorFiles:
         self.files = _find_files(folder)
         self._tensors: dict[str, TensorInfo] = {}
         self._maps: dict[Path, np.ndarray[Any, Any]] = {}
+        self.metadata: dict[str, str] = {}
         for file in self.files:
-            for name, info in _read_header(file):
+            first, header = _read_header(file)
+            self.metadata |= header.pop("__metadata__", {})
+            for name, info in _tensors(file, first, header):
                 if name in self._tensors:
                     raise CheckpointError(f"{name} is in both {self._tensors[name].file.name} and {file.name}")
                 self._tensors[name] = info
@@ -181,7 +184,8 @@ def _read_index(index: Path) -> dict[str, str]:
     return names
 
 
-def _read_header(file: Path) -> Iterator[tuple[str, TensorInfo]]:
+def _read_header(file: Path) -> tuple[int, dict[str, Any]]:
+    """Return the position of the first tensor, and the parsed header. Raises CheckpointError."""
     try:
         check_regular(file)
         with safe_open(file, framework="numpy"):
@@ -191,9 +195,12 @@ def _read_header(file: Path) -> Iterator[tuple[str, TensorInfo]]:
             header = json.loads(f.read(length))
     except (SafetensorError, OSError, ValueError, RecursionError) as e:
         raise CheckpointError(f"{file.name} is not a readable safetensors file (truncated?): {e}") from None
-    header.pop("__metadata__", None)
+    return 8 + length, header
+
+
+def _tensors(file: Path, first: int, header: Mapping[str, Any]) -> Iterator[tuple[str, TensorInfo]]:
     for name, entry in header.items():
         if (axes := len(entry["shape"])) > MAX_AXES:
             raise CheckpointError(f"{name:.100} in {file.name} has {axes} axes; a weight has at most {MAX_AXES}")
-        start, stop = (8 + length + offset for offset in entry["data_offsets"])
+        start, stop = (first + offset for offset in entry["data_offsets"])
         yield name, TensorInfo(file, entry["dtype"], tuple(entry["shape"]), start, stop)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ridgeline.archs.config import Config
-from ridgeline.archs.quantization import awq, bitsandbytes, compressed, fp8, gptq
+from ridgeline.archs.quantization import awq, bitsandbytes, compressed, fp8, gptq, torchao
 from ridgeline.archs.quantization.scheme import (
     AT,
     INTEGERS,
@@ -22,12 +22,14 @@ from ridgeline.archs.quantization.scheme import (
     ModelOptNvfp4,
     Mxfp4,
     Quantization,
+    TorchAo,
 )
 from ridgeline.errors import ConfigError
 
 __all__ = [
     "INTEGERS", "SIDE_FILES", "Awq", "BnbInt8", "BnbNf4", "CompressedTensors", "Fp8", "Fp8Blocks", "Gptq", "GptqRule",
-    "Group", "ModelOptNvfp4", "Mxfp4", "Quantization", "read_quantization",
+    "Group", "ModelOptNvfp4", "Mxfp4", "Quantization", "TorchAo",
+    "read_quantization",
 ]  # fmt: skip
 
 
@@ -41,6 +43,7 @@ def _mxfp4(c: Config) -> Mxfp4:
 METHODS: Mapping[str, Callable[[Config], Quantization]] = {
     "awq": awq.read, "gptq": gptq.read, "compressed-tensors": compressed.read, "bitsandbytes": bitsandbytes.read,
     "fp8": fp8.read, "fbgemm_fp8": fp8.read_fbgemm, "modelopt": fp8.read_modelopt, "mxfp4": _mxfp4,
+    "torchao": torchao.read,
 }  # fmt: skip
 FAMILY_OWN = ("mxfp4",)
 

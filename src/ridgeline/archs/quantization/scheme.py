@@ -169,6 +169,17 @@ class Mxfp4(Quantization):
         return "mxfp4"
 
 
+@dataclass(frozen=True, slots=True)
+class TorchAo(Quantization):
+    """torchao. The metadata of the files says how each matrix is stored. storage_name: the format for plans."""
+
+    storage_name: str = "int8"
+
+    @property
+    def storage(self) -> str:
+        return self.storage_name
+
+
 def group_size(c: Config, name: str = "group_size") -> int:
     """Return the columns that share a scale; 0 where the config says -1, which means whole rows."""
     size = c.get_int(name)
