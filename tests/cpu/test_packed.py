@@ -255,3 +255,14 @@ def test_a_config_may_be_in_a_file_beside(name: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path / "p")
     assert checkpoint.quantization == quantization_of({**config, "quantization_config": RECIPES[recipe].config})
     assert len(open_tensors(checkpoint).stored) == 28
+
+
+@pytest.mark.parametrize(("recipe", "is_noted"), [("fp8-dynamic", True), ("packed-4", False)])
+def test_a_note_says_that_activations_are_not_rounded(recipe: str, is_noted: bool, tmp_path: Path) -> None:
+    """Kernels multiply with floats where they cannot with codes; activations that the file rounds are exact then."""
+    from ridgeline.runtime.load import LoadOptions, pass_model
+
+    _, source = plain_model("llama")
+    write(RECIPES[recipe], source, tmp_path / "p")
+    notes = pass_model(str(tmp_path / "p"), LoadOptions(device="cpu")).notes
+    assert any("activations are exact, which fp8-tensor-fp8 rounds (fp8)" in note for note in notes) == is_noted

@@ -190,14 +190,21 @@ def _check_activations(options: LoadOptions, format: Format, files: Files | None
 def _dequantized(weights: RandomWeights | StoredWeights, format: Format, dtype: DType | None) -> tuple[str, ...]:
     """Return notes on the matrices of codes that became floats. format: to which they are rounded then."""
     found = weights.dequantized if isinstance(weights, StoredWeights) else {}
-    by_type = Counter((own.name, dtype or float_type(own)) for own in found.values())
+    by_type = Counter((own, dtype or float_type(own)) for own in found.values())
     why = (
         f"and rounded again to {format.name}" if format.is_lossy else "because no kernel here multiplies with the codes"
     )
     return tuple(
-        f"{count} matrices in {name} are dequantized to {kind}, {why}"
-        for (name, kind), count in sorted(by_type.items())
+        f"{count} matrices in {own.name} are dequantized to {kind}, {why}{_lost_activations(own, format)}"
+        for (own, kind), count in sorted(by_type.items(), key=lambda item: (item[0][0].name, item[0][1]))
     )
+
+
+def _lost_activations(own: Format, format: Format) -> str:
+    """Return the end of a note: activations that matrices of codes round, and floats take exactly."""
+    if format.is_lossy or own.activations == "exact":
+        return ""
+    return f"; activations are exact, which {own.name} rounds ({own.activations})"
 
 
 def _check(options: LoadOptions) -> tuple[DType | None, Format]:
