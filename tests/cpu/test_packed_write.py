@@ -124,7 +124,17 @@ def saved(scheme: str, name: str, folder: Path) -> Any:
     return type(model).from_pretrained(folder, dtype=torch.float32, **PLAIN).eval()
 
 
-@pytest.mark.parametrize(("scheme", "name"), [("int4-exact", "llama_biases"), ("int3-exact", "qwen2_tied")])
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    [
+        ("int4-exact", "llama_biases"), ("int3-exact", "qwen2_tied"),
+        pytest.param("fp8-16x16", "llama_gqa", marks=pytest.mark.nightly),
+        pytest.param("fp8-tensor", "llama_gqa", marks=pytest.mark.nightly),
+        pytest.param("fp8", "qwen2_tied", marks=pytest.mark.nightly),
+        pytest.param("int8-exact", "qwen2_tied", marks=pytest.mark.nightly),
+        pytest.param("int2-16-exact", "llama_gqa", marks=pytest.mark.nightly),
+    ],
+)  # fmt: skip
 def test_transformers_loads_what_is_written(scheme: str, name: str, tmp_path: Path) -> None:
     """compressed-tensors decompresses the matrices; the logits are those that our reader gives."""
     wanted = oracle_logits(saved(scheme, name, tmp_path / "out"), prompts(CASES[name]))
