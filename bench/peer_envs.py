@@ -17,21 +17,29 @@ TORCH, TRANSFORMERS = "torch==2.13.0", "transformers==5.23.0"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
+# Packages whose versions a table names.
+NAMED = frozenset(("transformers", "compressed-tensors", "bitsandbytes", "llmcompressor", "gptqmodel", "torchao"))
+
+
 class PeerError(Exception):
     """A peer is missing; the message says why in one line."""
 
 
 class Env(NamedTuple):
     """An environment of a peer. requirements: pinned, for pip. source: packages that are built on this machine.
-    unwanted: packages that are removed after the installation.
+    unwanted: packages that are removed after the installation. alone: packages that are installed without their own
+    requirements, which would ask for another torch or transformers; what they need is in requirements.
     """
 
     requirements: Sequence[str]
     source: str = ""
     unwanted: str = ""
     variables: Mapping[str, str] = NOTHING
+    alone: Sequence[str] = ()
 
 
+ACCELERATE, COMPRESSED = "accelerate==1.15.0", "compressed-tensors==0.20.0"
+DATASETS = "datasets==5.2.0"
 ENVS = {
     "llama.cpp": Env(
         ("llama-cpp-python==0.3.36", "gguf==0.19.0"), source="llama-cpp-python",
@@ -46,6 +54,20 @@ ENVS = {
     "onnxruntime": Env(("onnxruntime-genai==0.18.0",)),
     "onnxruntime-convert": Env(("onnxruntime-genai==0.18.0", "onnx", "onnx_ir", TORCH, TRANSFORMERS)),
     "transformers": Env((TRANSFORMERS, TORCH)),
+    # The tools of bench/formats.py.
+    "compressed-tensors": Env((TRANSFORMERS, TORCH, ACCELERATE, COMPRESSED)),
+    "bitsandbytes": Env((TRANSFORMERS, TORCH, ACCELERATE, "bitsandbytes==0.50.2")),
+    "torchao": Env((TRANSFORMERS, TORCH, ACCELERATE, "torchao==0.18.0")),
+    # It asks for transformers 5.17 and compressed-tensors 0.19, and writes its files with these too.
+    "llm-compressor": Env(
+        (TRANSFORMERS, TORCH, ACCELERATE, COMPRESSED, DATASETS, "loguru==0.7.3"), alone=("llmcompressor==0.14.0.1",)
+    ),
+    # It asks for torch 2.14, and runs with this one.
+    "gptqmodel": Env(
+        (TRANSFORMERS, TORCH, ACCELERATE, DATASETS, "torchao==0.18.0", "threadpoolctl==3.8.0", "device-smi==0.5.7",
+         "logbar==0.4.15", "pypcre==0.6.4", "pillow==13.0.0", "protobuf==7.36.2"),
+        alone=("gptqmodel==7.7.0", "tokenicer==0.0.14", "defuser==0.0.28"),
+    ),
 }  # fmt: skip
 
 
@@ -53,15 +75,23 @@ def ensure(work: Path, name: str) -> str:
     """Return the environment's python; install it if it is missing. Raises PeerError."""
     env, folder = ENVS[name], work / "env" / name
     python, marker = folder / "bin" / "python", folder / ".installed"
-    wanted = " ".join(env.requirements)
+    wanted = " ".join((*env.requirements, *env.alone))
     if not (marker.exists() and marker.read_text() == wanted):
         make_venv(folder)
         binary = ["--no-binary", env.source] if env.source else []
         run([str(python), "-m", "pip", "install", "-q", *binary, *env.requirements], f"pip for {name}", env.variables)
+        if env.alone:
+            run([str(python), "-m", "pip", "install", "-q", "--no-deps", *env.alone], f"pip for {name}", env.variables)
         if env.unwanted:
             run([str(python), "-m", "pip", "uninstall", "-q", "-y", env.unwanted], f"pip for {name}")
         marker.write_text(wanted)
     return str(python)
+
+
+def versions_of(names: Sequence[str]) -> str:
+    """Return the pinned versions of environments' main packages, for a table."""
+    wanted = {p for name in names for p in (*ENVS[name].requirements, *ENVS[name].alone) if p.split("==")[0] in NAMED}
+    return ", ".join(sorted(p.replace("==", " ") for p in wanted))
 
 
 def ensure_ours(work: Path, commit: str) -> Path:
