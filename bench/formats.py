@@ -55,7 +55,7 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.work = args, args.work.resolve()
-        self.model = find_model(args.model)
+        self.model = find_model(args.model).resolve()
         self.work.mkdir(parents=True, exist_ok=True)
         self.ids = self.work / "ids.npy"
         self.samples = self._samples()
@@ -148,7 +148,9 @@ class Bench:
         task.write_text(json.dumps(left))
         results.unlink(missing_ok=True)
         with (self.work / f"{tool}.log").open("w") as log:
-            subprocess.run([python, str(DRIVER), str(task), str(results)], stdout=log, stderr=log, check=False)
+            # Some tools leave files in the current folder.
+            command = [python, str(DRIVER), str(task), str(results)]
+            subprocess.run(command, stdout=log, stderr=log, check=False, cwd=self.work)
         lines = results.read_text().splitlines() if results.exists() else []
         return found | {line["name"]: line["error"] for line in map(json.loads, lines)}
 
@@ -229,7 +231,7 @@ def kl_of(wanted: Any, found: Any) -> float:
 
 def tool_of(text: str) -> tuple[str, str]:
     name, _, path = text.partition("=")
-    return name, path
+    return name, str(Path(path).absolute())  # not resolved: a link shows which environment it is
 
 
 def main() -> None:
