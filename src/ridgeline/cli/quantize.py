@@ -21,8 +21,8 @@ _Scheme = Annotated[
     option(
         "--scheme",
         help="How codes are chosen: METHOD-TYPE with method rtn (round to nearest), clip, awq, gptq, smooth or keep, "
-        "and type int8, int6, int5, int4, int3, int2 or fp8; or llm.int8; or fp8 with a scale for each row, fp8-tensor, "
-        "fp8-block. Or a type of GGUF files: q4_k, q6_k, q8_0, q4_0, f16, bf16. Examples: awq-int4, gptq-int3, q4_k.",
+        "and type int8, int6, int5, int4, int3, int2 or fp8; or llm.int8; or fp8 with a scale for each row, fp8-tensor,"
+        " fp8-block. Or a type of GGUF files: q4_k, q6_k, q8_0, q4_0, f16, bf16. Examples: awq-int4, gptq-int3, q4_k.",
     ),
 ]
 _Out = Annotated[str, option("--out", help="Folder to write. It must not exist.")]
