@@ -21,6 +21,9 @@ from typing import Any
 _CPUS = os.cpu_count() or 1
 os.cpu_count = lambda: max(4, _CPUS)  # type: ignore[assignment]
 
+# GPTQModel compiles its products with g++, which takes minutes and changes no result.
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
+
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
