@@ -88,7 +88,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "engine": frozenset({"numpy"}),
     "verify": frozenset({"numpy"}),
     "evals": frozenset({"numpy"}),
-    "compress": frozenset({"numpy"}),
+    "compress": frozenset({"filelock", "numpy"}),
     "plan": frozenset({"matplotlib"}),
     "train": frozenset({"numpy", "tokenizers", "matplotlib", "transformers"}),
     "llm": frozenset({"numpy"}),

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
+from zlib import error as ZlibError
 
 import numpy as np
 
@@ -16,27 +18,63 @@ from ridgeline.compress.choose import Chosen
 from ridgeline.compress.inputs import MatrixKey
 from ridgeline.compress.layers import Part
 from ridgeline.compress.outliers import Outliers
+from ridgeline.errors import RequestError
 from ridgeline.ops.arrays import ARRAYS, QuantizedMatrix
 from ridgeline.spec.folders import write_whole
 from ridgeline.spec.quant import format_of
 
+_LOCK, _SETTINGS = "lock", "settings.json"
+
 
 class Partial:
-    """A hidden folder beside the output folder, with a file for each part.
+    """A hidden folder beside the output folder, with a file for each part. One run at a time can use it.
 
     settings: everything that the codes depend on. Parts of other settings are removed.
+
+    Raises RequestError if another run writes to the same output folder, and OSError.
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
         self.folder = out.with_name(f".{out.name}.partial")
-        known, path = json.dumps(settings, sort_keys=True), self.folder / "settings.json"
-        if not path.is_file() or path.read_text(encoding="utf-8") != known:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            write_whole(path, known)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock: int | None = self._locked(out)
+        known, path = json.dumps(settings, sort_keys=True).encode(), self.folder / _SETTINGS
+        if not path.is_file() or path.read_bytes() != known:
+            for old in self.folder.iterdir():
+                if old.is_dir():
+                    shutil.rmtree(old)
+                elif old.name != _LOCK:
+                    old.unlink()
+            write_whole(path, known.decode())
+
+    def _locked(self, out: Path) -> int:
+        """Return a descriptor of the locked file that only one run has. The system unlocks it when the run ends."""
+        from filelock import lock_descriptor
+
+        path = self.folder / _LOCK
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            is_free = lock_descriptor(file, blocking=False)
+        except OSError:  # a file system without locks
+            return file
+        # A run that ended meanwhile may have removed the folder, and with it the file that is locked now.
+        if is_free and path.exists() and os.path.samestat(os.fstat(file), path.stat()):
+            return file
+        os.close(file)
+        raise RequestError(f"another run is writing to {out} now; wait for it, or name another folder with --out")
+
+    def close(self) -> None:
+        """Let other runs use the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def remove(self) -> None:
         """Remove the folder."""
+        if os.name == "nt":  # Windows does not remove a file that is open
+            self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
 
     def has(self, part: Part) -> bool:
         """Return whether a part is finished."""
@@ -63,14 +101,26 @@ class Partial:
                 arrays |= {f"{i}/kept/{name}": array for name, array in found.kept[key]._asdict().items()}
         arrays["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
         unfinished = self._path(part).with_suffix(".tmp")
-        with unfinished.open("wb") as file:
-            np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self._path(part))
+        try:
+            with unfinished.open("wb") as file:
+                np.savez(file, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(self._path(part))
+        finally:
+            unfinished.unlink(missing_ok=True)
 
     def load(self, part: Part) -> Chosen:
-        """Return the result of a finished part."""
+        """Return the result of a finished part. Raises RequestError for a damaged file."""
+        try:
+            return self._load(part)
+        except (BadZipFile, EOFError, KeyError, ValueError, ZlibError) as e:
+            raise RequestError(
+                f"{self._path(part)}, which an interrupted run left, is damaged ({type(e).__name__}); repeat the "
+                "command to start again"
+            ) from None
+
+    def _load(self, part: Part) -> Chosen:
         found = Chosen()
         with np.load(self._path(part), allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from errno import EDQUOT, ENOSPC
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -79,12 +82,14 @@ def quantize(
         format: format of the checkpoint, one of `WRITERS`; None: the first one that can hold the matrices.
 
     Raises:
-        RidgelineError: with one line, for each input that cannot be used. Nothing is left on disk then.
+        RidgelineError: with one line, for each input that cannot be used. Nothing is left on disk then; if the disk is
+            full, finished parts stay, as after an interruption.
     """
     chosen = parse_scheme(scheme, group=group, symmetric=symmetric, activations=activations, keep=keep)
     target = Path(out)
-    if target.exists():
-        raise RequestError(f"{target} exists; name another folder with --out, or remove it")
+    with _disk_errors(target):
+        if target.is_symlink() or target.exists():
+            raise RequestError(f"{target} exists; name another folder with --out, or remove it")
     if not data and (chosen.needs_data or options.bits is not None):
         raise RequestError(f"{scheme} chooses codes with data; name texts with --calibrate")
     original = _open(model, options)
@@ -92,24 +97,38 @@ def quantize(
     if not chosen.gguf:
         chosen = replace(chosen, static=chosen.static or not can_permute(writer, chosen.format))
     samples = _samples(original, data, options) if data else None
-    partial = Partial(target, _settings(original, chosen, data, options))
-    try:
-        quantized, facts = _run(original, chosen, samples, partial, options, writer, on_progress)
-        report = _report(model, quantized, chosen, samples, data, facts, on_progress)
-        folder, notes = _written(quantized, writer, partial, samples)
-        report = replace(report, notes=(*report.notes, *notes))
-        if options.speed:
-            on_progress("measuring the speed", 0, 1)
-            speeds = measure_speeds({"as stored": model, chosen.name: str(folder)}, options.threads)
-            report = replace(report, speeds=speeds)
-        write_json(folder / FILE, report.to_json())
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder.rename(target)
-    except RidgelineError:
+    settings = _settings(original, chosen, samples, format, options)
+    with _disk_errors(target), closing(Partial(target, settings)) as partial:
+        try:
+            quantized, facts = _run(original, chosen, samples, partial, options, writer, on_progress)
+            report = _report(model, quantized, chosen, samples, data, facts, on_progress)
+            folder, notes = _written(quantized, writer, partial, samples)
+            report = replace(report, notes=(*report.notes, *notes))
+            if options.speed:
+                on_progress("measuring the speed", 0, 1)
+                speeds = measure_speeds({"as stored": model, chosen.name: str(folder)}, options.threads)
+                report = replace(report, speeds=speeds)
+            write_json(folder / FILE, report.to_json())
+            folder.rename(target)
+        except RidgelineError:
+            partial.remove()
+            raise
         partial.remove()
-        raise
-    partial.remove()
     return report
+
+
+@contextmanager
+def _disk_errors(target: Path) -> Iterator[None]:
+    """Turn an error of the operating system into a RequestError that names the folder."""
+    try:
+        yield
+    except BrokenPipeError:  # of the progress
+        raise
+    except OSError as e:
+        remedy = "name another folder with --out"
+        if e.errno in (ENOSPC, EDQUOT):
+            remedy = "free some space and repeat the command, which continues with the parts that are finished"
+        raise RequestError(f"cannot write {target}: {e.strerror or e}; {remedy}") from None
 
 
 def _open(model: str, options: Options) -> LoadedModel:
@@ -149,12 +168,14 @@ def _samples(original: LoadedModel, data: Sequence[str | Path], options: Options
 
 
 def _settings(
-    original: LoadedModel, scheme: Scheme, data: Sequence[str | Path], options: Options
+    original: LoadedModel, scheme: Scheme, samples: Samples | None, format: str | None, options: Options
 ) -> Mapping[str, object]:
-    files = [[str(path), Path(path).stat().st_mtime_ns] for path in data]
+    """Return everything that the codes depend on."""
+    tokens = None if samples is None else np.asarray(samples.calibration, np.int64).tobytes()
+    digest = None if tokens is None else blake2b(tokens, digest_size=16).hexdigest()
     fingerprint = model_fingerprint(original.checkpoint.folder, MODEL_FILES, size=16)
     kept = {**asdict(options), "threads": None, "speed": None}
-    return {"model": fingerprint, "scheme": {**asdict(scheme)}, "data": files, "options": kept}
+    return {"model": fingerprint, "scheme": asdict(scheme), "tokens": digest, "format": format, "options": kept}
 
 
 def _run(
@@ -283,8 +304,12 @@ def _written(
     """Write the folder under a hidden name, read it back, and compare logits. Return its path, and notes."""
     folder = partial.folder / "model"
     shutil.rmtree(folder, ignore_errors=True)
-    notes = writer.write(folder, quantized)
-    _read_back(quantized, folder, samples)
+    try:
+        notes = writer.write(folder, quantized)
+        _read_back(quantized, folder, samples)
+    except OSError:  # a full disk, on which half of a checkpoint would take space for nothing
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder, notes
 
 
