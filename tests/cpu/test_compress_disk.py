@@ -123,3 +123,11 @@ def test_other_tokens_do_not_continue_a_run(model: Path) -> None:
     assert known == _settings(original, scheme, one, None, FEW)
     assert known != _settings(original, scheme, other, None, FEW)
     assert known != _settings(original, scheme, one, "gptq", FEW)  # which says what --bits may choose among
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "rtn-fp8", "llm.int8"])
+def test_bits_are_those_of_whole_numbers(scheme: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        RequestError, match=rf"bits \(--bits\) chooses among whole numbers of 2 to 8 bits, not {scheme}"
+    ):
+        quantize(str(model), scheme, out=tmp_path / "out", data=["text"], options=Options(bits=3.5))

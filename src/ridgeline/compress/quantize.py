@@ -22,7 +22,7 @@ from ridgeline.compress.layers import Calibration, parts
 from ridgeline.compress.partial import Partial
 from ridgeline.compress.report import FILE, Report
 from ridgeline.compress.result import Quantized
-from ridgeline.compress.scheme import Scheme, parse_scheme
+from ridgeline.compress.scheme import BITS, Scheme, parse_scheme
 from ridgeline.compress.sensitivity import mixed_formats
 from ridgeline.compress.speed import measure_speeds
 from ridgeline.compress.write import GGUF, WRITERS, Writer, can_permute, write_json, writer_of_scheme
@@ -90,6 +90,8 @@ def quantize(
     with _disk_errors(target):
         if target.is_symlink() or target.exists():
             raise RequestError(f"{target} exists; name another folder with --out, or remove it")
+    if options.bits is not None:
+        _check_bits(chosen)
     if not data and (chosen.needs_data or options.bits is not None):
         raise RequestError(f"{scheme} chooses codes with data; name texts with --calibrate")
     original = _open(model, options)
@@ -115,6 +117,16 @@ def quantize(
             raise
         partial.remove()
     return report
+
+
+def _check_bits(scheme: Scheme) -> None:
+    """Raise RequestError for a scheme whose matrices cannot have different bits."""
+    is_whole = scheme.format.numbers in BITS and scheme.format.activations != "outliers"
+    if not is_whole and not scheme.gguf:
+        raise RequestError(
+            f"bits (--bits) chooses among whole numbers of 2 to 8 bits, not {scheme.name}; take a scheme such as "
+            "gptq-int4, or leave it out"
+        )
 
 
 @contextmanager
@@ -161,6 +173,8 @@ def _samples(original: LoadedModel, data: Sequence[str | Path], options: Options
         raise RequestError(f"length (--sequence-length) is {length}; it must be from 2 to {longest} tokens")
     if options.sequences < 1:
         raise RequestError(f"sequences (--sequences) is {options.sequences}; it must be at least 1")
+    if options.seed < 0:
+        raise RequestError(f"seed (--seed) is {options.seed}; it must be at least 0")
     return read_samples(
         data, Tokenizer.from_folder(original.checkpoint.folder), length=length, count=options.sequences,
         held_out_tokens=HELD_OUT_TOKENS, seed=options.seed,
