@@ -322,7 +322,7 @@ class Driver:
         self.runs = 0
         self.vocab, self.width, length = loaded.spec.vocab_size, loaded.spec.hidden_size, loaded.max_model_len
         few = EngineOptions(max_num_seqs=2, max_num_batched_tokens=16)
-        self.engine = Engine(loaded, resolved(64, few, free_bytes=MIB << 8, fixed_len=True))
+        self.engine = Engine(loaded, resolved(64, few, free_bytes=MIB << 9, fixed_len=True))
         self.run([20, 5])  # load modules that are imported at their first use
         del self.engine
         options = EngineOptions(**case.options)
