@@ -338,7 +338,7 @@ def test_no_tokens(pool: Any) -> None:
         ([np.ones((2, 3), np.float32).T], "float32", "fp32", 0, "the last one dense"),
         ([np.ones(3, np.float32)], "float32", "fp32", 0, "two axes"),
         ([np.ones((2, 3), np.float32), np.ones((2, 4), np.float32)], "float32", "fp32", 0, "one width, not 3 and 4"),
-        ([np.ones((2, 3), np.float32)], "float32", "int5", 0, "format int5 is none of fp32, bf16"),
+        ([np.ones((2, 3), np.float32)], "float32", "int7", 0, "format int7 is none of fp32, bf16"),
         ([np.ones((2, 3), np.float32)], "float32", "int4", 48, "a multiple of 32 up to 256"),
         ([np.ones((2, 3), np.float32)], "float32", "fp32", 32, "for codes, or 0"),
         ([np.ones((2, 3), np.float32)], "float32", "fp8", 0, "floats are rounded to whole numbers"),
