@@ -49,6 +49,12 @@ TRAINING = words(
     "--batch-tokens 128 --context 64 --warmup-steps 1 --eval-every 4 --save-every 4 --held-out 0.5 --epochs 1"
 )
 RULES = (
+    Rule(
+        r"ridgeline quantize .*--scheme qat",
+        How.RUN,
+        SIZES,
+        words("--train-tokens 256 --sequences 4 --sequence-length 32"),
+    ),
     Rule(r"ridgeline serve$", How.SERVER, "port 8000 may be taken, and other blocks ask this one", slow=True),
     Rule(r"ridgeline serve ", How.SERVE, "a server does not end by itself", words("--port 0"), slow=True),
     Rule(

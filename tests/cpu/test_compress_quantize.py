@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from copy import copy
@@ -28,13 +29,14 @@ from ridgeline.compress.rtn import round_to_nearest
 from ridgeline.compress.scheme import parse_scheme
 from ridgeline.compress.tensors import matrices, plain, stacked
 from ridgeline.compress.write import WRITERS, Writer
-from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.errors import DeviceError, RequestError, RidgelineError
 from ridgeline.evals import measure_perplexity
 from ridgeline.load.stored import dequantized
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.spec.quant import format_of
 
 FEW = Options(sequences=6, length=32, speed=False)
+TRAINED = Options(sequences=6, length=32, train_tokens=24 * 1024, speed=False)
 
 
 @pytest.fixture(scope="module")
@@ -220,11 +222,77 @@ def test_the_command_prints_a_table_of_80_columns(
         assert word in " ".join(found.output.split())
 
 
+def test_codes_are_trained_and_stored_like_any_other(model: Path, text: Path, tmp_path: Path) -> None:
+    """The report has GPTQ with the same data beside, and a run that is interrupted in training continues there."""
+    out, seen = tmp_path / "out", list[tuple[str, int]]()
+
+    def stop(what: str, done: int, total: int) -> None:
+        if what.startswith("training") and done == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(str(model), "qat-int3", out=out, data=[text], options=TRAINED, on_progress=stop)
+    assert leftovers(tmp_path) == [".out.partial"]
+    report = quantize(
+        str(model), "qat-int3", out=out, data=[text], options=TRAINED,
+        on_progress=lambda what, done, total: seen.append((what, done)),
+    )  # fmt: skip
+    assert [done for what, done in seen if what.startswith("training")] == list(range(15, 25))
+    assert leftovers(tmp_path) == ["out"]
+    kept = json.loads((out / "quantization_report.json").read_text())
+    assert list(kept["models"]) == ["rtn", "gptq-int3", "qat-int3"]
+    # A random model learns nothing that holds for other text from 1,500 tokens; test_qat.py tests what training does.
+    assert kept["models"]["qat-int3"]["kl"] < 1.1 * kept["models"]["gptq-int3"]["kl"]
+    assert kept["calibration"].endswith("trained on 24,576 tokens") and len(kept["output_power_lost"]) == 14
+    samples = read_samples(
+        [text], Tokenizer.from_folder(out), length=32, count=6, held_out_tokens=32_768, seed=0, train_tokens=24_576
+    )
+    held, trained = ({tuple(s) for s in some} for some in ([d.token_ids for d in samples.held_out], samples.training))
+    assert not held & trained and {tuple(s) for s in samples.calibration} <= trained
+    found = measure_perplexity(LLM(str(out)).loaded, samples.held_out, context=32)
+    assert report.comparison is not None
+    assert found.perplexity.value == pytest.approx(report.comparison.others["qat-int3"].perplexity.value, rel=2e-3)
+    whole = quantize(str(model), "qat-int3", out=tmp_path / "whole", data=[text], options=TRAINED)
+    assert whole.to_json() == report.to_json()
+    tensors = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "out")]
+    assert tensors[0] == tensors[1]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "given", "format"),
+    [
+        ("qat-int4", {"format": "gptq"}, "int4-asym-exact"), ("qat-int2", {"symmetric": True}, "int2-exact"),
+        ("qat-int8", {"activations": "int8"}, "int8"), ("qat-fp8", {"group": 16, "format": "floats"}, "fp8-16"),
+    ],
+)  # fmt: skip
+def test_every_format_is_trained(
+    scheme: str, given: dict[str, Any], format: str, model: Path, text: Path, tmp_path: Path
+) -> None:
+    few = Options(sequences=6, length=32, train_tokens=4096, speed=False)
+    report = quantize(str(model), scheme, out=tmp_path / "out", data=[text], options=few, **given)
+    assert report.format == format and report.comparison is not None
+    assert list(report.comparison.others) == ["rtn", scheme.replace("qat", "gptq"), scheme]
+    kl = [quality.kl.value for quality in report.comparison.others.values() if quality.kl is not None]
+    assert 0 < kl[2] < 2 * kl[1]  # four updates show that codes are right, not that training helps
+
+
+def test_training_needs_torch(model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("ridgeline.ops.devices"), "has_torch", lambda: False)
+    with pytest.raises(
+        DeviceError, match=r"^scheme \(--scheme\) qat-int3 needs torch: pip install 'ridgeline\[torch\]'$"
+    ):
+        quantize(str(model), "qat-int3", out=tmp_path / "out", data=[text], options=TRAINED)
+    assert leftovers(tmp_path) == []
+
+
 BAD = [
     (["--scheme", "awq-int9"], "scheme (--scheme) 'awq-int9' is not known"),
     (["--scheme", "nonsense"], "is not known"),
     (["--scheme", "gptq-int4"], "name texts with --calibrate"),
     (["--scheme", "rtn-int4", "--bits", "3"], "name texts with --calibrate"),
+    (["--scheme", "qat-int4"], "name texts with --calibrate"),
+    (["--scheme", "rtn-int4", "--train-tokens", "5"], "rtn-int4 does not"),
+    (["--scheme", "qat-int4", "--calibrate", "TEXT", "--train-tokens", "0"], "it must be at least 1"),
     (["--scheme", "gptq-int4", "--calibrate", "EMPTY"], "is empty"),
     (["--scheme", "gptq-int4", "--calibrate", "SHORT"], "two sequences of 64 tokens"),
     (["--scheme", "gptq-int4", "--calibrate", "ABSENT"], "cannot read"),
@@ -265,6 +333,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
             options=Options(
                 length=int(options.get("--sequence-length", 64)),
                 bits=float(options["--bits"]) if "--bits" in options else None,
+                train_tokens=int(options["--train-tokens"]) if "--train-tokens" in options else None,
             ),
         )  # fmt: skip
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -329,6 +398,7 @@ def test_damaged_weights_are_refused(model: Path, text: Path, tmp_path: Path) ->
         ("awq-int4", "int4-asym-exact"), ("gptq-int3", "int3-asym-exact"), ("llm.int8", "int8-outliers"),
         ("fp8", "fp8"), ("rtn-int8", "int8-exact"), ("smooth-int8", "int8"), ("clip-int2", "int2-asym-exact"),
         ("fp8-block", "fp8-128x128"), ("fp8-tensor", "fp8-tensor"), ("keep-int3", "int3-asym-exact"),
+        ("qat-int3", "int3-asym-exact"),
     ],
 )  # fmt: skip
 def test_names_of_schemes(name: str, format: str) -> None:

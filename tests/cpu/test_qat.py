@@ -12,8 +12,8 @@ import torch
 from oracle.build import make_model, redraw
 from oracle.families import CASES
 from ridgeline.compress import gptq as gptq_file
-from ridgeline.compress.grid import dequantized
 from ridgeline.compress.rtn import round_to_nearest
+from ridgeline.load.stored import dequantized
 from ridgeline.ops.api import QuantizedMatrix, QuantizedStack
 from ridgeline.ops.reference import quant as reference
 from ridgeline.runtime.load import LoadOptions, pass_model

@@ -47,7 +47,21 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "verify": frozenset({"spec", "ops", "sched", "settings", "sample", "runtime", "engine", "load"}),
     "evals": frozenset({"spec", "ops", "nn", "load", "sample", "runtime"}),
     "compress": frozenset(
-        {"spec", "archs", "ops", "quant", "nn", "load", "runtime", "evals", "sample", "settings", "measure", "llm"}
+        {
+            "spec",
+            "archs",
+            "ops",
+            "quant",
+            "nn",
+            "load",
+            "runtime",
+            "evals",
+            "sample",
+            "settings",
+            "measure",
+            "llm",
+            "train",
+        }
     ),
     "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "llm"}),
     "llm": None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -15,14 +16,17 @@ from ridgeline.cli.option import option
 if TYPE_CHECKING:
     from ridgeline.compress import Report
 
+PAUSE_S = 30.0
+
 _Model = Annotated[str, typer.Argument(help="The model to quantize: a folder, a Hugging Face hub id, or pocket.")]
 _Scheme = Annotated[
     str,
     option(
         "--scheme",
-        help="How codes are chosen: METHOD-TYPE with method rtn (round to nearest), clip, awq, gptq, smooth or keep, "
-        "and type int8, int6, int5, int4, int3, int2 or fp8; or llm.int8; or fp8 with a scale for each row, fp8-tensor,"
-        " fp8-block. Or a type of GGUF files: q4_k, q6_k, q8_0, q4_0, f16, bf16. Examples: awq-int4, gptq-int3, q4_k.",
+        help="How codes are chosen: METHOD-TYPE with method rtn (round to nearest), clip, awq, gptq, qat (the codes of "
+        "gptq, trained), smooth or keep, and type int8, int6, int5, int4, int3, int2 or fp8; or llm.int8; or fp8 with "
+        "a scale for each row, fp8-tensor, fp8-block. Or a type of GGUF files: q4_k, q6_k, q8_0, q4_0, f16, bf16. "
+        "Examples: awq-int4, gptq-int3, q4_k.",
     ),
 ]
 _Out = Annotated[str, option("--out", help="Folder to write. It must not exist.")]
@@ -89,7 +93,18 @@ _Length = Annotated[
     int | None,
     option("--sequence-length", min=2, help="Tokens of a calibration sequence. Default: 512, or the longest context."),
 ]
-_Seed = Annotated[int, option("--seed", min=0, help="Random seed for the draw of sequences. Default: 0.")]
+_Seed = Annotated[
+    int, option("--seed", min=0, help="Random seed for the draw of sequences and the order of training. Default: 0.")
+]
+_TrainTokens = Annotated[
+    int | None,
+    option(
+        "--train-tokens",
+        min=1,
+        help="Tokens on which qat trains codes; a text that has fewer is repeated. More lose less and take more time. "
+        "Default: 1000000.",
+    ),
+]
 _JsonOutput = Annotated[bool, option("--json", help="Print the report as one JSON object.")]
 
 
@@ -107,6 +122,7 @@ def quantize(
     sequences: _Sequences = 128,
     sequence_length: _Length = None,
     seed: _Seed = 0,
+    train_tokens: _TrainTokens = None,
     threads: o.Threads = None,
     json_output: _JsonOutput = False,
 ) -> None:
@@ -116,7 +132,7 @@ def quantize(
     """
     from ridgeline import compress
 
-    options = compress.Options(sequences, sequence_length, seed, bits, threads)
+    options = compress.Options(sequences, sequence_length, seed, bits, threads, train_tokens=train_tokens)
     with _bar() as on_progress:
         report = compress.quantize(
             model, scheme, out=out, data=calibrate or (), group=group, symmetric=symmetric, activations=activations,
@@ -132,9 +148,9 @@ def quantize(
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show what is being done, on a terminal."""
+    """Show what is being done: a bar on a terminal, and a line twice a minute on anything else."""
     if not sys.stderr.isatty():
-        yield lambda what, done, total: None
+        yield _Lines().show
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -145,6 +161,19 @@ def _bar() -> Iterator[Callable[[str, int, int], None]]:
     task = bar.add_task("reading", total=None)
     with bar:
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+class _Lines:
+    """Writes lines of progress to stderr, with PAUSE_S seconds between them."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Write a line if it is time for one."""
+        if time.monotonic() - self._last >= PAUSE_S:
+            self._last = time.monotonic()
+            print(f"{what}, {done:,} of {total:,}", file=sys.stderr, flush=True)
 
 
 def _print(report: Report, out: str) -> None:

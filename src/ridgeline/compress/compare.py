@@ -53,20 +53,20 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The qualities of the original and of other models by name, and what the last one gains over the first one.
+    """The qualities of the original and of other models by name, and what the last one gains over the others.
 
-    gain: KL of the first other model less that of the last one, from paired differences; None for fewer than two.
+    gains: KL of each other model less that of the last one, from paired differences, by the name of the other model.
     """
 
     original: Quality
     others: Mapping[str, Quality]
     num_tokens: int
-    gain: Estimate | None
+    gains: Mapping[str, Estimate]
 
-    @property
-    def is_better(self) -> bool:
-        """Return whether the gain is greater than its interval."""
-        return self.gain is not None and self.gain.value > INTERVAL * (self.gain.standard_error or 0.0)
+    def is_better(self, name: str) -> bool:
+        """Return whether the gain over a model is greater than its interval."""
+        gain = self.gains[name]
+        return gain.value > INTERVAL * (gain.standard_error or 0.0)
 
 
 def compare(
@@ -103,7 +103,7 @@ def compare(
         )
         for name in others
     }
-    names = list(others)
-    gain = block_mean(whole[names[0]] - whole[names[-1]], lengths) if len(names) > 1 else None
+    *before, last = others
+    gains = {name: block_mean(whole[name] - whole[last], lengths) for name in before}
     first = Quality(None, None, block_mean(loss[""], lengths).exp())
-    return Comparison(first, qualities, sum(lengths), gain)
+    return Comparison(first, qualities, sum(lengths), gains)

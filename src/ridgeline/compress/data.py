@@ -22,28 +22,32 @@ HELD_OUT_SHARE = 0.2  # most of the text that is held out
 class Samples:
     """Sequences of equal length from a text, of which none is in both parts.
 
-    notes: remarks for the user about the text.
+    training: every sequence that is not held out, those for calibration included. notes: remarks for the user about the
+    text.
     """
 
     calibration: Sequence[Sequence[int]]
     held_out: Sequence[Document]
     notes: tuple[str, ...] = ()
+    training: Sequence[Sequence[int]] = ()
 
 
 def read_samples(
-    paths: Iterable[str | Path], tokenizer: Tokenizer, *, length: int, count: int, held_out_tokens: int, seed: int
-) -> Samples:
+    paths: Iterable[str | Path], tokenizer: Tokenizer, *, length: int, count: int, held_out_tokens: int, seed: int,
+    train_tokens: int = 0,
+) -> Samples:  # fmt: skip
     """Read texts, one behind the other, and draw sequences of them.
 
     Args:
         length: tokens of a sequence. count: calibration sequences. held_out_tokens: most tokens of the held-out part,
-            which is at most a fifth of the text. seed: random seed of the draw.
+            which is at most a fifth of the text. seed: random seed of the draw. train_tokens: tokens to train on, for
+            which more of the text is read.
 
     Raises:
         RequestError: for a path without a text, and for a text that has not two sequences.
     """
     skipped: list[str] = []
-    wanted = 2 * (count * length + held_out_tokens)
+    wanted = 2 * (max(count * length, train_tokens) + held_out_tokens)
     ids: list[int] = []
     for text in read_texts(paths, skipped.append):
         ids += tokenizer.encode(text.text)
@@ -60,6 +64,7 @@ def read_samples(
     drawn = np.random.default_rng(seed).permutation(num)
     held = [Document(sequences[i], name=f"sequence {i}") for i in sorted(drawn[:num_held])]
     chosen = [sequences[i] for i in sorted(drawn[num_held : num_held + count])]
+    training = [sequences[i] for i in sorted(drawn[num_held:])] if train_tokens else []
     notes = [f"skipped {reason}" for reason in skipped]
     if len(chosen) < count:
         notes.append(f"the text has {len(chosen)} sequences of {length} tokens to calibrate, fewer than {count}")
@@ -68,7 +73,7 @@ def read_samples(
             f"{share:.0%} of the calibration tokens are unknown to the model's vocabulary or single bytes: take a text "
             "like those that the model will read"
         )
-    return Samples(chosen, held, tuple(notes))
+    return Samples(chosen, held, tuple(notes), training)
 
 
 def unknown_share(ids: Sequence[int], tokenizer: Tokenizer) -> float:

@@ -25,6 +25,7 @@ from ridgeline.compress.result import Quantized
 from ridgeline.compress.scheme import BITS, Scheme, parse_scheme
 from ridgeline.compress.sensitivity import mixed_formats
 from ridgeline.compress.speed import measure_speeds
+from ridgeline.compress.trained import train_codes
 from ridgeline.compress.write import GGUF, WRITERS, Writer, can_permute, write_json, writer_of_scheme
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.evals.scores import logit_blocks
@@ -35,6 +36,7 @@ from ridgeline.load.hub import MODEL_FILES
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.load.weights import StoredWeights
 from ridgeline.nn import PassingModel
+from ridgeline.ops.devices import require_torch
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
 from ridgeline.spec.dtype import DTYPE_BYTES
 from ridgeline.spec.folders import read_json
@@ -42,6 +44,7 @@ from ridgeline.spec.quant import PLAIN, Format, FormatTable
 
 HELD_OUT_TOKENS = 32_768
 READ_BACK = 1e-3  # largest difference of logits of what was quantized and what was read, as a share of the largest one
+TRAIN_TOKENS = 1_000_000  # tokens on which codes are trained, repetitions included
 
 OnProgress = Callable[[str, int, int], None]  # called with the part, the finished amount and the whole amount
 
@@ -54,7 +57,8 @@ class Options:
         sequences: number of calibration sequences. length: tokens of a sequence; None: 512, or the model's longest
             context. seed: seed of the draw of sequences. bits: bits of a weight on average, where matrices get
             different ones. threads: threads of the kernels. speed: whether the decode speeds of both models are
-            measured for the report.
+            measured for the report. train_tokens: tokens on which codes are trained, repetitions included, for the
+            schemes that train; None: TRAIN_TOKENS.
     """
 
     sequences: int = 128
@@ -63,6 +67,7 @@ class Options:
     bits: float | None = None
     threads: int | None = None
     speed: bool = True
+    train_tokens: int | None = None
 
 
 def quantize(
@@ -94,16 +99,26 @@ def quantize(
         _check_bits(chosen)
     if not data and (chosen.needs_data or options.bits is not None):
         raise RequestError(f"{scheme} chooses codes with data; name texts with --calibrate")
+    _check_training(chosen, options)
     original = _open(model, options)
     writer = _writer(original, chosen, format, options)
     if not chosen.gguf:
         chosen = replace(chosen, static=chosen.static or not can_permute(writer, chosen.format))
-    samples = _samples(original, data, options) if data else None
+    train_tokens = (options.train_tokens or TRAIN_TOKENS) if chosen.is_trained else 0
+    samples = _samples(original, data, options, train_tokens) if data else None
     settings = _settings(original, chosen, samples, format, options)
     with _disk_errors(target), closing(Partial(target, settings)) as partial:
         try:
-            quantized, facts = _run(original, chosen, samples, partial, options, writer, on_progress)
-            report = _report(model, quantized, chosen, samples, data, facts, on_progress)
+            quantized, facts = _run(original, chosen.start, samples, partial, options, writer, on_progress)
+            others: dict[str, LoadedModel] = {}
+            if samples is not None and chosen.is_trained:
+                others[chosen.start.name] = quantized.model()
+                quantized, facts = train_codes(
+                    quantized, facts, samples.training, partial, tokens=train_tokens, seed=options.seed,
+                    threads=options.threads, on_progress=on_progress,
+                )  # fmt: skip
+            source = _source(samples, data, train_tokens)
+            report = _report(model, quantized, others, chosen, samples, source, facts, on_progress)
             folder, notes = _written(quantized, writer, partial, samples)
             report = replace(report, notes=(*report.notes, *notes))
             if options.speed:
@@ -152,6 +167,26 @@ def _open(model: str, options: Options) -> LoadedModel:
     return original
 
 
+def _check_training(scheme: Scheme, options: Options) -> None:
+    """Raise RidgelineError for a scheme that trains without torch, or a number of tokens that cannot be trained on."""
+    if scheme.is_trained:
+        require_torch(f"scheme (--scheme) {scheme.name}")
+    elif options.train_tokens is not None:
+        raise RequestError(
+            f"train_tokens (--train-tokens) is for schemes that train; {scheme.name} does not: leave it out"
+        )
+    if options.train_tokens is not None and options.train_tokens < 1:
+        raise RequestError(f"train_tokens (--train-tokens) is {options.train_tokens}; it must be at least 1")
+
+
+def _source(samples: Samples | None, data: Sequence[str | Path], train_tokens: int) -> str:
+    """Return on what codes were chosen; an empty text if they were chosen without data."""
+    if samples is None:
+        return ""
+    trained = f", trained on {train_tokens:,} tokens" if train_tokens else ""
+    return f"{len(samples.calibration)} sequences of {', '.join(map(str, data))}{trained}"
+
+
 def _writer(original: LoadedModel, scheme: Scheme, name: str | None, options: Options) -> Writer:
     """Return the writer of a format of checkpoints. Raises RequestError for one that cannot hold the scheme."""
     if scheme.gguf and options.bits is not None:
@@ -166,7 +201,7 @@ def _writer(original: LoadedModel, scheme: Scheme, name: str | None, options: Op
     return writer_of_scheme(GGUF if is_gguf else name, shapes, scheme)
 
 
-def _samples(original: LoadedModel, data: Sequence[str | Path], options: Options) -> Samples:
+def _samples(original: LoadedModel, data: Sequence[str | Path], options: Options, train_tokens: int) -> Samples:
     longest = original.max_model_len
     length = options.length if options.length is not None else min(512, longest)
     if not 2 <= length <= longest:
@@ -177,7 +212,7 @@ def _samples(original: LoadedModel, data: Sequence[str | Path], options: Options
         raise RequestError(f"seed (--seed) is {options.seed}; it must be at least 0")
     return read_samples(
         data, Tokenizer.from_folder(original.checkpoint.folder), length=length, count=options.sequences,
-        held_out_tokens=HELD_OUT_TOKENS, seed=options.seed,
+        held_out_tokens=HELD_OUT_TOKENS, seed=options.seed, train_tokens=train_tokens,
     )  # fmt: skip
 
 
@@ -234,13 +269,14 @@ def _formats(
 
 
 def _report(
-    model: str, quantized: Quantized, scheme: Scheme, samples: Samples | None, data: Sequence[str | Path],
-    facts: Chosen, on_progress: OnProgress,
+    model: str, quantized: Quantized, others: Mapping[str, LoadedModel], scheme: Scheme, samples: Samples | None,
+    source: str, facts: Chosen, on_progress: OnProgress,
 ) -> Report:  # fmt: skip
+    """Measure the model on the held-out part, beside rounding to nearest and `others`."""
     original, formats = quantized.original, quantized.formats
     comparison: Comparison | None = None
     if samples is not None:
-        others = {scheme.name: quantized.model()}
+        others = {**others, scheme.name: quantized.model()}
         if scheme.needs_data or scheme.format.activations != "exact":
             others = {"rtn": _rounded_to_nearest(original, _baseline(formats)), **others}
         total = sum(d.num_scored for d in samples.held_out)
@@ -255,8 +291,7 @@ def _report(
     size = {scheme.name: _bytes(original, formats, quantized.types, scheme)}
     bits = {scheme.name: _bits(original, formats, quantized.types, scheme)}
     return Report(
-        scheme.name, f"GGUF {scheme.gguf}" if scheme.gguf else _name_of(formats), model,
-        "" if samples is None else f"{len(samples.calibration)} sequences of {', '.join(map(str, data))}",
+        scheme.name, f"GGUF {scheme.gguf}" if scheme.gguf else _name_of(formats), model, source,
         comparison, {"as stored": _bytes(original, {}, {}, scheme), **size},
         {"as stored": 8.0 * DTYPE_BYTES[original.dtype], **bits},
         facts.lost, facts.unseen, facts.outliers, (*(() if samples is None else samples.notes), *facts.notes),

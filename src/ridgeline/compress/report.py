@@ -52,12 +52,13 @@ class Report:
         """Return sentences about the result that users should read."""
         out = list(self.notes)
         comparison = self.comparison
-        if comparison is not None and comparison.gain is not None and not comparison.is_better:
-            gain = comparison.gain
-            out.append(
-                f"{self.scheme} is no better than rounding to nearest: its KL is {gain.value:.2g} lower, and the "
-                f"interval of this difference is ±{INTERVAL * (gain.standard_error or 0.0):.2g}"
-            )
+        for name, gain in ({} if comparison is None else comparison.gains).items():
+            if comparison is not None and not comparison.is_better(name):
+                other = "rounding to nearest" if name == "rtn" else name
+                out.append(
+                    f"{self.scheme} is no better than {other}: its KL is {gain.value:.2g} lower, and the interval of "
+                    f"this difference is ±{INTERVAL * (gain.standard_error or 0.0):.2g}"
+                )
         if self.unseen:
             names = ", ".join(f"{key} ({tokens} tokens)" for key, tokens in list(self.unseen.items())[:WORST])
             more = f" and {len(self.unseen) - WORST} more" if len(self.unseen) > WORST else ""
@@ -85,6 +86,6 @@ class Report:
                 "held_out_tokens": c.num_tokens, "as_stored": c.original.to_json(),
                 "models": {name: quality.to_json() for name, quality in c.others.items()},
             }  # fmt: skip
-            if c.gain is not None:
-                out |= {"kl_gain_over_rtn": c.gain.value, "kl_gain_standard_error": c.gain.standard_error}
+            if (gain := c.gains.get("rtn")) is not None:
+                out |= {"kl_gain_over_rtn": gain.value, "kl_gain_standard_error": gain.standard_error}
         return out

@@ -19,7 +19,7 @@ __all__ = ["BITS", "Scheme", "parse_scheme"]
 GGUF_TYPES: Mapping[str, str] = MappingProxyType(
     {kind.lower(): kind for kind in ("Q8_0", "Q6_K", "Q4_K", "Q4_0", "F16", "BF16")}
 )
-EXAMPLES = "awq-int4, gptq-int3, clip-int4, rtn-int8, smooth-int8, llm.int8, fp8, fp8-block, q4_k, f16"
+EXAMPLES = "awq-int4, gptq-int3, qat-int3, clip-int4, rtn-int8, smooth-int8, llm.int8, fp8, fp8-block, q4_k, f16"
 KEEP, MOST_KEPT = 0.01, 0.1  # shares of columns that stay in 16 bits: the default, and the largest
 BLOCK = 128  # rows and columns of a block of fp8-block, as in DeepSeek-V3
 FP8: Mapping[str, Format] = {
@@ -33,8 +33,8 @@ class Scheme:
 
     Attributes:
         method: "rtn" rounds to nearest; "clip" chooses ranges by importance; "awq" and "smooth" scale channels; "gptq"
-            makes up for errors; "keep" stores the columns with the largest inputs in 16 bits; "type" takes a type of
-            GGUF files.
+            makes up for errors; "qat" trains the codes of "gptq"; "keep" stores the columns with the largest inputs in
+            16 bits; "type" takes a type of GGUF files.
         format: the format of the matrices; that of most with a type of GGUF files.
         gguf: the type of GGUF files; "" for other methods.
         act_order, static: see `compress.gptq.GPTQ`.
@@ -54,6 +54,17 @@ class Scheme:
     damping: float = 0.01
     gguf: str = ""
     keep: float = KEEP
+
+    @property
+    def is_trained(self) -> bool:
+        """Return whether codes are trained after they were chosen."""
+        return self.method == "qat"
+
+    @property
+    def start(self) -> Scheme:
+        """The scheme that chooses the codes before they are trained; the scheme itself if they are not."""
+        name = self.name.replace("qat", "gptq", 1)
+        return replace(self, name=name, method="gptq") if self.is_trained else self
 
     @property
     def reads_data(self) -> bool:

@@ -18,8 +18,16 @@ Activations = Literal["exact", "int8", "outliers", "fp8"]
 
 
 ACTIVATIONS: Final[tuple[Activations, ...]] = get_args(Activations)
-Method = Literal["rtn", "clip", "awq", "gptq", "smooth", "keep", "type"]  # ways to choose codes
-METHODS: Final[tuple[Method, ...]] = ("rtn", "clip", "awq", "gptq", "smooth", "keep")  # they begin the names of schemes
+Method = Literal["rtn", "clip", "awq", "gptq", "smooth", "keep", "qat", "type"]  # ways to choose codes
+METHODS: Final[tuple[Method, ...]] = (
+    "rtn",
+    "clip",
+    "awq",
+    "gptq",
+    "smooth",
+    "keep",
+    "qat",
+)  # they begin the names of schemes
 
 
 @dataclass(frozen=True, slots=True)
