@@ -24,7 +24,7 @@ from ridgeline.compress.report import FILE, Report
 from ridgeline.compress.result import Quantized
 from ridgeline.compress.scheme import BITS, Scheme, parse_scheme
 from ridgeline.compress.sensitivity import mixed_formats
-from ridgeline.compress.speed import measure_speeds
+from ridgeline.compress.speed import Speeds, measure_speeds
 from ridgeline.compress.trained import train_codes
 from ridgeline.compress.write import GGUF, WRITERS, Writer, can_permute, write_json, writer_of_scheme
 from ridgeline.errors import RequestError, RidgelineError
@@ -113,18 +113,13 @@ def quantize(
             others: dict[str, LoadedModel] = {}
             if samples is not None and chosen.is_trained:
                 others[chosen.start.name] = quantized.model()
-                quantized, facts = train_codes(
-                    quantized, facts, samples.training, partial, tokens=train_tokens, seed=options.seed,
-                    threads=options.threads, on_progress=on_progress,
-                )  # fmt: skip
+                quantized, facts = _trained(quantized, facts, samples, partial, train_tokens, options, on_progress)
             source = _source(samples, data, train_tokens)
             report = _report(model, quantized, others, chosen, samples, source, facts, on_progress)
             folder, notes = _written(quantized, writer, partial, samples)
             report = replace(report, notes=(*report.notes, *notes))
             if options.speed:
-                on_progress("measuring the speed", 0, 1)
-                speeds = measure_speeds({"as stored": model, chosen.name: str(folder)}, options.threads)
-                report = replace(report, speeds=speeds)
+                report = replace(report, speeds=_speeds(model, chosen, folder, options, on_progress))
             write_json(folder / FILE, report.to_json())
             folder.rename(target)
         except RidgelineError:
@@ -132,6 +127,23 @@ def quantize(
             raise
         partial.remove()
     return report
+
+
+def _trained(
+    quantized: Quantized, facts: Chosen, samples: Samples, partial: Partial, tokens: int, options: Options,
+    on_progress: OnProgress,
+) -> tuple[Quantized, Chosen]:  # fmt: skip
+    """Train the codes of a model; return the model with the new codes, and what is known about its matrices."""
+    return train_codes(
+        quantized, facts, samples.training, partial, tokens=tokens, seed=options.seed, threads=options.threads,
+        on_progress=on_progress,
+    )  # fmt: skip
+
+
+def _speeds(model: str, scheme: Scheme, folder: Path, options: Options, on_progress: OnProgress) -> Speeds:
+    """Measure how fast the original and the quantized model decode."""
+    on_progress("measuring the speed", 0, 1)
+    return measure_speeds({"as stored": model, scheme.name: str(folder)}, options.threads)
 
 
 def _check_bits(scheme: Scheme) -> None:
