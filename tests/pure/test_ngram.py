@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,17 @@ def test_the_longer_match_wins() -> None:
     own = [3, 4, 9, 9, 2, 3, 4]  # two tokens match in the sequence, three in the answer
     assert proposer.propose([Wanted(2, own, 8)]) == {2: [5, 6]}
     assert proposer.propose([Wanted(3, [2, *own[:2], 8, 9, *own[-3:]], 8)]) == {3: [8, 9, 2]}  # a tie
+
+
+def test_work_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the end of a long text is searched, and only the latest of many short matches are compared further."""
+    monkeypatch.setattr(ngram, "CANDIDATES", 2)
+    text = np.array([7, 1, 2, 5, 1, 2, 6, 1, 2, 8, 7, 1, 2], np.int32)
+    assert longest_match(text[:-1], text) == (2, 9)  # the longer match at the beginning is the third one from the end
+    monkeypatch.setattr(ngram, "SEARCHED_TOKENS", 4)
+    proposer = NgramProposer()
+    proposer.propose([Wanted(1, [1, 2, 3, *range(10, 40), 1, 2], 4)])
+    assert proposer.propose([Wanted(1, [], 4)]) == {}
 
 
 def test_memory_is_bounded() -> None:

@@ -18,6 +18,8 @@ from ridgeline.propose.proposer import Wanted
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 LEAST_MATCH = 2  # tokens that must be equal; a single one repeats by chance
 LONGEST_MATCH = 32  # a longer match says no more
+SEARCHED_TOKENS = 1 << 15  # the last tokens of a sequence, in which its end is looked up
+CANDIDATES = 256  # shortest matches that are compared further, the latest ones: a text of one token has them everywhere
 KEPT_TOKENS = 1 << 16  # tokens of answers that are kept for each root
 MAX_ROOTS = 64
 BREAK = -1  # stands between two answers; no token
@@ -49,11 +51,11 @@ class History:
 
 @dataclass(slots=True)
 class Lookup:
-    """A sequence. root: names the answers that it may see. prompt: number of tokens before its answer."""
+    """A sequence. root: names the answers that it may see. answer: number of tokens of its answer so far."""
 
     root: bytes
-    prompt: int
-    history: History = field(default_factory=History)
+    answer: int
+    history: History = field(default_factory=lambda: History(SEARCHED_TOKENS))
 
 
 class NgramProposer:
@@ -68,7 +70,7 @@ class NgramProposer:
         for w in wanted:
             one = self._open.get(w.sequence)
             if one is None:
-                one = self._open[w.sequence] = Lookup(w.root, w.prompt)
+                one = self._open[w.sequence] = Lookup(w.root, len(w.tokens) - w.prompt)
                 one.history.append(w.tokens)
             if drafts := self._drafts(one, w.most):
                 found[w.sequence] = drafts
@@ -87,8 +89,9 @@ class NgramProposer:
         return drafts[: drafts.index(BREAK)] if BREAK in drafts else drafts
 
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:
-        if sequence in self._open:
-            self._open[sequence].history.append(tokens)
+        if (one := self._open.get(sequence)) is not None:
+            one.history.append(tokens)
+            one.answer += len(tokens)
 
     def fork(self, parent: int, child: int) -> None:
         """Do nothing: the child is looked up like a new sequence when it wants drafts."""
@@ -98,11 +101,11 @@ class NgramProposer:
 
     def end(self, sequence: int) -> None:
         one = self._open.pop(sequence, None)
-        if one is None:
+        if one is None or not one.answer:
             return
         kept = self._finished.setdefault(one.root, History(KEPT_TOKENS))
         self._finished.move_to_end(one.root)
-        kept.append([*one.history.tokens[one.prompt :].tolist(), BREAK])
+        kept.append([*one.history.tokens[-one.answer :].tolist(), BREAK])
         if len(self._finished) > MAX_ROOTS:
             self._finished.popitem(last=False)
 
@@ -113,7 +116,8 @@ class NgramProposer:
 def longest_match(text: Tokens, last: Tokens) -> tuple[int, int]:
     """Return the length of the longest match, and the index behind it; (0, 0) if the match is too short.
 
-    A match is a part of `text` that equals the last tokens of `last`; of equally long ones, the latest counts.
+    A match is a part of `text` that equals the last tokens of `last`; of equally long ones, the latest counts. Only the
+    latest CANDIDATES matches of LEAST_MATCH tokens are compared further.
     """
     ends = np.flatnonzero(text == last[-1])  # where the last token stands
     length = min(1, ends.size)
@@ -122,7 +126,7 @@ def longest_match(text: Tokens, last: Tokens) -> tuple[int, int]:
         before = before[text[before - length] == last[-1 - length]]
         if not before.size:
             break
-        ends, length = before, length + 1
+        ends, length = before[-CANDIDATES:] if length + 1 == LEAST_MATCH else before, length + 1
     return (length, int(ends[-1]) + 1) if length >= LEAST_MATCH else (0, 0)
 
 

@@ -146,9 +146,9 @@ Speculative = Annotated[
     str | None,
     _engine(
         "--speculative",
-        help="What proposes draft tokens, several of which one step verifies. ngram: what followed the last tokens "
-        "where they occurred before, in the sequence or in earlier answers. off: nothing. The answers are the same. "
-        "Default: off. Take ngram where answers repeat text, such as edits of code.",
+        help="Name of the proposer of draft tokens, several of which one step verifies. ngram proposes the tokens that "
+        "followed the last ones where they occurred before, in the sequence or in earlier answers; off proposes none. "
+        "The answers are the same. Default: off. Take ngram where answers repeat text, such as edits of code.",
     ),
 ]
 CacheMode = Annotated[
