@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()
-    texts = [file for text in args.text for file in files_of(Path(text))]
+    texts = [file for text in args.text for file in files_of(Path(text)) if file.stat().st_size]
     options = Options(args.sequences, args.length, args.seed, None, args.threads, args.train_tokens)
     for bits in args.bits:
         start = time.process_time()

@@ -14,7 +14,7 @@ from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer, has_tokenizer
-from ridgeline.propose import Proposer, proposer_of
+from ridgeline.propose import PROPOSERS, Proposer, proposer_of
 from ridgeline.runtime import generator
 from ridgeline.runtime.captured import Receive, capture
 from ridgeline.runtime.generator import GenerationRequest
@@ -96,8 +96,12 @@ class LLM:
         self.config: EngineConfig | None = None
         source: generator.Generator = NaiveGenerator(self.loaded)
         if cache == "on":
-            self.config = self._resolve(engine or EngineOptions())
-            source = Engine(self.loaded, self.config, proposer=proposer or proposer_of(self.config.speculative))
+            options = engine or EngineOptions()
+            draft = self._load_draft(options.speculative, progress_bar)
+            self.config = self._resolve(options, draft)
+            source = Engine(
+                self.loaded, self.config, proposer=proposer or proposer_of(self.config.speculative), draft=draft
+            )
             if batching == "static":
                 source = StaticGenerator(source)
         self.grammars = Grammars(self.tokenizer, self.loaded.spec.vocab_size, self.loaded.eos_token_ids)
@@ -134,7 +138,15 @@ class LLM:
         loaded = load_model(model, self.options, progress_bar)
         return loaded, (appraisal.describe(loaded),)
 
-    def _resolve(self, options: EngineOptions) -> EngineConfig:
+    def _load_draft(self, name: str | None, progress_bar: ProgressBar) -> LoadedModel | None:
+        """Return the draft model that `speculative` names; None for other values."""
+        if name is None or name in PROPOSERS:
+            return None
+        from ridgeline.runtime.load_draft import load_draft
+
+        return load_draft(name, self.loaded, self.tokenizer, self.options, progress_bar)
+
+    def _resolve(self, options: EngineOptions, draft: LoadedModel | None) -> EngineConfig:
         memory, driver = self.loaded.table.memory, self.loaded.table.driver
         free = memory.free_bytes()
         advice = self._advice() if driver else None
@@ -143,13 +155,16 @@ class LLM:
             self.loaded.max_model_len,
             options,
             kv_cache_dtype=self._kv_cache_dtype,
-            free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - self.loaded.mapped_bytes,
+            free_bytes=(UNKNOWN_FREE_BYTES if free is None else free)
+            - self.loaded.mapped_bytes
+            - (0 if draft is None else draft.mapped_bytes),
             fixed_len=self.options.max_model_len is not None,
             fraction=0.5 if memory.on_host else 0.9,  # other programs use the memory of a CPU, too
             device_is_host=memory.on_host,
             float_bytes=memory.float_bytes,
             host_free_bytes=free_bytes(),
             advice=advice,
+            draft=None if draft is None else draft.spec,
         )
         if driver is None:
             return config

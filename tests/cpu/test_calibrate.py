@@ -211,4 +211,4 @@ def test_calibrate_measures_this_machine(tmp_path: object) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert all(v >= 0 for v in found["rates"]["terms"].values()) and found["seconds"] < 120
+    assert all(v >= 0 for v in found["rates"]["terms"].values())

@@ -34,7 +34,8 @@ SETTINGS: dict[str, dict[str, str]] = {
         "RIDGELINE_TEST_THREADS": "2", "MKL_NUM_THREADS": "2",
     },
     "AVX-512, two threads": {
-        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_CBWR": "AVX512", "RIDGELINE_TEST_THREADS": "2", "MKL_NUM_THREADS": "2",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "MKL_CBWR": "AVX512", "RIDGELINE_TEST_THREADS": "2",
+        "MKL_NUM_THREADS": "2",
     },
 }  # fmt: skip
 

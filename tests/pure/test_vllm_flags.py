@@ -54,6 +54,31 @@ def test_flags_are_replaced(given: str, expected: str, told: int) -> None:
     assert len(notes) == told and all(": " in note and "\n" not in note for note in notes)
 
 
+@pytest.mark.parametrize(("given", "expected"), [
+    ({"method": "ngram", "num_speculative_tokens": 5}, "--speculative ngram --num-speculative-tokens 5"),
+    ({"model": "pocket-draft"}, "--speculative pocket-draft"),
+    ({"method": "draft_model", "model": "./d", "draft_tensor_parallel_size": 1}, "--speculative ./d"),
+])  # fmt: skip
+def test_the_speculative_config_is_translated(given: dict[str, Any], expected: str) -> None:
+    args, notes = rewritten("m", "--speculative-config", json.dumps(given))
+    assert args == ["m", *expected.split()]
+    assert len(notes) == 1
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    ("{", "must be a JSON object"), ("[1]", "must be a JSON object"), ("[" * 9999, "must be a JSON object"),
+    ('{"method": "ngram", "prompt_lookup_max": 4}', "no 'prompt_lookup_max'"),
+    ('{"method": "suffix"}', "method is 'suffix'; it must be ngram or draft_model"),
+    ('{"method": "draft_model"}', "model is None; it must name the draft model"),
+    ('{"model": "x", "num_speculative_tokens": 0}', "num_speculative_tokens is 0"),
+    ('{"model": "x", "draft_tensor_parallel_size": 2}', "draft_tensor_parallel_size is 2; it must be 1"),
+])  # fmt: skip
+def test_a_speculative_config_that_cannot_be_honored_gives_one_line(given: str, words: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(words)) as caught:
+        rewritten("m", "--speculative-config", given)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
 def test_lists_of_origins() -> None:
     args, _ = rewritten("m", "--allowed-origins", '["http://a", "http://b"]')
     assert args == ["m", "--allowed-origins", "http://a", "--allowed-origins", "http://b"]

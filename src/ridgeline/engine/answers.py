@@ -81,6 +81,11 @@ class Answer:
         row = self.row
         return SampleRow(row.params, row.noise, _position(work), row.eos, row.ends, None, row.filters)
 
+    def draft_row(self) -> SampleRow:
+        """Return the row that draws drafts, at the position of the next token: without edits, which cost more."""
+        row, position = self.row, len(self.sequence.tokens)
+        return SampleRow(row.params, row.noise, position, row.eos, row.ends, None, row.filters)
+
     def host_row(self, work: Work) -> SampleRow:
         """Return the row with its edits as they are at the first position that a work samples.
 

@@ -43,6 +43,11 @@ class Drafting:
         """Return what is told of commits, forks, preemptions and ends."""
         return self._guard
 
+    @property
+    def lookahead(self) -> int:
+        """Return for how many tokens after those of a step pages are taken: a proposer needs none."""
+        return 0
+
     def give(self, sequence: int, drafts: Seq[int]) -> None:
         """Set a sequence's drafts for its next step. Raises RequestError if a proposer has this task."""
         if self._given is None:

@@ -19,6 +19,7 @@ from ridgeline.engine.answers import Answer, OpenRequest
 from ridgeline.engine.beams import Beams
 from ridgeline.engine.drafts import Drafting
 from ridgeline.engine.late import LateRows
+from ridgeline.engine.model_drafts import ModelDrafting
 from ridgeline.errors import RequestError
 from ridgeline.propose import Proposer
 from ridgeline.runtime.arena import Bytes
@@ -43,18 +44,20 @@ class RequestLoop(Generic[R]):
     """Answers any number of requests with one runner. Not for several threads at once.
 
     vocab_size: the number of the model's tokens. eos: its end-of-sequence tokens. proposer: proposes draft tokens;
-    without one, `propose` takes them. regimes: how rotary frequencies depend on the length of a sequence.
+    without one, `propose` takes them. regimes: how rotary frequencies depend on the length of a sequence. drafting: a
+    draft model of the runner, instead of a proposer.
     """
 
     def __init__(
         self, runner: R, config: EngineConfig, vocab_size: int, eos: frozenset[int], *,
         proposer: Proposer | None = None, swap_cost: PreemptCost | None = None, regimes: Regimes = NO_REGIMES,
+        drafting: ModelDrafting | None = None,
     ) -> None:  # fmt: skip
         self.config = config
         self._runner, self._vocab_size, self._eos, self._swap_cost = runner, vocab_size, eos, swap_cost
         self._regimes = regimes
         self._ids = count()
-        self._drafting = Drafting(config.num_speculative_tokens, vocab_size, proposer)
+        self._drafting = drafting or Drafting(config.num_speculative_tokens, vocab_size, proposer)
         self._start()
 
     def _start(self) -> None:
@@ -70,6 +73,7 @@ class RequestLoop(Generic[R]):
             clock=time.perf_counter,
             watcher=self._drafting.watcher or NO_WATCHER,
             regimes=self._regimes,
+            lookahead=self._drafting.lookahead,
         )
         self._loop = StepLoop(self._scheduler, self._runner)
         self._beams = Beams(self._scheduler, self._ids, self._eos)
@@ -318,10 +322,13 @@ class Engine(RequestLoop[DeviceRunner]):
     """Answers any number of requests with one model on one device. Not for several threads at once.
 
     proposer: proposes draft tokens, at most config.num_speculative_tokens for a sequence in a step; without one,
-    `propose` takes them.
+    `propose` takes them. draft: a model that proposes them instead; config.groups holds its layers too.
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, proposer: Proposer | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, config: EngineConfig, *, proposer: Proposer | None = None,
+        draft: LoadedModel | None = None,
+    ) -> None:  # fmt: skip
         runner = DeviceRunner(
             loaded,
             config.groups,
@@ -331,7 +338,12 @@ class Engine(RequestLoop[DeviceRunner]):
             num_host_pages=config.num_host_pages,
             num_drafts=config.num_speculative_tokens,
             threaded=config.steps_in_flight > 1,
+            draft=draft,
+            max_tokens=config.max_num_batched_tokens,
         )
+        drafting = None
+        if runner.drafter is not None and draft is not None:
+            drafting = ModelDrafting(runner.drafter, config.num_speculative_tokens, draft.max_model_len)
         swap_cost = None
         if any(config.num_host_pages):
             swap_cost = config.preempt or PreemptCost(*runner.preemption_rates())
@@ -341,6 +353,7 @@ class Engine(RequestLoop[DeviceRunner]):
             loaded.spec.vocab_size,
             loaded.eos_token_ids,
             proposer=proposer,
+            drafting=drafting,
             swap_cost=swap_cost,
             regimes=loaded.spec.regimes(config.max_model_len),
         )

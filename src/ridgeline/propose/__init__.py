@@ -5,9 +5,11 @@ from ridgeline.propose.guard import Guard
 from ridgeline.propose.ngram import NgramProposer
 from ridgeline.propose.proposer import Proposer, Wanted
 
-__all__ = ["GivenDrafts", "Guard", "NgramProposer", "Proposer", "Wanted", "proposer_of"]
+__all__ = ["PROPOSERS", "GivenDrafts", "Guard", "NgramProposer", "Proposer", "Wanted", "proposer_of"]
+
+PROPOSERS = ("off", "ngram")  # values of EngineOptions.speculative that do not name a draft model
 
 
 def proposer_of(name: str) -> Proposer | None:
-    """Return a new proposer by its name in EngineOptions.speculative; None for "off"."""
+    """Return a new proposer by its name in EngineOptions.speculative; None for "off" and for a draft model."""
     return NgramProposer() if name == "ngram" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,19 @@ from ridgeline.spec.groups import StateGroup
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 MOVE_BYTES = 2**24  # pages are moved in blocks of so many bytes, at least one page (cost/memory.py counts them)
+
+
+class Layers(Protocol):
+    """The pages that hold the state of a model's layers."""
+
+    @property
+    def pages(self) -> Sequence[Array]:
+        """The buffer of each group, [num_pages, page_bytes]."""
+        ...
+
+    def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:
+        """Return a layer's group and its state's views, [pages, page_tokens, *shape]; of snapshots [pages, *shape]."""
+        ...
 
 
 class Arena:
@@ -88,3 +101,24 @@ class Arena:
         size = max(1, MOVE_BYTES // self._pages[group].shape[1])
         for i in range(0, len(source), size):
             yield list(source[i : i + size]), list(target[i : i + size])
+
+
+class ArenaPart:
+    """Shows the layers of an arena from number `first` on as layers 0, 1, ... of another model.
+
+    groups: indices of the groups that hold them; `layer` counts these groups only.
+    """
+
+    def __init__(self, arena: Arena, groups: Sequence[StateGroup], first: int) -> None:
+        self._arena, self._first = arena, first
+        self.groups = [g for g, group in enumerate(groups) if any(slot.layer >= first for slot in group.slots)]
+
+    @property
+    def pages(self) -> Sequence[Array]:
+        """The buffer of each group."""
+        return [self._arena.pages[g] for g in self.groups]
+
+    def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:
+        """Return a layer's group and the views of its state."""
+        group, views = self._arena.layer(self._first + index)
+        return self.groups.index(group), views

@@ -15,7 +15,7 @@ from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Buckets, PagedLayout
-from ridgeline.runtime.arena import Arena
+from ridgeline.runtime.arena import Layers
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.layout import Ints, Slices
 from ridgeline.runtime.step import PagedStep
@@ -50,7 +50,7 @@ class DecodeGraphs:
     """Holds the recorded decode steps of one engine, one for each number of sequences. refusal: why there are none."""
 
     def __init__(
-        self, model: Model, table: OpsTable, groups: Sequence[StateGroup], arena: Arena, drafts: DraftInputs,
+        self, model: Model, table: OpsTable, groups: Sequence[StateGroup], arena: Layers, drafts: DraftInputs,
         page_tables: Sequence[Ints],
     ) -> None:  # fmt: skip
         self._model, self._table, self._groups, self._page_tables = model, table, groups, page_tables

@@ -89,12 +89,15 @@ def no_progress(total: int) -> Callable[[int], None]:
     return lambda done: None
 
 
-def load_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_progress) -> LoadedModel:
+def load_model(
+    name: str, options: LoadOptions, progress_bar: ProgressBar = no_progress, table: OpsTable | None = None
+) -> LoadedModel:
     """Load a local folder, a GGUF file or a hub id.
 
+    table: the kernels of a model beside which this one runs, with the same device; None: they are opened.
     Raises CheckpointError, ConfigError, DeviceError or RequestError, each with one clear line.
     """
-    return _load(name, options, progress_bar, Model)
+    return _load(name, options, progress_bar, Model, table)
 
 
 def pass_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_progress) -> LoadedModel:
@@ -102,14 +105,17 @@ def pass_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
     return _load(name, options, progress_bar, PassingModel)
 
 
-def _load(name: str, options: LoadOptions, progress_bar: ProgressBar, build: type[Model]) -> LoadedModel:
+def _load(
+    name: str, options: LoadOptions, progress_bar: ProgressBar, build: type[Model], table: OpsTable | None = None
+) -> LoadedModel:
     dtype, format = _check(options)
     is_dummy = options.load_format == "dummy"
     folder = find_model(name, revision=options.revision, files=SMALL_FILES if is_dummy else MODEL_FILES)
     checkpoint = open_checkpoint(folder)
     spec = checkpoint.spec
     max_model_len = spec.resolve_max_model_len(options.max_model_len)
-    table = open_table(resolve_device(options.device), options.ops, options.threads, exact=True)
+    if table is None:
+        table = open_table(resolve_device(options.device), options.ops, options.threads, exact=True)
     files = None if is_dummy else open_tensors(checkpoint)
     _check_activations(options, format, files)
     weights: RandomWeights | StoredWeights

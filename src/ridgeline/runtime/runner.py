@@ -14,6 +14,7 @@ from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops.api import Memory, PagedLayout, SnapshotLayout
 from ridgeline.runtime.arena import Arena, Bytes
+from ridgeline.runtime.drafter import Drafter
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.generator import prompt_entries
 from ridgeline.runtime.graphs import Decoded, DecodeGraphs
@@ -84,7 +85,8 @@ class DeviceRunner:
 
     num_pages, num_host_pages: per group, with the null page. max_seqs: rows of the page tables. max_model_len: tokens
     of the longest sequence. num_drafts: most drafts of a work. threaded: steps of at least `thread_works` works run in
-    a thread of their own, so that the caller can do its part of one step while the next one is computed.
+    a thread of their own, so that the caller can do its part of one step while the next one is computed. draft: a model
+    that proposes drafts; its layers are in `groups` after those of `loaded`. max_tokens: most tokens of its passes.
     """
 
     # Two cores, pocket model, greedy: handing a step to the thread costs more than the overlap saves for 1 sequence
@@ -102,6 +104,8 @@ class DeviceRunner:
         num_host_pages: Sequence[int],
         num_drafts: int = 0,
         threaded: bool = False,
+        draft: LoadedModel | None = None,
+        max_tokens: int = 0,
     ) -> None:
         self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
         self._table = loaded.table
@@ -112,6 +116,19 @@ class DeviceRunner:
         self._last = np.zeros(max_seqs, np.int64)
         self._inputs = DraftInputs(max_seqs, num_drafts, loaded.table)
         self.graphs = DecodeGraphs(loaded.model, loaded.table, groups, self.arena, self._inputs, self._tables)
+        self.drafter = None
+        if draft is not None:
+            self.drafter = Drafter(
+                draft,
+                len(loaded.spec.layers),
+                groups,
+                self._tables,
+                self.arena,
+                num_pages,
+                num_host_pages,
+                max_tokens,
+                loaded.spec.vocab_size,
+            )
         self._thread = ThreadPoolExecutor(1, "ridgeline-runner") if threaded else None
         self._open: set[Future[Computed]] = set()  # steps that the thread has not finished
 
@@ -245,6 +262,8 @@ class DeviceRunner:
             for group, row, first, pages in work.deltas:
                 self._tables[group][row, first : first + len(pages)] = pages
                 self.arena.handed_out(group, pages)
+        if self.drafter is not None:
+            self.drafter.follow(plan)
         if not plan.works:
             return None
         decoded = self._decode(plan.works)

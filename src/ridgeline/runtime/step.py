@@ -16,7 +16,7 @@ from ridgeline.nn.rotary import FrequencyTables
 from ridgeline.nn.step import WritePages
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, DenseRows, Kept, Memory, PagedLayout, PagedRows, Segments, SnapshotLayout, States
-from ridgeline.runtime.arena import Arena
+from ridgeline.runtime.arena import Layers
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.layout import Slices, build_segments, ranges
 from ridgeline.spec.storage import KVScales
@@ -91,7 +91,7 @@ class PagedStep:
     positions: Array
     slices: Slices
     layouts: Sequence[PagedLayout | SnapshotLayout]
-    arena: Arena
+    arena: Layers
     inputs: DraftInputs
     table: OpsTable
     recorded_rows: Array | None = None

@@ -99,6 +99,11 @@ class SampleRow:
         if self.edits is not None:
             self.edits.push(token)
 
+    def ahead(self, count: int) -> SampleRow:
+        """Return the row at a position `count` tokens later, without edits and log probabilities: it draws drafts."""
+        params = self.params if self.params.logprobs is None else replace(self.params, logprobs=None)
+        return replace(self, params=params, position=self.position + count, edits=None, origin=None)
+
     def prepare(self) -> None:
         """Begin to make the mask of the next token before its logits are there."""
         if self.edits is not None:

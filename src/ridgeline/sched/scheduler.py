@@ -49,7 +49,8 @@ class Scheduler:
     num_pages: per group, with page 0, which is never handed out; num_host_pages likewise, for swapping.
     max_batch_tokens, max_seqs: most tokens and sequences of a step. swap_cost: decides how to preempt; None: always
     recompute. clock: measures the lifetimes of pages; None: they are not measured. watcher: is told of commits, forks,
-    preemptions and ends. regimes: how rotary frequencies depend on the length of a sequence.
+    preemptions and ends. regimes: how rotary frequencies depend on the length of a sequence. lookahead: tokens after
+    those of a step, for which it takes free pages as well, so that a draft model can run there.
     """
 
     _cache_type: type[StateCache] = StateCache
@@ -67,6 +68,7 @@ class Scheduler:
         clock: Clock | None = None,
         watcher: Watcher = NO_WATCHER,
         regimes: Regimes = NO_REGIMES,
+        lookahead: int = 0,
     ) -> None:
         if min(max_batch_tokens, max_seqs, len(groups)) < 1:
             raise ValueError("a scheduler needs a group, and max_batch_tokens and max_seqs of at least 1")
@@ -74,7 +76,7 @@ class Scheduler:
         self._watcher = watcher
         self._page_times = None if clock is None else self._cache.watch(clock)
         self._max_batch_tokens, self._policy, self._swap_cost = max_batch_tokens, policy, swap_cost
-        self._regimes = regimes
+        self._regimes, self._lookahead = regimes, lookahead
         self._live: dict[int, Sequence] = {}
         self._running: list[Sequence] = []  # by order
         self._waiting: list[tuple[Order, Sequence]] = []  # a heap; some may be over
@@ -85,8 +87,8 @@ class Scheduler:
         self._short: Order | None = None  # this sequence is short of pages: none behind it may take any in this step
         self._preempted = False  # in this step
         self._blocked: tuple[Sequence, list[int]] | None = None  # the head of the queue, and the free pages it needs
-        self._queried_tokens = self._hit_tokens = self._num_recompute = self._num_swap = 0
-        self._num_restored = self._recomputed_tokens = 0
+        self._queried_tokens = self._hit_tokens = self._num_recompute = self._num_swap = self._num_restored = 0
+        self._recomputed_tokens = 0
         self._drafts = DraftCounts()
 
     # ---- requests ---------------------------------------------------------------------------------------
@@ -183,8 +185,7 @@ class Scheduler:
         self._short, self._preempted = None, False
         budget = self._plan_running(tuple(self._running), self._max_batch_tokens)
         while budget and self._rows and self._short is None and not self._preempted:
-            admitted = self._admit()
-            if admitted is None:
+            if (admitted := self._admit()) is None:
                 break
             budget -= self._plan(admitted, budget)
 
@@ -224,16 +225,16 @@ class Scheduler:
             limit = self._chunk_end(seq, limit)
             if limit <= start:
                 return 0
-        if drafts:
-            drafts = self._usable_drafts(seq, limit, budget - (limit - start))
+        drafts = self._usable_drafts(seq, limit, budget - (limit - start)) if drafts else ()
         deltas: tuple[PageDelta, ...] = ()
-        if drafts or limit > seq.covered:
-            limit, end = self._make_room(seq, limit, limit + len(drafts))
+        ahead = min(self._lookahead, seq.max_length - limit - len(drafts)) if limit == total else 0
+        if drafts or limit + ahead > seq.covered:
+            limit, end = self._make_room(seq, limit, limit + len(drafts) + ahead)
             if limit <= start:
                 return 0
-            drafts = drafts[: end - limit] if limit == total else ()
+            drafts, end = (drafts[: end - limit], end) if limit == total else ((), limit)
             self._cache.newest_step = self._step
-            deltas = self._cache.take(seq, limit, limit + len(drafts))
+            deltas = self._cache.take(seq, limit, end)
         return self._append(seq, limit, drafts, deltas)
 
     def _append(self, seq: Sequence, limit: int, drafts: tuple[int, ...], deltas: tuple[PageDelta, ...]) -> int:

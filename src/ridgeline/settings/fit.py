@@ -21,12 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from math import sqrt
 
 from ridgeline.cost.memory import BOOKKEEPING_BYTES, Workspace
 from ridgeline.settings.config import EngineOptions
 from ridgeline.spec import ModelSpec
-from ridgeline.spec.groups import StateGroup, state_groups
+from ridgeline.spec.groups import StateGroup, state_groups, with_layers
 from ridgeline.spec.storage import SNAPSHOTS, Storage
 
 SEQS, TOKENS, PAGE_TOKENS = 256, 512, 16  # the choice if memory allows it
@@ -39,9 +40,9 @@ LEAST_SNAPSHOT = 64  # tokens; recomputing fewer takes almost no time
 class Problem:
     """The inputs of `resolve`.
 
-    storage: how keys and values are stored. swap: bytes of swap space. drafts: draft tokens of a sequence in one step.
-    float_bytes: bytes of a number in the type in which the device computes. most_seqs, most_tokens: sequences and
-    tokens of a step if memory allows them.
+    storage: how keys and values are stored. swap: bytes of swap space. float_bytes: bytes of a number in the type in
+    which the device computes. most_seqs, most_tokens: sequences and tokens of a step if memory allows them. draft: the
+    draft model that runs over the same pages; None without one.
     """
 
     spec: ModelSpec
@@ -56,6 +57,7 @@ class Problem:
     float_bytes: int
     most_seqs: int = SEQS
     most_tokens: int = TOKENS
+    draft: ModelSpec | None = None
 
     @property
     def limit(self) -> int:
@@ -79,17 +81,25 @@ class Problem:
 
     def least(self, page_tokens: int, length: int) -> Settings:
         """Return settings with the fewest tokens and sequences of a step."""
-        groups = state_groups(
-            self.spec,
+        drafts = self.options.num_speculative_tokens or 0
+        groups = own = self._groups(self.spec, page_tokens)
+        count = partial(Workspace, on_cpu=self.on_host, drafts=drafts, float_bytes=self.float_bytes)
+        counts = [count(self.spec, own)]
+        if self.draft is not None:
+            more = self._groups(self.draft, page_tokens)
+            groups = with_layers(own, more, len(self.spec.layers))
+            counts.append(count(self.draft, more))
+        tokens, seqs = self.options.max_num_batched_tokens or 1, self.options.max_num_seqs or 1
+        return Settings(self, page_tokens, groups, tuple(counts), tokens, seqs, length)
+
+    def _groups(self, spec: ModelSpec, page_tokens: int) -> tuple[StateGroup, ...]:
+        return state_groups(
+            spec,
             page_tokens=page_tokens,
             storage=self.storage,
             snapshots=SNAPSHOTS[self.float_bytes],
             state_snapshot_tokens=self.options.state_snapshot_tokens or snapshot_grid(page_tokens, 0),
         )
-        drafts = self.options.num_speculative_tokens or 0
-        count = Workspace(self.spec, groups, on_cpu=self.on_host, drafts=drafts, float_bytes=self.float_bytes)
-        tokens, seqs = self.options.max_num_batched_tokens or 1, self.options.max_num_seqs or 1
-        return Settings(self, page_tokens, groups, count, tokens, seqs, length)
 
     def most(self) -> tuple[int, int]:
         """Return the tokens and sequences of a step if memory allows them."""
@@ -115,19 +125,20 @@ class Settings:
 
     page_tokens: tokens of a page of keys and values. tokens, seqs: tokens and sequences of a step. length: tokens of
     the longest sequence. groups: state groups, with the largest possible number of snapshots until `with_snapshots`.
+    counts: count the workspace of the model, and of its draft model.
     """
 
     problem: Problem
     page_tokens: int
     groups: tuple[StateGroup, ...]
-    count: Workspace
+    counts: tuple[Workspace, ...]
     tokens: int
     seqs: int
     length: int
 
     def workspace(self) -> int:
         """Return the bytes of a step's workspace."""
-        return self.count.bytes(self.tokens, self.seqs, self.length, self.problem.swap)
+        return sum(count.bytes(self.tokens, self.seqs, self.length, self.problem.swap) for count in self.counts)
 
     def room(self) -> int:
         """Return the bytes that are left for pages and their bookkeeping."""

@@ -34,8 +34,7 @@ RANGES: dict[str, tuple[int, int | None]] = {
     "kv_cache_memory_bytes": (1, None), "steps_in_flight": (1, 2), "swap_space_bytes": (0, None),
     "num_speculative_tokens": (0, None),
 }  # fmt: skip
-SPECULATIVE = ("off", "ngram")
-NGRAM_DRAFTS = 4  # draft tokens of a sequence in a step, unless the user chooses
+DRAFTS = 4  # draft tokens of a sequence in a step, unless the user chooses
 
 
 def resolve(
@@ -51,13 +50,14 @@ def resolve(
     kv_cache_dtype: str = "auto",
     float_bytes: int = 4,
     advice: Advice | None = None,
+    draft: ModelSpec | None = None,
 ) -> EngineConfig:
     """Choose the settings that the user has not set. Raises RequestError if even the smallest do not fit.
 
     free_bytes: device memory after weights are loaded. fraction: share of it to use, unless kv_cache_memory_bytes is
     set. fixed_len: the user set max_model_len, so it is not reduced. device_is_host: the device is a CPU; swap space is
-    in free_bytes. host_free_bytes: free memory of another host, None if unknown. num_speculative_tokens: drafts of a
-    sequence in a step. float_bytes: bytes of a computed number. advice: choices of the cost model.
+    in free_bytes. host_free_bytes: free memory of another host, None if unknown. float_bytes: bytes of a computed
+    number. advice: choices of the cost model. draft: the draft model, whose state shares the pages.
     """
     given = _given(options)
     options = with_drafts(options)
@@ -65,8 +65,8 @@ def resolve(
     _check_snapshots(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
     problem = Problem(
-        spec, storage, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host,
-        float_bytes, *((advice.max_num_seqs, advice.max_num_batched_tokens) if advice else ()),
+        spec, storage, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host, float_bytes,
+        draft=draft, **_advised(advice),
     )  # fmt: skip
     found = problem.solve()
     if found is None and options.swap_space_bytes is None:  # its bookkeeping may take too much
@@ -100,6 +100,11 @@ def resolve(
     )
 
 
+def _advised(advice: Advice | None) -> dict[str, int]:
+    """Return the limits of a Problem that the cost model advises."""
+    return {"most_seqs": advice.max_num_seqs, "most_tokens": advice.max_num_batched_tokens} if advice else {}
+
+
 def choose_storage(kv_cache_dtype: str) -> tuple[Storage, str]:
     """Return how keys and values are stored, and why. Raises RequestError for an unknown name.
 
@@ -131,14 +136,12 @@ def with_drafts(options: EngineOptions) -> EngineOptions:
     chosen, most = options.speculative, options.num_speculative_tokens
     if chosen is None or chosen == "off":
         return options
-    if chosen not in SPECULATIVE:
-        raise RequestError(f"speculative (--speculative) is {chosen!r}; it must be {' or '.join(SPECULATIVE)}")
     if most == 0:
         raise RequestError(
             f"speculative (--speculative) is {chosen}, but num_speculative_tokens (--num-speculative-tokens) is 0, so "
             "that no draft may run; set it to 1 or more, or leave it out"
         )
-    return replace(options, num_speculative_tokens=NGRAM_DRAFTS) if most is None else options
+    return replace(options, num_speculative_tokens=DRAFTS) if most is None else options
 
 
 def _check(name: str, value: Any, least: int, most: int | None) -> None:

@@ -14,7 +14,7 @@ the end of each page a snapshot is left, every T tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.state import ALL, State
@@ -154,6 +154,36 @@ def state_groups(
         )
         for (lookback, first_tokens, snapshot), slots in members.items()
     )
+
+
+def with_layers(groups: Sequence[StateGroup], more: Sequence[StateGroup], first_layer: int) -> tuple[StateGroup, ...]:
+    """Return groups of two models that run over the same tokens, such as a model and its draft.
+
+    Layers of both that attend equally far have one page table, so a page holds the rows of both models for its tokens.
+    The layers of the second model, whose groups are `more`, are numbered from first_layer on.
+    """
+    found = list(groups)
+    for group in more:
+        at = next((i for i, own in enumerate(found) if _kind(own) == _kind(group)), None)
+        before = 0 if at is None else found[at].page_bytes
+        slots = tuple(_moved(slot, first_layer, before) for slot in group.slots)
+        if at is None:
+            found.append(replace(group, slots=slots))
+        else:
+            own = found[at]
+            found[at] = replace(own, page_bytes=before + group.page_bytes, slots=(*own.slots, *slots))
+    return tuple(found)
+
+
+def _kind(group: StateGroup) -> tuple[int, int, bool, int]:
+    """Return what two groups must have in common to share page tables."""
+    return group.lookback, group.first_tokens, group.snapshot, group.page_tokens
+
+
+def _moved(slot: LayerSlot, layers: int, offset: int) -> LayerSlot:
+    """Return a slot with later numbers of layers and bytes."""
+    parts = tuple(replace(part, offset=part.offset + offset) for part in slot.parts)
+    return LayerSlot(slot.layer + layers, slot.offset + offset, slot.bytes, parts)
 
 
 def _slot(layer: int, offset: int, state: State, storage: Storage, tokens: int) -> LayerSlot:

@@ -120,7 +120,10 @@ class Line:
             raise RequestError(f"{name}={value}: the flag takes no value; leave the flag out to disable it")
         if not flag.says or not _is_accepted(flag, value):
             raise RequestError(f"{shown}: {flag.refuses}")
+        translated = flag.translate(value or "") if flag.translate else ()
         self.notes.append(f"{shown}: {flag.says}")
+        if translated:
+            return translated
         return (*flag.becomes, str(int(float(value or 0) * flag.scale))) if flag.scale else flag.becomes
 
     def _from_file(self, file: str, given: set[str]) -> Iterator[str]:

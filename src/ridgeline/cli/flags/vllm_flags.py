@@ -6,7 +6,10 @@ is an error of one line. docs/serve.md has the same list; tests/pure/test_vllm_f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from ridgeline.cli.flags.vllm_speculative import speculative_flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +18,9 @@ class Flag:
 
     names: the flag and its short forms. takes_value: a value follows. accepts: the accepted values; None: all. between:
     the smallest and the largest accepted number. says: a note on Ridgeline's behavior instead; empty: the flag is never
-    accepted. becomes: flags of Ridgeline that replace it. scale: the value, times this, follows `becomes`. refuses:
-    advice to the user if the flag or its value is not accepted.
+    accepted. becomes: flags of Ridgeline that replace it. scale: the value, times this, follows `becomes`. translate:
+    returns the flags that replace it from its value. refuses: advice to the user if the flag or its value is not
+    accepted.
     """
 
     names: tuple[str, ...]
@@ -27,6 +31,7 @@ class Flag:
     between: tuple[float, float] | None = None
     becomes: tuple[str, ...] = ()
     scale: int = 0
+    translate: Callable[[str], tuple[str, ...]] | None = None
 
 
 _ONE_DEVICE = "Ridgeline serves a model on one device"
@@ -106,7 +111,8 @@ FLAGS: tuple[Flag, ...] = (
     _off("--download-dir", refuses="set HF_HUB_CACHE in the environment"),
     _off("--hf-token", refuses="set HF_TOKEN in the environment"),
     _off("--enable-lora", refuses="Ridgeline does not serve LoRA adapters; merge the adapter into the model first"),
-    _off("--speculative-config", refuses="use --speculative ngram and --num-speculative-tokens"),
+    Flag(("--speculative-config",), "its method, model and num_speculative_tokens set --speculative and "
+         "--num-speculative-tokens", takes_value=True, translate=speculative_flags),
     # The API.
     _on("--enable-auto-tool-choice", says="tool calls work with every chat template in a supported format"),
     _value("--response-role", says="answers have the role assistant", accepts=("assistant",),
