@@ -59,8 +59,7 @@ def resolve(
     in free_bytes. host_free_bytes: free memory of another host, None if unknown. float_bytes: bytes of a computed
     number. advice: choices of the cost model. draft: the draft model, whose state shares the pages.
     """
-    given = _given(options)
-    options = with_drafts(options)
+    given, options = _given(options), with_drafts(options)
     storage, why_storage = choose_storage(kv_cache_dtype)
     _check_snapshots(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
@@ -75,6 +74,7 @@ def resolve(
     if found is None:
         raise RequestError(_failure(problem, {n: value for n, value in given.items() if n != "steps_in_flight"}))
     pages, host_pages = found.pages(), found.host_pages()
+    bookkeeping = BOOKKEEPING_BYTES * (sum(pages) + (sum(host_pages) if device_is_host else 0))
     if problem.swap and not any(host_pages):
         why_swap = f"none: {num_bytes(problem.swap)} are too few for a page of each group of layers"
     return EngineConfig(
@@ -88,8 +88,7 @@ def resolve(
         groups=found.groups,
         num_pages=pages,
         num_host_pages=host_pages,
-        workspace_bytes=found.workspace()
-        + BOOKKEEPING_BYTES * (sum(pages) + (sum(host_pages) if device_is_host else 0)),
+        workspace_bytes=found.workspace() + bookkeeping,
         free_bytes=free_bytes,
         reasons=_reasons(problem, found, advice)
         | dict.fromkeys(given, "as given")
