@@ -1,0 +1,193 @@
+"""Choose how many drafts each sequence verifies in a step: as many as give tokens faster, or none.
+
+A decode step of B sequences takes `plain(B)` seconds, each draft that it verifies `draft(B)` more, and each round of the
+draft model `round(B)`. All three are measured here, step by step. If a draft at depth j is accepted with probability
+a_j after those before it, then k drafts for each sequence give
+
+    tokens(k) = B (1 + a_1 + a_1 a_2 + ... + a_1 ... a_k)  in  plain + k B draft + k round  seconds,
+
+so the drafts that count most often are taken, one after the other, as long as the tokens a second rise; taking none is one
+of the choices. The acceptance of a sequence is a mean of its own and that of all, so its drafts count more or less often.
+
+If no draft pays, one sequence verifies one draft now and then, more and more rarely while that is rejected. So the
+choice follows when the text changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import log2
+from operator import mul
+
+FIRST_SAMPLES = 3  # the first steps of a kind also record kernels; the least of their times counts
+WEIGHT = 0.2  # of the newest time in a moving average
+OUTLIER = 3.0  # a time that is so many times the average is taken for a disturbance
+MEMORY = 0.95  # weight of all earlier verifications after one more
+HOPED = 0.8  # acceptance before the first verification
+OWN_VERIFICATIONS = 6.0  # from so many on, a sequence's own acceptance counts more than that of all
+RECHECK = 4  # without drafts, the choice is made again after so many steps
+PROBE_STEPS, RAREST_PROBE = 16, 256  # steps without drafts between two probes
+PLAIN_STEPS = 64  # with drafts, a step without them after so many, so that its time stays known
+GAIN = 1.02  # drafts must be so much faster than none: times are not exact
+
+
+@dataclass(slots=True)
+class Mean:
+    """A moving average of times. value: None before FIRST_SAMPLES of them; then their least begins it."""
+
+    value: float | None = None
+    first: list[float] = field(default_factory=list)
+
+    def add(self, x: float, weight: float = WEIGHT) -> None:
+        """Add a time."""
+        if self.value is None:
+            self.first.append(x)
+            if len(self.first) == FIRST_SAMPLES:
+                self.value = min(self.first)
+        else:
+            self.value += weight * (x - self.value)
+
+
+@dataclass(slots=True)
+class Costs:
+    """Seconds of the steps of one size of batch. plain: a step without drafts. draft: each draft more. round: each round
+    of the draft model. since_plain: number of steps since the last one without drafts.
+    """
+
+    plain: Mean = field(default_factory=Mean)
+    draft: Mean = field(default_factory=Mean)
+    round: Mean = field(default_factory=Mean)
+    since_plain: int = 0
+
+    def add(self, batch: int, drafts: int, rounds: int, seconds: float, drafting: float) -> None:
+        """Record a step. drafting: seconds of its rounds of the draft model."""
+        plain, draft = self.plain.value, self.draft.value
+        self.since_plain = self.since_plain + 1 if drafts else 0
+        usual = None if plain is None or (drafts and draft is None) else plain + drafts * (draft or 0.0)
+        if usual is not None and seconds > OUTLIER * usual:
+            return
+        if not drafts:
+            self.plain.add(seconds)
+        elif plain is not None:  # few drafts say little about the time of one
+            self.draft.add(max(seconds - plain, 0.0) / drafts, WEIGHT * min(1.0, drafts / batch))
+        if rounds:
+            self.round.add(drafting / rounds)
+
+
+@dataclass(slots=True)
+class Rates:
+    """Counts drafts by depth, the older ones with less weight. tried, accepted: of drafts whose predecessors were
+    accepted.
+    """
+
+    tried: list[float]
+    accepted: list[float]
+
+    @classmethod
+    def of(cls, most: int) -> Rates:
+        """Return counts for drafts of depth 1 to `most`."""
+        return cls([0.0] * most, [0.0] * most)
+
+    def add(self, run: int, accepted: int) -> None:
+        """Count a verification of `run` drafts."""
+        for j in range(min(run, accepted + 1)):
+            self.tried[j] = MEMORY * self.tried[j] + 1
+            self.accepted[j] = MEMORY * self.accepted[j] + (j < accepted)
+
+    def rate(self, depth: int, usual: float) -> float:
+        """Return the acceptance at a depth. usual: counts as one verification."""
+        return (self.accepted[depth] + usual) / (self.tried[depth] + 1)
+
+
+class DepthRule:
+    """Chooses depths from what it is told of every step. most: largest depth. rounds: whether a draft model runs."""
+
+    def __init__(self, most: int, *, rounds: bool) -> None:
+        self._most, self._has_rounds = most, rounds
+        self._costs: dict[int, Costs] = {}
+        self._all = Rates.of(most)
+        self._own: dict[int, Rates] = {}  # by sequence
+        self._wait, self._off, self._probes = PROBE_STEPS, 0, 0  # steps between probes, steps since one, their number
+        self._probing, self._pays = False, True
+
+    def depths(self, sequences: Seq[int], batch: int) -> dict[int, int]:
+        """Return the depth of each sequence of the next step; sequences with depth 0 are left out.
+
+        sequences: those that can have drafts, among the `batch` sequences of the step.
+        """
+        costs = self._costs_of(batch)
+        self._probing = False
+        if not sequences or costs.plain.value is None or costs.since_plain >= PLAIN_STEPS:
+            return {}
+        if self._off % RECHECK == 0 and (found := self._best(sequences, batch, costs)):
+            self._off = 0
+            return found
+        self._off += 1
+        if self._off < self._wait:
+            return {}
+        self._pays = self._could_pay(batch, costs)
+        self._off, self._probing, self._probes = 0, True, self._probes + 1
+        self._wait = min(2 * self._wait, RAREST_PROBE)
+        return {sequences[self._probes % len(sequences)]: 1}
+
+    def step(self, batch: int, drafts: int, rounds: int, seconds: float, drafting: float) -> None:
+        """Record a step that only decoded: its sequences, drafts and rounds of the draft model; how long it took."""
+        self._costs_of(batch).add(batch, drafts, rounds, seconds, drafting)
+
+    def verified(self, sequence: int, run: int, accepted: int) -> None:
+        """Record how many drafts of a sequence were run and accepted."""
+        self._all.add(run, accepted)
+        self._own.setdefault(sequence, Rates.of(self._most)).add(run, accepted)
+        if self._probing and accepted and self._pays:
+            self._wait = PROBE_STEPS
+
+    def end(self, sequence: int) -> None:
+        """Forget a sequence that is over."""
+        self._own.pop(sequence, None)
+
+    def _best(self, sequences: Seq[int], batch: int, costs: Costs) -> dict[int, int]:
+        """Return the depths with the most tokens a second; none if that is a step without drafts."""
+        plain, draft, each = costs.plain.value or 0.0, costs.draft.value, costs.round.value
+        usual = [self._all.rate(j, HOPED) for j in range(self._most)]
+        if draft is None or (self._has_rounds and each is None):  # not measured yet
+            return dict.fromkeys(sequences, self._most) if usual[0] > 0.5 else {}
+        chances = [(c, s, j) for s in sequences for j, c in enumerate(self._chances(s, usual))]
+        chances.sort(key=lambda x: -x[0])  # of one sequence, in the order of depth
+        speed, taken = GAIN * batch / plain, list[tuple[float, int, int]]()
+        for deepest in range(1, self._most + 1) if self._has_rounds else (self._most,):
+            tokens, seconds, count = float(batch), plain + deepest * (each or 0.0), 0
+            reached = [x for x in chances if x[2] < deepest]
+            for chance, _, _ in reached:
+                if chance * seconds < tokens * draft and tokens / seconds > batch / plain:
+                    break  # this draft and all after it would lower the tokens a second
+                tokens, seconds, count = tokens + chance, seconds + draft, count + 1
+                if tokens / seconds > speed:
+                    speed, taken = tokens / seconds, reached[:count]
+        return {sequence: j + 1 for _, sequence, j in taken}
+
+    def _chances(self, sequence: int, usual: Seq[float]) -> list[float]:
+        """Return with which probability the drafts of a sequence are accepted, by depth, all before them included.
+
+        usual: the acceptance of all sequences by depth.
+        """
+        own = self._own.get(sequence)
+        if own is None:
+            return list(accumulate(usual, mul))
+        rates = (
+            rate if not tried else (accepted / OWN_VERIFICATIONS + rate) / (tried / OWN_VERIFICATIONS + 1)
+            for rate, tried, accepted in zip(usual, own.tried, own.accepted, strict=True)
+        )
+        return list(accumulate(rates, mul))
+
+    def _could_pay(self, batch: int, costs: Costs) -> bool:
+        """Return whether drafts would pay if all were accepted."""
+        plain, draft, each = costs.plain.value, costs.draft.value, costs.round.value or 0.0
+        if plain is None or draft is None:
+            return True
+        return any((1 + k) * plain > GAIN * (plain + k * (batch * draft + each)) for k in range(1, self._most + 1))
+
+    def _costs_of(self, batch: int) -> Costs:
+        """Return the costs of batches of nearly this size."""
+        return self._costs.setdefault(round(4 * log2(batch)) if batch else -1, Costs())
