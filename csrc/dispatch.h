@@ -10,12 +10,12 @@ namespace ridgeline {
 #if defined(__x86_64__)
 #define RL_CPU(feature) __builtin_cpu_supports(feature)
 #define RL_AVX2 (RL_CPU("avx2") && RL_CPU("fma") && RL_CPU("f16c") && RL_CPU("bmi2"))
-#define RL_AVX512                                                                                      \
-    (RL_AVX2 && RL_CPU("avx512f") && RL_CPU("avx512bw") && RL_CPU("avx512dq") && RL_CPU("avx512vl") && \
-     RL_CPU("avx512vnni"))
-#define RL_ISAS(X, ...)                             \
-    X(avx512, RL_AVX512 __VA_OPT__(, ) __VA_ARGS__) \
-    X(avx2, RL_AVX2 __VA_OPT__(, ) __VA_ARGS__)     \
+#define RL_AVX512BW (RL_AVX2 && RL_CPU("avx512f") && RL_CPU("avx512bw") && RL_CPU("avx512dq") && RL_CPU("avx512vl"))
+#define RL_AVX512 (RL_AVX512BW && RL_CPU("avx512vnni"))
+#define RL_ISAS(X, ...)                                 \
+    X(avx512, RL_AVX512 __VA_OPT__(, ) __VA_ARGS__)     \
+    X(avx512bw, RL_AVX512BW __VA_OPT__(, ) __VA_ARGS__) \
+    X(avx2, RL_AVX2 __VA_OPT__(, ) __VA_ARGS__)         \
     X(portable, true __VA_OPT__(, ) __VA_ARGS__)
 #else
 #define RL_ISAS(X, ...) X(portable, true __VA_OPT__(, ) __VA_ARGS__)

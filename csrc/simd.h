@@ -1,6 +1,6 @@
-// Vectors of floats and integers for one instruction set. Only this file names instructions.
+// Vectors of floats and integers for one instruction set. Only this file and dots.h name instructions.
 //
-// It is included by files that are compiled once per instruction set (RL_ISA = avx512, avx2 or portable), and
+// It is included by files that are compiled once per instruction set (RL_ISA = avx512, avx512bw, avx2 or portable), and
 // everything is in a namespace of that name. A vector has W lanes. The arithmetic of a lane is the same for every W,
 // and sums over lanes (Sum16) have one fixed order, so that results do not depend on the instruction set, with one
 // exception: `portable` on a machine without fused multiply-add rounds `fma` twice (`fma_exact` never does).
@@ -19,7 +19,7 @@
 
 namespace ridgeline::RL_ISA {
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512F__)
 constexpr int W = 16;
 #elif defined(__AVX2__)
 constexpr int W = 8;
@@ -426,67 +426,5 @@ RL_INLINE void store_i8(int8_t* p, I x) {  // -128 <= x <= 127
     for (int i = 0; i < W; ++i) p[i] = int8_t(x[i]);
 #endif
 }
-
-// ---- dot products of four bytes in each lane --------------------------------------------------------------------
-
-typedef int16_t S __attribute__((vector_size(W * 4)));
-
-// The sum of the two products of 16 bits in each lane.
-RL_INLINE I pairs(I a, I b) {
-#if defined(__AVX512F__)
-    return (I)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVX2__)
-    return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
-#elif defined(__SSE2__)
-    return (I)_mm_madd_epi16((__m128i)a, (__m128i)b);
-#else
-    return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
-#endif
-}
-
-// dot(c, unsigned bytes, signed bytes): c + the sum of the four products in each lane, exactly. Without an instruction
-// for it, bytes are converted to 16 bits first, so that nothing saturates; `Unsigned4` and `Signed4` hold these.
-#if defined(__AVX512VNNI__)
-typedef I Unsigned4;
-typedef I Signed4;
-RL_INLINE Unsigned4 unsigned4(I x) { return x; }
-RL_INLINE Signed4 signed4(I x) { return x; }
-// asm, because g++ 12 copies each accumulator of the intrinsic to another register, and to the stack and back.
-RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) { asm("vpdpbusd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b)); }
-// dot with four bytes for all lanes, loaded by the instruction itself: more loads, but fewer issue slots.
-constexpr bool FOLDS = true;
-RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) {
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(b));
-}
-#else
-struct Unsigned4 {
-    I even, odd;
-};
-struct Signed4 {
-    I even, odd;
-};
-RL_INLINE Unsigned4 unsigned4(I x) { return {x & 0x00ff00ff, (I)((U)x >> 8) & 0x00ff00ff}; }
-RL_INLINE Signed4 signed4(I x) { return {(I)(((S)x << 8) >> 8), (I)((S)x >> 8)}; }
-RL_INLINE void keep(Unsigned4& x) {
-    keep(x.even);
-    keep(x.odd);
-}
-RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
-    c += pairs(a.even, b.even) + pairs(a.odd, b.odd);
-    keep(c);  // otherwise g++ delays the sums and spills the products
-}
-constexpr bool FOLDS = false;
-RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) { dot(c, a, signed4(set(b))); }
-#endif
-
-// Where four bytes have no instruction of their own: sums of two products in 16 bits, for unsigned bytes of at most 15
-// and signed ones above -128. The sum of eight of them fits into 16 bits; `pairs` with ones adds up neighbors.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
-constexpr bool SHORT = true;
-RL_INLINE S short_products(I a, I b) { return (S)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }
-#else
-constexpr bool SHORT = false;
-RL_INLINE S short_products(I, I) { return S{}; }
-#endif
 
 }  // namespace ridgeline::RL_ISA

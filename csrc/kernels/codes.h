@@ -9,11 +9,11 @@ constexpr int VECTORS = PANEL / W;  // vectors of a panel
 constexpr int PIECE = 32;           // columns that are read at once, in 8 steps of 4
 
 // each<N>(w, f) calls f(step, codes of N vectors) for the 8 steps of a piece. w: the first vector of the piece.
-// IS_SMALL: codes are at most 15.
+// STEPS: steps of 4 columns whose products with activations add up to 16 bits in each half of a lane; 0: no number of
+// them. 16 columns of a half lane with codes of 4 bits: 16 * 15 * 127 < 2^15.
 
 struct Bytes {
-    static constexpr int BYTES = 1024;
-    static constexpr bool IS_SMALL = false;
+    static constexpr int BYTES = 1024, STEPS = 0;
     template <int N, class Each> RL_INLINE void each(const char* w, Each&& f) {
         RL_FOR(s, 8) {
             I x[N];
@@ -22,12 +22,11 @@ struct Bytes {
         }
     }
 };
-struct SmallBytes : Bytes {
-    static constexpr bool IS_SMALL = true;
+template <int MOST> struct SmallBytes : Bytes {
+    static constexpr int STEPS = MOST;
 };
 struct Int4 {
-    static constexpr int BYTES = 512;
-    static constexpr bool IS_SMALL = true;
+    static constexpr int BYTES = 512, STEPS = 8;
     template <int N, class Each> RL_INLINE void each(const char* w, Each&& f) {
         RL_FOR(d, 4) {
             I both[N], x[N];
@@ -42,8 +41,7 @@ struct Int4 {
     }
 };
 struct Int3 {
-    static constexpr int BYTES = 384;
-    static constexpr bool IS_SMALL = true;
+    static constexpr int BYTES = 384, STEPS = 8;
     template <int N, class Each> RL_INLINE void each(const char* w, Each&& f) {
         RL_FOR(d, 3) {
             I both[N], x[N];
@@ -68,8 +66,7 @@ struct Int3 {
     }
 };
 struct Int2 {
-    static constexpr int BYTES = 256;
-    static constexpr bool IS_SMALL = true;
+    static constexpr int BYTES = 256, STEPS = 8;
     template <int N, class Each> RL_INLINE void each(const char* w, Each&& f) {
         RL_FOR(d, 2) {
             I four[N], x[N];
@@ -95,8 +92,7 @@ template <int N> RL_INLINE void low_bits(const char* w, int d, I (&first)[N], I 
     }
 }
 struct Int5 {
-    static constexpr int BYTES = 640;
-    static constexpr bool IS_SMALL = false;
+    static constexpr int BYTES = 640, STEPS = 4;
     template <int N, class Each> RL_INLINE void each(const char* w, Each&& f) {
         I high[N];
         RL_FOR(v, N) high[v] = load((const int32_t*)(w + 512) + v * W);
@@ -113,8 +109,7 @@ struct Int5 {
     }
 };
 struct Int6 {
-    static constexpr int BYTES = 768;
-    static constexpr bool IS_SMALL = false;
+    static constexpr int BYTES = 768, STEPS = 2;
     template <int N, class Each> RL_INLINE void each(const char* w, Each&& f) {
         RL_FOR(h, 2) {
             const char* at = w + h * 384;

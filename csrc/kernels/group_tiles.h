@@ -48,36 +48,41 @@ RL_INLINE void unpack_tail(const Groups& g, const char* tail, char* to) {
     }
 }
 
-template <class Tail, int m, int N>
+// zero: what the products leave out of each code.
+template <class Tail, int zero, int m, int N>
 RL_INLINE void start_sums(const Groups& g, const char* tail, int pass, const int32_t* begin, I (&sum)[m][N]) {
     if (g.kind != Offsets::zero_points) {
         RL_FOR(i, m)
-            RL_FOR(v, N) sum[i][v] = g.kind == Offsets::none ? set(begin[i]) : I{};
+            RL_FOR(v, N) {
+                const int32_t none = zero ? 0 : begin[i];  // codes of 8 bits: the zero is theirs
+                sum[i][v] = set(g.kind == Offsets::none ? none : zero * begin[i]);
+            }
         return;
     }
     RL_FOR(v, N) {
-        const I zeros = Tail::zeros(g, tail, pass + v);
-        RL_FOR(i, m) sum[i][v] = g.size <= SHORT_GROUP ? pairs(zeros, set(begin[i])) : zeros * set(begin[i]);
+        const I zeros = Tail::zeros(g, tail, pass + v) - zero, low = zeros & 0xffff;
+        RL_FOR(i, m) sum[i][v] = g.size <= SHORT_GROUP ? pairs(low, set(begin[i])) : zeros * set(begin[i]);
     }
 }
 
 // Adds 32 columns of m tokens to their sums. stride: tokens of the tile.
 template <class Codes, int m, int N>
 RL_INLINE void add_piece(const char* w, const int32_t* a, int stride, I (&sum)[m][N]) {
-    if constexpr (SHORT && Codes::IS_SMALL) {
+    if constexpr (SHORT && Codes::STEPS) {
         S part[m][N];
         Codes::template each<N>(w, [&](int s, const I(&x)[N]) __attribute__((always_inline)) {
             RL_FOR(i, m) {
                 const I y = set(a[s * stride + i]);
                 RL_FOR(v, N) {
                     const S two = short_products(x[v], y);
-                    part[i][v] = s ? part[i][v] + two : two;
+                    part[i][v] = s % Codes::STEPS ? part[i][v] + two : two;
                     keep(part[i][v]);  // otherwise g++ delays the sums and spills the products
                 }
             }
+            if (s % Codes::STEPS != Codes::STEPS - 1) return;
+            RL_FOR(i, m)
+                RL_FOR(v, N) sum[i][v] += pairs((I)part[i][v], set(0x00010001));
         });
-        RL_FOR(i, m)
-            RL_FOR(v, N) sum[i][v] += pairs((I)part[i][v], set(0x00010001));
     } else {
         Codes::template each<N>(
             w, [&](int s, const I(&x)[N]) __attribute__((always_inline)) { dot_step(sum, x, a + s * stride); });
@@ -113,7 +118,7 @@ RL_INLINE void group_part(const Groups& g, float* c, bool first, Fetch ahead) {
             RL_FOR(v, N) total[i][v] = first ? F{} : load(c + (from + i) * PANEL + (pass + v) * W);
         for (int64_t group = 0; group < g.count; ++group, begin += m, codes += g.code_stride, tail += g.tail_stride) {
             I sum[n][N];
-            start_sums<Tail>(g, tail, pass, begin, sum);
+            start_sums<Tail, Codes::STEPS ? 0 : DOT_ZERO>(g, tail, pass, begin, sum);
             const char* w = codes;
             for (int64_t k = 0; k < g.size; k += PIECE, w += Codes::BYTES, a += m * PIECE / 4) {
                 if (!Tail::IS_UNPACKED) fetch<Codes::BYTES / 64>(ahead, code_step);

@@ -48,7 +48,7 @@ struct Loops {
 };
 template <class Type> constexpr Loops float_loops() { return {.floats = float_tiles<Type>(Sizes{})}; }
 template <class Codes> constexpr Loops code_loops() {
-    using Plain = std::conditional_t<Codes::IS_SMALL, SmallBytes, Bytes>;
+    using Plain = SmallBytes<Codes::STEPS>;
     return {.stored = group_tiles<Codes, Stored>(Sizes{}),
             .unpacked = group_tiles<Plain, Unpacked>(Sizes{}),
             .unpack = unpack_groups<Codes>,
@@ -91,7 +91,7 @@ void finish(const Matrix& w, const Activations& a, int64_t panel, int64_t begin,
         RL_FOR(v, VECTORS) {
             float* at = c + i * PANEL + v * W;
             F sum = load(at);
-            if (is_plain) sum = to_float(bits(sum) + set(a.offset[begin + i]));
+            if (is_plain) sum = to_float(bits(sum) + set(DOT_ZERO ? 0 : a.offset[begin + i]));
             if (by_row) sum = sum * load(scales + v * W);
             store(at, sum * token);
         }

@@ -1,6 +1,6 @@
 #include "rates.h"
 
-#include "simd.h"
+#include "dots.h"
 
 namespace ridgeline::RL_ISA {
 namespace {
@@ -33,8 +33,10 @@ double dot_rate(long rounds) {
     Unsigned4 a = unsigned4(set(int32_t(0x01020304)));
     Signed4 b = signed4(set(int32_t(0x01ff01ff)));
     for (long r = 0; r < rounds; ++r) {
-        keep(a);  // otherwise the product of two constants would be moved out of the loop
-        RL_FOR(i, CHAINS) dot(c[i], a, b);
+        RL_FOR(i, CHAINS) {
+            keep(a), keep(b);  // otherwise the chains would share products, and constant ones would leave the loop
+            dot(c[i], a, b);
+        }
         RL_FOR(i, CHAINS) keep(c[i]);
     }
     return 8.0 * W * CHAINS * double(rounds);

@@ -8,6 +8,7 @@
 //   - each step prefetches for a later one.
 #pragma once
 #include "codes.h"
+#include "dots.h"
 
 namespace ridgeline::RL_ISA {
 

@@ -213,6 +213,23 @@ def test_parts_and_biases(pool: Any, form: Format) -> None:
     assert np.array_equal(meaning(pool, w), np.concatenate([meaning(pool, matrix(pool, form, a)) for a in weights]))
 
 
+@pytest.mark.parametrize("numbers", ["int8", "int6", "int5", "int4", "int3", "int2"])
+@pytest.mark.parametrize("group", [0, 32])
+def test_sums_of_the_largest_codes_are_exact(pool: Any, numbers: str, group: int) -> None:
+    """No partial sum of 16 bits overflows or saturates, whatever the signs are."""
+    top = 1 << (int(numbers[3:]) - 1)
+    extremes = np.random.default_rng(group).choice([-top, top - 1], (6, 96)).astype(np.int8)
+    codes = np.concatenate([extremes, np.full((1, 96), -top, np.int8), np.full((1, 96), top - 1, np.int8)])
+    x = np.where(np.concatenate([extremes, codes[-2:]]) < 0, -127, 127).astype(np.float32)
+    x = np.concatenate([x, -x])
+    scales = np.ones((len(codes), 96 // group if group else 1), np.float32)
+    kinds = [("none", []), ("zero_points", [np.zeros(scales.shape, np.int8)])] if group else [("none", [])]
+    for kind, offsets in kinds:
+        w = kernels.Matrix(pool, [codes], "codes", numbers, group, [None], False, [scales], kind, offsets)
+        for tokens in (1, 5, len(x)):
+            assert np.array_equal(product(pool, w, x[:tokens]), x[:tokens] @ codes.T.astype(np.float32))
+
+
 # ---- equal bits ------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,100 @@
+// Dot products of four bytes in each lane, for one instruction set.
+#pragma once
+#include "simd.h"
+
+namespace ridgeline::RL_ISA {
+
+typedef int16_t S __attribute__((vector_size(W * 4)));
+
+// The sum of the two products of 16 bits in each lane.
+RL_INLINE I pairs(I a, I b) {
+#if defined(__AVX512F__)
+    return (I)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return (I)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+    return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+// dot(c, unsigned bytes, signed bytes): c + the sum of the four products in each lane, exactly. Unsigned bytes count as
+// DOT_ZERO less than they are. Without an instruction for it, bytes are converted first, so that nothing saturates;
+// `Unsigned4` and `Signed4` hold these.
+#if defined(__AVX512VNNI__)
+constexpr int DOT_ZERO = 0;
+typedef I Unsigned4;
+typedef I Signed4;
+RL_INLINE Unsigned4 unsigned4(I x) { return x; }
+RL_INLINE Signed4 signed4(I x) { return x; }
+// asm, because g++ 12 copies each accumulator of the intrinsic to another register, and to the stack and back.
+RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) { asm("vpdpbusd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b)); }
+// dot with four bytes for all lanes, loaded by the instruction itself: more loads, but fewer issue slots.
+constexpr bool FOLDS = true;
+RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(b));
+}
+#elif defined(__AVX512BW__)
+// Magnitudes of bytes minus 128 times activations with the signs of these: two products of at most 128 * 127 fit into
+// 16 bits. It takes four operations, none of them for the activation alone; even and odd bytes as 16 bits take more.
+constexpr int DOT_ZERO = 128;
+struct Magnitudes {
+    I magnitude;
+    __mmask64 is_negative;
+};
+typedef Magnitudes Unsigned4;
+typedef I Signed4;
+RL_INLINE Unsigned4 unsigned4(I x) {
+    const __m512i number = (__m512i)(x ^ (int32_t)0x80808080);
+    return {(I)_mm512_abs_epi8(number), _mm512_movepi8_mask(number)};
+}
+RL_INLINE Signed4 signed4(I x) { return x; }
+RL_INLINE void keep(Unsigned4& x) { keep(x.magnitude); }
+RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
+    const __m512i turned = _mm512_mask_sub_epi8((__m512i)b, a.is_negative, _mm512_setzero_si512(), (__m512i)b);
+    c += pairs((I)_mm512_maddubs_epi16((__m512i)a.magnitude, turned), set(0x00010001));
+    keep(c);  // otherwise g++ delays the sums and spills the products
+}
+constexpr bool FOLDS = false;
+RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) { dot(c, a, set(b)); }
+#else
+constexpr int DOT_ZERO = 0;
+struct Unsigned4 {
+    I even, odd;
+};
+struct Signed4 {
+    I even, odd;
+};
+RL_INLINE Unsigned4 unsigned4(I x) { return {x & 0x00ff00ff, (I)((U)x >> 8) & 0x00ff00ff}; }
+RL_INLINE Signed4 signed4(I x) { return {(I)(((S)x << 8) >> 8), (I)((S)x >> 8)}; }
+RL_INLINE void keep(Unsigned4& x) {
+    keep(x.even);
+    keep(x.odd);
+}
+RL_INLINE void keep(Signed4& x) {
+    keep(x.even);
+    keep(x.odd);
+}
+RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
+    c += pairs(a.even, b.even) + pairs(a.odd, b.odd);
+    keep(c);  // otherwise g++ delays the sums and spills the products
+}
+constexpr bool FOLDS = false;
+RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) { dot(c, a, signed4(set(b))); }
+#endif
+
+// Where four bytes have no instruction of their own: sums of two products in 16 bits, for unsigned bytes of at most 63
+// and signed ones above -128. Sums of some of them fit into 16 bits too; `pairs` with ones adds up neighbors.
+#if defined(__AVX512BW__) && !defined(__AVX512VNNI__)
+constexpr bool SHORT = true;
+RL_INLINE S short_products(I a, I b) { return (S)_mm512_maddubs_epi16((__m512i)a, (__m512i)b); }
+#elif defined(__AVX2__) && !defined(__AVX512VNNI__)
+constexpr bool SHORT = true;
+RL_INLINE S short_products(I a, I b) { return (S)_mm256_maddubs_epi16((__m256i)a, (__m256i)b); }
+#else
+constexpr bool SHORT = false;
+RL_INLINE S short_products(I, I) { return S{}; }
+#endif
+
+}  // namespace ridgeline::RL_ISA
