@@ -61,27 +61,31 @@ void rotary(Pool& pool, const Ids& positions, const Input& frequencies, float fa
     perform(pool, pool, job, positions, frequencies, cos, sin);
 }
 
-// For one token of each sequence: its page and slot, and the row of the page table up to that page.
-void decode_layout(Pool& pool, const Ids& table, const Ids& rows, const Ids& positions, int64_t page_tokens,
-                   const Places& pages, const Places& slots, const Places& tables) {
+// The page and the slot of each token; for each sequence, the row of the page table up to the page of its last token.
+void decode_layout(Pool& pool, const Ids& table, const Ids& rows, const Ids& positions, const Ids& last,
+                   int64_t page_tokens, const Places& pages, const Places& slots, const Places& tables) {
     const Rows<const int64_t> from = rows_of(table, "page table");
-    const int64_t n = int64_t(rows.size());
+    const int64_t tokens = int64_t(rows.size()), n = int64_t(last.size());
     const Rows<int64_t> to = rows_of(tables, "tables", n, from.columns);
-    const int64_t *row = vector_of(rows, "rows", n), *position = vector_of(positions, "positions", n);
-    int64_t *page = vector_of(pages, "pages", n), *slot = vector_of(slots, "slots", n);
+    const int64_t *row = vector_of(rows, "rows", tokens), *position = vector_of(positions, "positions", tokens),
+                  *end = vector_of(last, "last", n);
+    int64_t *page = vector_of(pages, "pages", tokens), *slot = vector_of(slots, "slots", tokens);
     if (page_tokens < 1) refuse("a page holds at least one token");
     auto job = [=](Pool::Hold&) {
-        for (int64_t i = 0; i < n; ++i) {
-            check_id(row[i], from.rows, "row");
-            const int64_t index = position[i] / page_tokens;
+        for (int64_t t = 0; t < tokens; ++t) {
+            check_id(row[t], from.rows, "row");
+            const int64_t index = position[t] / page_tokens;
             check_id(index, from.columns, "page");
-            const int64_t* line = from.data + row[i] * from.stride;
-            std::copy_n(line, index + 1, to.data + i * to.stride);
-            page[i] = line[index];
-            slot[i] = position[i] % page_tokens;
+            page[t] = from.data[row[t] * from.stride + index];
+            slot[t] = position[t] % page_tokens;
+        }
+        for (int64_t i = 0; i < n; ++i) {
+            check_id(end[i], tokens, "token");
+            std::copy_n(from.data + row[end[i]] * from.stride, position[end[i]] / page_tokens + 1,
+                        to.data + i * to.stride);
         }
     };
-    perform(pool, pool, job, table, rows, positions, pages, slots, tables);
+    perform(pool, pool, job, table, rows, positions, last, pages, slots, tables);
 }
 
 // The index of each row's first NaN, or else of its first largest number.
@@ -122,7 +126,7 @@ void bind_tokens(nb::module_& m) {
     m.def("rotary", rotary, nb::arg("pool"), array("positions"), array("frequencies"), nb::arg("factor"), array("cos"),
           array("sin"));
     m.def("decode_layout", decode_layout, nb::arg("pool"), array("table"), array("rows"), array("positions"),
-          nb::arg("page_tokens"), array("pages"), array("slots"), array("tables"));
+          array("last"), nb::arg("page_tokens"), array("pages"), array("slots"), array("tables"));
     m.def("best", best, nb::arg("pool"), array("logits"), array("ids"), array("values"));
 }
 

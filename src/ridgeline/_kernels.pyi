@@ -462,10 +462,18 @@ def rotary(pool: Pool, positions: Ints, frequencies: Floats, factor: float, cos:
     """factor times cosines and sines [n, pairs] of position * frequency."""
 
 def decode_layout(
-    pool: Pool, table: Ints, rows: Ints, positions: Ints, page_tokens: int, pages: Ints, slots: Ints, tables: Ints
+    pool: Pool,
+    table: Ints,
+    rows: Ints,
+    positions: Ints,
+    last: Ints,
+    page_tokens: int,
+    pages: Ints,
+    slots: Ints,
+    tables: Ints,
 ) -> None:
-    """Write the page and the slot of one token for each sequence, and the row of the page table up to that page. Raises
-    IndexError if the table is too short."""
+    """Write the page and the slot of each token, and for each sequence the row of the page table up to the page of its
+    last token, whose index is in `last`. Raises IndexError if the table is too short."""
 
 def best(pool: Pool, logits: Floats, ids: Ints, values: Floats) -> None:
     """Write the index of each row's first NaN, or else of its first largest number, and that number."""

@@ -61,10 +61,21 @@ def config(name: str, *, tight: bool = False, **options: int) -> EngineConfig:
 
 
 class Run:
-    """An engine, and the logits of every step. recorded: whether its steps may be recorded."""
+    """An engine, and the logits of every step. recorded: whether its steps may be recorded. propose: returns drafts for
+    an answer from the numbers of its request, its choice and its tokens.
+    """
 
-    def __init__(self, name: str, chosen: EngineConfig, *, recorded: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        chosen: EngineConfig,
+        *,
+        recorded: bool,
+        propose: Callable[[int, int, int], list[int]] | None = None,
+    ) -> None:
         self.engine, self.logits, self.tokens = Engine(loaded(name).loaded, chosen), [], []
+        self.said: dict[tuple[int, int], list[int]] = {}
+        self.propose = propose
         self.graphs = self.engine._runner.graphs
         self.num_recorded = 0
         if not recorded:
@@ -81,7 +92,12 @@ class Run:
         self.engine._runner.forward = watched  # type: ignore[method-assign]
 
     def step(self) -> None:
-        self.tokens += [(e.request, e.choice, e.tokens) for e in self.engine.step()]
+        for event in self.engine.step():
+            self.tokens.append((event.request, event.choice, event.tokens))
+            said = self.said.setdefault((event.request, event.choice), [])
+            said.extend(event.tokens)
+            if self.propose is not None:
+                self.engine.propose(event.request, event.choice, self.propose(event.request, event.choice, len(said)))
         self.engine.check()
 
 
@@ -160,6 +176,47 @@ def test_attention_that_gathers_pages_runs_unrecorded() -> None:
     assert found.outputs[0].token_ids == wanted.outputs[0].token_ids
     stats = llm.stats()
     assert stats is not None and "paged_attention" in (stats.unrecorded or "")
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
+@pytest.mark.parametrize("tight", [False, True])
+def test_recorded_steps_with_drafts_are_the_unrecorded_ones(name: str, tight: bool) -> None:
+    """Sequences have different numbers of drafts, of which some are right, beside beams, prompts and preemptions."""
+    options = {"max_num_seqs": 6, "max_num_batched_tokens": 48, "block_size": 4, "num_speculative_tokens": 8}
+    chosen = config(name, tight=tight, **options)
+    actions = [(1, 5, 40, 6), (3, 30, 30, 5), (1, 9, 25, 4), (4, 8, 12, 3), (0, 0, 0, 4), (2, 20, 30, 2)]
+    plain = Run(name, chosen, recorded=False)
+    drive(plain, actions)
+
+    def propose(number: int, choice: int, count: int) -> list[int]:
+        rng = np.random.default_rng([number, choice, count])
+        drafts = plain.said[number, choice][count:][: rng.integers(0, 9)]
+        return [(token + int(rng.random() < 0.2)) % VOCAB for token in drafts]
+
+    runs = [Run(name, chosen, recorded=recorded, propose=propose) for recorded in (True, False)]
+    for run in runs:
+        drive(run, actions)
+    stats = runs[0].engine.stats()
+    assert runs[0].said == runs[1].said
+    assert runs[0].logits == runs[1].logits
+    assert runs[0].graphs.refusal is None
+    assert stats.accepted_tokens > 20
+    assert runs[0].num_recorded > 0.5 * len(runs[0].logits)
+    assert {tokens > n for n, tokens in runs[0].graphs._graphs} == {False, True}
+
+
+def test_few_recordings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording that was dropped is made again."""
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    chosen = config("llama_gqa", max_num_seqs=4, num_speculative_tokens=3)
+    runs = [
+        Run("llama_gqa", chosen, recorded=recorded, propose=lambda number, choice, count: [7] * (count % 4))
+        for recorded in (True, False)
+    ]
+    for run in runs:
+        drive(run, [(1, 5, 30, 2), (1, 9, 12, 2), (1, 7, 9, 0)])
+    assert runs[0].logits == runs[1].logits
+    assert len(runs[0].graphs._graphs) == 2
 
 
 def test_the_page_table_grows_to_the_longest_context() -> None:

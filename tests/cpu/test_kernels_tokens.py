@@ -59,27 +59,28 @@ def test_rotary_is_float64_rounded_once(backend: CpuBackend, size: int) -> None:
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 64])
-def test_the_layout_of_a_decode_step(page_tokens: int) -> None:
+@pytest.mark.parametrize("last", [[0, 1, 2, 3], [1, 3], [3]])
+def test_the_layout_of_a_decode_step(page_tokens: int, last: list[int]) -> None:
     rng = np.random.default_rng(page_tokens)
     page_table, rows = rng.integers(1, 999, (9, 12)), np.array([8, 0, 3, 3])
     positions = rng.integers(0, 12 * page_tokens, 4)
     for table in (open_table("cpu"), open_table("reference")):
         integers = table.memory.integers
         pages, slots, tables = table.primitive(api.DECODE_LAYOUT)(
-            integers(page_table), integers(rows), integers(positions), page_tokens
+            integers(page_table), integers(rows), integers(positions), integers(np.array(last)), page_tokens
         )
         index = positions // page_tokens
         assert np.array_equal(pages, page_table[rows, index])
         assert np.array_equal(slots, positions % page_tokens)
-        for found, row, last in zip(np.asarray(tables), rows, index, strict=True):
-            assert np.array_equal(found[: last + 1], page_table[row, : last + 1])
+        for found, row, page in zip(np.asarray(tables), rows[last], index[last], strict=True):
+            assert np.array_equal(found[: page + 1], page_table[row, : page + 1])
 
 
-@pytest.mark.parametrize(("row", "position"), [(9, 0), (-1, 0), (0, 12)])
-def test_slots_that_do_not_exist(row: int, position: int) -> None:
+@pytest.mark.parametrize(("row", "position", "last"), [(9, 0, 0), (-1, 0, 0), (0, 12, 0), (0, 0, 1)])
+def test_slots_that_do_not_exist(row: int, position: int, last: int) -> None:
     with pytest.raises(IndexError):
         BACKENDS[0].primitive(api.DECODE_LAYOUT, None)(
-            np.zeros((9, 12), np.int64), np.array([row]), np.array([position]), 1
+            np.zeros((9, 12), np.int64), np.array([row]), np.array([position]), np.array([last]), 1
         )
 
 

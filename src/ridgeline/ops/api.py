@@ -313,9 +313,12 @@ SIGMOID_GATE: Op[Callable[[Array, Array], Array]] = Op("sigmoid_gate", "primitiv
 # (y [..., inner], z [..., inner], weight [inner]) -> norm(y silu(z)) by groups [Mamba2]
 GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primitive")
 
-# (page table [rows, P], rows [n], positions [n], page tokens) -> write pages [n], write slots [n], tables [n, P] up to
-# those pages: the layout of a step of one token for each of n sequences [no case]
-DECODE_LAYOUT: Op[Callable[[Array, Array, Array, int], tuple[Array, Array, Array]]] = Op("decode_layout", "primitive")
+# (page table [rows, P], rows [T], positions [T], last [n], page tokens) -> write pages [T], write slots [T], tables
+# [n, P]: the layout of T tokens of n sequences. last: indices of the sequences' last tokens; a table may be undefined
+# behind the page of that token [no case]
+DECODE_LAYOUT: Op[Callable[[Array, Array, Array, Array, int], tuple[Array, Array, Array]]] = Op(
+    "decode_layout", "primitive"
+)
 # (logits [n, vocabulary]) -> ids [n] of the largest logits, of equal ones the first, or of the first NaN; and those
 # logits [n] [no case]
 BEST: Op[Callable[[Array], tuple[Array, Array]]] = Op("best", "primitive")

@@ -1,12 +1,14 @@
 """Record decode steps once and run them again: on a GPU as CUDA graphs, on a CPU as a list of kernel calls.
 
-A step of n sequences, one token each, differs from the next one only in its tokens, their positions, and the contents
-of the page tables. So it is recorded over arrays at fixed addresses, which are filled before each run.
+A step of n sequences computes T tokens: the next one of each sequence, and perhaps drafts. Another step with the same
+n and T differs only in the tokens, their positions, how many of them each sequence has, and the contents of the page
+tables. So it is recorded over arrays at fixed addresses, which are filled before each run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -21,12 +23,14 @@ from ridgeline.runtime.layout import Ints, Slices
 from ridgeline.runtime.step import PagedStep
 from ridgeline.spec.groups import StateGroup
 
-MOST_SEQUENCES = 32  # largest recorded step: with more sequences, a recording saves a small share of the time
+# Largest recorded step: with more sequences or tokens, a recording saves a small share of the time.
+MOST_SEQUENCES, MOST_TOKENS = 32, 72
+MOST_GRAPHS = 64  # recordings that are kept; the one that was not used for the longest time is dropped
 
 
 class Decoded(NamedTuple):
-    """Results of a recorded step of n sequences, valid until the next one: logits [n, vocabulary], the best token of
-    each row and its logit [n], and the residual stream.
+    """Results of a recorded step of T tokens, valid until the next one: logits [T, vocabulary], the best token of each
+    row and its logit [T], and the residual stream.
     """
 
     logits: Array
@@ -35,19 +39,35 @@ class Decoded(NamedTuple):
     stream: Stream
 
 
-class _Graph(NamedTuple):
-    """A recorded step, and its input arrays [n]."""
+class _Inputs(NamedTuple):
+    """Arrays that a recorded step reads: of its tokens [T], and of its sequences [n].
+
+    starts: position of each sequence's first token. last: index of its last token among the T tokens. A step of one
+    token each has its positions as `starts`, and the other two never change.
+    """
 
     rows: Array
     tokens: Array
     positions: Array
     frequency_rows: Array
+    starts: Array
+    lengths: Array
+    last: Array
+
+
+class _Graph(NamedTuple):
+    """A recorded step."""
+
+    inputs: _Inputs
     made: Decoded
     run: Callable[[], None]
 
 
 class DecodeGraphs:
-    """Holds the recorded decode steps of one engine, one for each number of sequences. refusal: why there are none."""
+    """Holds recorded decode steps of one engine, by their numbers of sequences and tokens.
+
+    refusal: why there are none.
+    """
 
     def __init__(
         self, model: Model, table: OpsTable, groups: Sequence[StateGroup], arena: Layers, drafts: DraftInputs,
@@ -56,43 +76,65 @@ class DecodeGraphs:
         self._model, self._table, self._groups, self._page_tables = model, table, groups, page_tables
         self._arena, self._drafts = arena, drafts
         self._layout, self._best = table.primitive(api.DECODE_LAYOUT), table.primitive(api.BEST)
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[tuple[int, int], _Graph] = {}
         self.refusal = _refusal(table, groups)
         if self.refusal is None and table.driver is not None:
             self._recorder = table.driver.recorder()
             most = min(len(page_tables[0]), MOST_SEQUENCES)
-            self._inputs = [self._recorder.input(most) for _ in range(5)]
-            self._recorder.assign(self._inputs[3], [1] * most)
+            of_tokens = [self._recorder.input(MOST_TOKENS) for _ in range(4)]
+            self._inputs = _Inputs(*of_tokens, *(self._recorder.input(most) for _ in range(3)))
+            self._single = self._recorder.input(most), self._recorder.input(most)
+            self._recorder.assign(self._single[0], [1] * most)
+            self._recorder.assign(self._single[1], range(most))
             self._known = [*arena.pages, *page_tables, *model.constants()]
 
     def run(
-        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int],
+        self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int], tokens: Sequence[int],
         frequency_rows: Sequence[int] | None = None,
     ) -> Decoded | None:  # fmt: skip
-        """Run one token of each sequence, none of them a draft; None if the step must run unrecorded."""
-        n = len(rows)
-        if self.refusal is not None or n > MOST_SEQUENCES:
+        """Run the next tokens of n sequences, with their drafts; None if the step must run unrecorded.
+
+        rows, starts, lengths: each sequence's row of the page tables, first position and number of tokens.
+        tokens, frequency_rows: ids and frequency rows of all tokens, one sequence after the other.
+        """
+        n, total = len(rows), len(tokens)
+        if self.refusal is not None or n > MOST_SEQUENCES or total > MOST_TOKENS:
             return None
-        graph = self._graphs.get(n)
+        graph = self._graphs.pop((n, total), None)
         if graph is None:
-            return self._record(rows, tokens, positions, frequency_rows or [0] * n)
-        assign = self._recorder.assign
-        assign(graph.rows, rows), assign(graph.tokens, tokens), assign(graph.positions, positions)
-        if frequency_rows is not None:
-            assign(graph.frequency_rows, frequency_rows)
+            return self._record(rows, starts, lengths, tokens, frequency_rows or [0] * total)
+        self._graphs[n, total] = graph  # the last of the dict is the one that was used last
+        self._fill(graph.inputs, rows, starts, lengths, tokens, frequency_rows)
         graph.run()
         return graph.made
 
+    def _fill(
+        self, inputs: _Inputs, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int],
+        tokens: Sequence[int], frequency_rows: Sequence[int] | None,
+    ) -> None:  # fmt: skip
+        assign = self._recorder.assign
+        positions = starts
+        if len(tokens) > len(rows):
+            assign(inputs.starts, starts), assign(inputs.lengths, lengths)
+            assign(inputs.last, [end - 1 for end in accumulate(lengths)])
+            rows = [row for row, count in zip(rows, lengths, strict=True) for _ in range(count)]
+            positions = [first + i for first, count in zip(starts, lengths, strict=True) for i in range(count)]
+        assign(inputs.rows, rows), assign(inputs.tokens, tokens), assign(inputs.positions, positions)
+        if frequency_rows is not None:
+            assign(inputs.frequency_rows, frequency_rows)
+
     def _record(
-        self, rows: Sequence[int], tokens: Sequence[int], positions: Sequence[int], frequency_rows: Sequence[int]
-    ) -> Decoded | None:
-        inputs = [self._recorder.first(x, len(rows)) for x in self._inputs]
-        begin = inputs[0], inputs[1], inputs[2], inputs[4]
-        for array, values in zip(begin, (rows, tokens, positions, frequency_rows), strict=True):
-            self._recorder.assign(array, values)
-        slices = Slices.plain(np.array(rows), np.array(positions), np.ones(len(rows), np.int64))
+        self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int], tokens: Sequence[int],
+        frequency_rows: Sequence[int],
+    ) -> Decoded | None:  # fmt: skip
+        n, total = len(rows), len(tokens)
+        of_tokens = [self._recorder.first(x, total) for x in self._inputs[:4]]
+        of_sequences = self._inputs[4:] if total > n else (self._inputs.positions, *self._single)
+        inputs = _Inputs(*of_tokens, *(self._recorder.first(x, n) for x in of_sequences))
+        self._fill(inputs, rows, starts, lengths, tokens, frequency_rows)
+        slices = Slices.plain(np.array(rows), np.array(starts), np.array(lengths))
         try:
-            found = self._recorder.record(lambda: self._step(slices, *inputs), self._known)
+            found = self._recorder.record(lambda: self._step(slices, inputs), self._known)
         except _AsksForBucketsError:  # the step runs again unrecorded and writes the same values to pages
             found = "attention gathers what the pages of a step hold"
         if isinstance(found, str):
@@ -101,16 +143,17 @@ class DecodeGraphs:
             return None
         logits, best, best_logits, residual, *delta = found.results
         made = Decoded(logits, best, best_logits, Stream(residual, delta[0] if delta else None))
-        self._graphs[len(rows)] = _Graph(*begin, made, found.run)
+        if len(self._graphs) >= MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        self._graphs[n, total] = _Graph(inputs, made, found.run)
         return made
 
-    def _step(
-        self, slices: Slices, rows: Array, tokens: Array, positions: Array, ones: Array, frequency_rows: Array
-    ) -> Sequence[Array]:
+    def _step(self, slices: Slices, inputs: _Inputs) -> Sequence[Array]:
+        rows, tokens, positions, frequency_rows, starts, lengths, last = inputs
         layouts = []
         for group, page_table in zip(self._groups, self._page_tables, strict=True):
-            pages, slots, tables = self._layout(page_table, rows, positions, group.page_tokens)
-            layouts.append(PagedLayout(pages, slots, positions, ones, tables, _no_buckets))
+            pages, slots, tables = self._layout(page_table, rows, positions, last, group.page_tokens)
+            layouts.append(PagedLayout(pages, slots, starts, lengths, tables, _no_buckets))
         step = PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows)
         stream = self._model.forward(step)
         logits = self._model.logits(stream)

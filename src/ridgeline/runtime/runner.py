@@ -18,7 +18,7 @@ from ridgeline.runtime.drafter import Drafter
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.generator import prompt_entries
 from ridgeline.runtime.graphs import Decoded, DecodeGraphs
-from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout
+from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout, ranges
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.sampling import (
     HostRow,
@@ -46,7 +46,7 @@ class Forward:
     """The forward pass of a step, up to the head. Its logits must be read before the next step runs.
 
     Rows are the tokens of the works, one work after the other. decoded: set if the step was run from a recording,
-    which includes the head.
+    which includes the head for all rows.
     """
 
     model: Model
@@ -223,10 +223,8 @@ class DeviceRunner:
         rows = sampled_rows(works)
         best = forward.best() if rows is None else None
         if best is not None and all(row is not None and row.wants_best() for row in given):
-            for i, result in enumerate(best_results(best)):
-                row = given[i]
-                ended = row is not None and bool(result.tokens) and row.is_end(result.tokens[0])
-                self._keep(step, i, result._replace(ended=True) if ended else result)
+            for i, result in enumerate(best_results(best, [row for row in given if row is not None], works)):
+                self._keep(step, i, result)
             return
         logits, at, targets = forward.logits(rows), 0, {}
         for i, (work, row) in enumerate(zip(works, given, strict=True)):
@@ -272,17 +270,18 @@ class DeviceRunner:
         return Forward(self._model, self._model.forward(self._step(plan.works)), self._memory)
 
     def _decode(self, works: Sequence[Work]) -> Decoded | None:
-        """Run the step from its recording, if each work is one token; None if it must run unrecorded."""
+        """Run the step from a recording, if each work is one token and its drafts; None if it must run unrecorded."""
         for work in works:
-            if len(work.tokens) != 1:
+            if len(work.tokens) != 1 + work.num_draft:
                 return None
         last = self._last
-        tokens = [work.tokens[0] if work.tokens[0] != LAST else int(last[work.row]) for work in works]
-        positions = [work.start for work in works]
+        tokens = [t if t != LAST else int(last[work.row]) for work in works for t in work.tokens]
+        starts, lengths = [work.start for work in works], [len(work.tokens) for work in works]
         rows = None
         if (tables := self._model.frequency_tables) is not None:
-            rows = tables.rows(np.array([work.floor for work in works]), np.array(positions)).tolist()
-        return self.graphs.run([work.row for work in works], tokens, positions, rows)
+            positions = np.repeat(starts, lengths) + ranges(np.array(lengths))
+            rows = tables.rows(np.repeat([work.floor for work in works], lengths), positions).tolist()
+        return self.graphs.run([work.row for work in works], starts, lengths, tokens, rows)
 
     def _step(self, works: Sequence[Work]) -> PagedStep:
         slices = Slices(

@@ -128,9 +128,25 @@ def _in_time(logits: Floats, going: Sequence[Target], until: float) -> list[Targ
     return left
 
 
-def best_results(best: Best) -> list[Result]:
-    """Return a result for each row of a step that wants its best token and nothing more; none of them is an end."""
-    return [Result(error=t) if isinstance(t, RequestError) else Result((t.token,)) for t in take_best(best)]
+def best_results(best: Best, rows: Sequence[SampleRow], works: Sequence[Work]) -> list[Result]:
+    """Return a result for each work of a step whose rows want their best token and nothing more.
+
+    best: the best token of each of the step's tokens; a work has one token and its drafts.
+    """
+    found, results, at = take_best(best), [], 0
+    for row, work in zip(rows, works, strict=True):
+        tokens: list[int] = []
+        for one, draft in zip(found[at : at + len(work.tokens)], (*work.tokens[1:], None), strict=True):
+            if isinstance(one, RequestError):
+                break
+            tokens.append(one.token)
+            if one.token != draft or row.is_end(one.token):
+                break
+        first = found[at]
+        error = first if isinstance(first, RequestError) else None
+        results.append(Result(tuple(tokens), bool(tokens) and row.is_end(tokens[-1]), error=error))
+        at += len(work.tokens)
+    return results
 
 
 def sampled_rows(works: Sequence[Work]) -> Ints | None:

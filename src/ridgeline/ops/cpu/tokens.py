@@ -35,11 +35,11 @@ def rotary(case: None, pool: Pool) -> Callable[[Ints, Floats, float], Rotary]:
     return run
 
 
-def decode_layout(case: None, pool: Pool) -> Callable[[Ints, Ints, Ints, int], tuple[Ints, Ints, Ints]]:
-    def run(page_table: Ints, rows: Ints, positions: Ints, page_tokens: int) -> tuple[Ints, Ints, Ints]:
+def decode_layout(case: None, pool: Pool) -> Callable[[Ints, Ints, Ints, Ints, int], tuple[Ints, Ints, Ints]]:
+    def run(page_table: Ints, rows: Ints, positions: Ints, last: Ints, page_tokens: int) -> tuple[Ints, Ints, Ints]:
         pages, slots = integers(pool, rows.size), integers(pool, rows.size)
-        tables = integers(pool, rows.size, page_table.shape[1])
-        _kernels.decode_layout(pool, page_table, rows, positions, page_tokens, pages, slots, tables)
+        tables = integers(pool, last.size, page_table.shape[1])
+        _kernels.decode_layout(pool, page_table, rows, positions, last, page_tokens, pages, slots, tables)
         return pages, slots, tables
 
     return run

@@ -76,9 +76,11 @@ def rope(case: Rope) -> Callable[[Ndarray, Rotary], Ndarray]:
     return rotate
 
 
-def decode_layout(page_table: Ndarray, rows: Ndarray, positions: Ndarray, page_tokens: int) -> tuple[Ndarray, ...]:
+def decode_layout(
+    page_table: Ndarray, rows: Ndarray, positions: Ndarray, last: Ndarray, page_tokens: int
+) -> tuple[Ndarray, ...]:
     index = positions // page_tokens
-    return page_table[rows, index], positions - index * page_tokens, page_table[rows]
+    return page_table[rows, index], positions - index * page_tokens, page_table[rows[last]]
 
 
 def best(logits: Ndarray) -> tuple[Ndarray, Ndarray]:

@@ -177,9 +177,9 @@ def softcap(x: Tensor, cap: float) -> Tensor:
 
 
 def decode_layout(
-    page_table: Tensor, rows: Tensor, positions: Tensor, page_tokens: int
+    page_table: Tensor, rows: Tensor, positions: Tensor, last: Tensor, page_tokens: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return page_table[rows, positions // page_tokens], positions % page_tokens, page_table[rows]
+    return page_table[rows, positions // page_tokens], positions % page_tokens, page_table[rows[last]]
 
 
 def best(logits: Tensor) -> tuple[Tensor, Tensor]:
