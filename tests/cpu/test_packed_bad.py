@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from oracle.packers import RECIPES, Recipe, Tensors, ct_packed, write
 from ridgeline.archs import quantization_of
+from ridgeline.archs.quantization import CompressedTensors
 from ridgeline.errors import CheckpointError, ConfigError
 from ridgeline.load.packed import READERS, PackedFiles, match
+from ridgeline.load.packed.compressed import groups_of
 from ridgeline.load.packed.match import match_names
 from ridgeline.load.safetensors import TensorFiles
 
@@ -167,11 +169,58 @@ def test_an_endless_expression(monkeypatch: pytest.MonkeyPatch) -> None:
         match_names([r"(a+)+$"], ["a" * 60 + "b"])
 
 
-def test_rules_choose_groups_by_name_then_pattern_then_class(tmp_path: Path) -> None:
+def with_targets(*targets: list[str], ignore: list[str] | None = None) -> Recipe:
+    """Return 4 bits in groups of 32 with a config group for each list of targets, of which the last has 3 bits."""
     own = ct_packed(4, 32)
-    three = json.loads(json.dumps(own.config["config_groups"]["group_0"]))
-    three["weights"]["num_bits"] = 3
-    for i, target in enumerate((A, "re:.*up_proj")):
-        four = {**own.config["config_groups"]["group_0"], "targets": [target]}
-        config = {**own.config, "config_groups": {"group_0": {**three, "targets": ["Linear"]}, "group_1": four}}
-        read_all(folder_of(tmp_path / str(i), Recipe(own.pack, config)))
+    group = own.config["config_groups"]["group_0"]
+    three = {**group, "weights": {**group["weights"], "num_bits": 3}}
+    groups = {f"group_{i}": {**(three if i else group), "targets": t} for i, t in enumerate(targets)}
+    return Recipe(own.pack, {**own.config, "config_groups": groups, "ignore": ignore or []})
+
+
+@pytest.mark.parametrize("target", [A, "re:.*up_proj", "Linear", "LinearBase", r"re:a\..*"])
+def test_rules_choose_groups_by_name_then_pattern_then_class(target: str, tmp_path: Path) -> None:
+    """The first group has the 4 bits of the file. Where there are two, the weaker target has 3 bits."""
+    weaker = [] if "Linear" in target else ([["Linear"]] if "re:" in target else [["Linear"], ["re:.*up_proj"]])
+    for i, others in enumerate([[], *[[w] for w in weaker]]):
+        read_all(folder_of(tmp_path / str(i), with_targets([target], *others)))
+
+
+@pytest.mark.parametrize("target", ["a.down_proj", "re:.*down_proj", "Conv1d", "Embedding", "re:.*norm"])
+def test_a_target_that_takes_no_matrix(target: str, tmp_path: Path) -> None:
+    """One that takes none is an error, even if there is no other group. Class names are those of transformers."""
+    with pytest.raises(CheckpointError, match="no group of quantization_config"):
+        read_all(folder_of(tmp_path / "1", with_targets([target])))
+    if target == "Embedding":  # a known class, of which a file may have none
+        return read_all(folder_of(tmp_path / "2", with_targets(["Linear"], [target])))
+    with pytest.raises(CheckpointError) as caught:
+        read_all(folder_of(tmp_path / "2", with_targets(["Linear"], [target])))
+    assert f"has the target {target!r}, which takes no matrix with codes" in str(caught.value)
+    return None
+
+
+@pytest.mark.parametrize("ignore", [["lm_head"], ["re:visual.*", "norm", "re:.*norm", "model.layers.9.x"]])
+def test_what_is_ignored_need_not_be_in_the_file(ignore: list[str], tmp_path: Path) -> None:
+    """Files of llm-compressor ignore tied heads, and towers of images that were left out; floats stay floats."""
+    read_all(folder_of(tmp_path, with_targets(["Linear"], ignore=ignore)))
+
+
+def test_tables_are_taken_by_their_class() -> None:
+    scheme = quantization_of(
+        {"model_type": "llama", "quantization_config": with_targets(["Linear"], ["Embedding"]).config}
+    )
+    assert isinstance(scheme, CompressedTensors)
+    found = groups_of(scheme, ["model.embed_tokens", "lm_head", "transformer.wte"])
+    assert [found[m].format.bits for m in found] == [3, 4, 3]
+
+
+def test_modelopt_without_an_algorithm_is_plain(tmp_path: Path) -> None:
+    """ModelOpt writes `quant_algo: null` for models of which only the KV cache, or nothing, is quantized."""
+    own = RECIPES["modelopt-fp8"]
+    config = {**own.config, "quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    scheme = quantization_of({"model_type": "llama", "quantization_config": config})
+    assert scheme is not None and (scheme.storage, scheme.has_fp8_cache) == ("", True)
+    with pytest.raises(CheckpointError, match=r"has a.up_proj.weight in F8_E4M3, but lacks its scales"):
+        read_all(folder_of(tmp_path, Recipe(own.pack, {**own.config, "quant_algo": None})))
+    floats = TensorFiles(tmp_path / "plain")
+    assert list(PackedFiles(floats, READERS[type(scheme)](scheme, floats))) == ["a.up_proj.weight", "norm.weight"]

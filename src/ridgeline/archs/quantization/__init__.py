@@ -14,6 +14,7 @@ from ridgeline.archs.quantization.scheme import (
     BnbInt8,
     BnbNf4,
     CompressedTensors,
+    Floats,
     Fp8,
     Fp8Blocks,
     Gptq,
@@ -27,8 +28,8 @@ from ridgeline.archs.quantization.scheme import (
 from ridgeline.errors import ConfigError
 
 __all__ = [
-    "INTEGERS", "SIDE_FILES", "Awq", "BnbInt8", "BnbNf4", "CompressedTensors", "Fp8", "Fp8Blocks", "Gptq", "GptqRule",
-    "Group", "ModelOptNvfp4", "Mxfp4", "Quantization", "TorchAo",
+    "INTEGERS", "SIDE_FILES", "Awq", "BnbInt8", "BnbNf4", "CompressedTensors", "Floats", "Fp8", "Fp8Blocks", "Gptq",
+    "GptqRule", "Group", "ModelOptNvfp4", "Mxfp4", "Quantization", "TorchAo",
     "read_quantization",
 ]  # fmt: skip
 

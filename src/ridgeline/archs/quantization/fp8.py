@@ -6,7 +6,7 @@ from typing import Any
 
 from ridgeline.archs.config import Config
 from ridgeline.archs.quantization.compressed import check_kv
-from ridgeline.archs.quantization.scheme import Fp8, Fp8Blocks, ModelOptNvfp4, Quantization, get_texts
+from ridgeline.archs.quantization.scheme import Floats, Fp8, Fp8Blocks, ModelOptNvfp4, Quantization, get_texts
 from ridgeline.spec.quant import LARGEST_GROUP
 
 # The tensors show which modules are quantized; scale_fmt only says that scales are powers of two.
@@ -50,7 +50,7 @@ def read_fbgemm(c: Config) -> Fp8:
 
 def read_modelopt(c: Config) -> Quantization:
     """Return the scheme of ModelOpt, from config.json or from the part `quantization` of hf_quant_config.json."""
-    algorithm = c.get_str("quant_algo")
+    algorithm = c.raw("quant_algo") if c.is_null("quant_algo") else c.get_str("quant_algo")
     if c.present("exclude_modules"):
         get_texts(c, "exclude_modules")
     c.expect("has_zero_point", False)
@@ -61,6 +61,8 @@ def read_modelopt(c: Config) -> Quantization:
         check_kv(kv)
     has_fp8_cache = kv is not None or c.raw("kv_cache_quant_algo") is not None
     c.finish(_MODELOPT)
+    if algorithm is None:
+        return Floats(has_fp8_cache=has_fp8_cache)
     if algorithm == "FP8":
         return Fp8(has_fp8_cache=has_fp8_cache, static_input=True)
     if algorithm == "FP8_PER_CHANNEL_PER_TOKEN":

@@ -33,6 +33,15 @@ class Quantization:
 
 
 @dataclass(frozen=True, slots=True)
+class Floats(Quantization):
+    """Matrices of floats, as ModelOpt writes them with `quant_algo: null`. The KV cache may have scales."""
+
+    @property
+    def storage(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
 class Awq(Quantization):
     """AWQ in the layout "gemm": 4 bits with zero points. group: columns that share a scale; 0 for whole rows."""
 

@@ -11,7 +11,7 @@ from ridgeline.load.gguf.files import GGUFFiles
 from ridgeline.load.gguf.stored import stored_matrices
 from ridgeline.load.packed import awq, bitsandbytes, compressed, fp8, gptq, mxfp4, torchao
 from ridgeline.load.packed.files import PackedFiles
-from ridgeline.load.packed.parts import Found
+from ridgeline.load.packed.parts import Found, Parts
 from ridgeline.load.safetensors import TensorFiles
 
 __all__ = ["READERS", "Files", "PackedFiles", "open_tensors"]
@@ -23,6 +23,7 @@ READERS: Mapping[type[q.Quantization], Callable[[Any, TensorFiles], Found]] = {
     q.Awq: awq.read, q.Gptq: gptq.read, q.CompressedTensors: compressed.read, q.BnbInt8: bitsandbytes.read_int8,
     q.BnbNf4: bitsandbytes.read_nf4, q.Fp8: fp8.read, q.Fp8Blocks: fp8.read_blocks, q.ModelOptNvfp4: fp8.read_nvfp4,
     q.Mxfp4: mxfp4.read, q.TorchAo: torchao.read,
+    q.Floats: lambda scheme, files: Found(kv_scales=Parts(files).kv_scales()),
 }  # fmt: skip
 
 

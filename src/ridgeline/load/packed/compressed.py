@@ -8,6 +8,9 @@ output.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import numpy as np
 
 from ridgeline.archs.quantization import CompressedTensors, Group
@@ -33,7 +36,10 @@ from ridgeline.spec.quant import NUMBERS, Format
 
 _PATTERN = "re:"
 LARGEST_POWER = 252  # stands for 2**125; 6 * 2**126 would be infinite, and 255 is NaN
-_LINEAR = ("Linear", "LinearBase")  # class names of all matrices that are multiplied
+_TABLES = re.compile(r"(embed\w*|wte|wpe)$")  # the ends of the names of embeddings
+# Names of classes as targets: of matrices that are multiplied, and of embeddings.
+CLASSES: Mapping[bool, tuple[str, ...]] = {False: ("Linear", "LinearBase"), True: ("Embedding",)}
+_ALL_CLASSES = frozenset(name for names in CLASSES.values() for name in names)
 
 
 def read(scheme: CompressedTensors, files: TensorFiles) -> Found:
@@ -49,23 +55,36 @@ def read(scheme: CompressedTensors, files: TensorFiles) -> Found:
 def groups_of(scheme: CompressedTensors, modules: list[str]) -> dict[str, Group]:
     """Return the config group of each module: that of its name, else of a pattern, else of a class.
 
-    Raises CheckpointError for a module that is ignored or that no group names.
+    Entries of `ignore` may name modules that the file does not have: a tied head, parts of the model that it leaves
+    out. They have no codes, so that such an entry changes nothing.
+
+    Raises CheckpointError for a module that is ignored or that no group names, and for a name, a pattern or a class
+    among the targets that takes no module.
     """
     targets = sorted((target, group) for group, g in enumerate(scheme.groups) for target in g.targets)
     patterns = [(t.removeprefix(_PATTERN), g) for t, g in targets if t.startswith(_PATTERN)]
     ignored = [t.removeprefix(_PATTERN) for t in scheme.ignore if t.startswith(_PATTERN)]
     matches = match_names([*(p for p, _ in patterns), *ignored], modules)
     exact = dict(reversed(targets))
-    classes = [g for t, g in targets if t in _LINEAR]
+    classes = {is_table: [g for t, g in targets if t in CLASSES[is_table]] for is_table in CLASSES}
     out: dict[str, Group] = {}
     for module in modules:
         if module in scheme.ignore or any(i >= len(patterns) for i in matches[module]):
             raise CheckpointError(f"{module} has codes, but quantization_config lists it in ignore")
         candidates = [exact[module]] if module in exact else [patterns[i][1] for i in matches[module]]
-        candidates = candidates or classes or ([0] if len(scheme.groups) == 1 else [])
+        candidates = candidates or classes[_TABLES.search(module) is not None]
         if not candidates:
             raise CheckpointError(f"{module} has codes, but no group of quantization_config has it as a target")
         out[module] = scheme.groups[candidates[0]]
+    used = {patterns[i][0] for found in matches.values() for i in found if i < len(patterns)}
+    for target, _ in targets:
+        is_pattern = target.startswith(_PATTERN)
+        known = target.removeprefix(_PATTERN) in used if is_pattern else target in out or target in _ALL_CLASSES
+        if not known:
+            raise CheckpointError(
+                f"quantization_config has the target {target[:100]!r}, which takes no matrix with codes; correct or "
+                f"remove it (known classes are {', '.join(sorted(_ALL_CLASSES))})"
+            )
     return out
 
 
