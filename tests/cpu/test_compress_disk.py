@@ -17,7 +17,7 @@ from oracle.families import CASES
 from ridgeline.compress import Options, parse_scheme, quantize
 from ridgeline.compress.data import Samples
 from ridgeline.compress.partial import Partial
-from ridgeline.compress.quantize import _settings
+from ridgeline.compress.quantize import _settings, _source
 from ridgeline.errors import RequestError
 from ridgeline.runtime.load import LoadOptions, pass_model
 
@@ -85,6 +85,44 @@ def test_a_full_disk_keeps_only_finished_parts(model: Path, tmp_path: Path, full
     parts = ["layers.0.mixer", "layers.0.mlp", "layers.1.mixer", "layers.1.mlp"]
     names = [f"{name}.npz" for name in (parts if full_disk == "checkpoint" else parts[:1])]
     assert sorted(p.name for p in (tmp_path / ".out.partial").iterdir()) == [*names, "lock", "settings.json"]
+
+
+@pytest.mark.parametrize("is_continued", [False, True])
+def test_a_failure_leaves_no_empty_folders(
+    is_continued: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders that a run created above its output go with it, also those of an interrupted run that is continued."""
+    (tmp_path / "a").mkdir()
+    out, errors = tmp_path / "a" / "b" / "c" / "out", [RequestError("broken")]
+    if is_continued:
+        errors.insert(0, KeyboardInterrupt())  # type: ignore[arg-type]
+
+    def fail(*args: Any) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(import_module("ridgeline.compress.quantize"), "_report", fail)
+    if is_continued:
+        with pytest.raises(KeyboardInterrupt):
+            quantize(str(model), "rtn-int4", out=out, options=FEW)
+        assert "a/b/c/.out.partial/parents" in left(tmp_path)
+    with pytest.raises(RequestError, match="broken"):
+        quantize(str(model), "rtn-int4", out=out, options=FEW)
+    assert left(tmp_path) == ["a"]
+
+
+def test_a_group_that_no_matrix_fills(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        RequestError, match=r"group \(--group\) is 100000, but no matrix has more than 96 columns; take 0"
+    ):
+        quantize(str(model), "rtn-int4", out=tmp_path / "x" / "out", group=100_000, options=FEW)
+    assert left(tmp_path) == []
+
+
+def test_the_report_names_few_texts() -> None:
+    samples = Samples([[1, 2]], [])
+    assert _source(samples, ["a", "b", "c"], 0) == "1 sequences of a, b, c"
+    many = _source(samples, [f"{i}.txt" for i in range(100)], 0)
+    assert many == "1 sequences of 100 texts: 0.txt, 1.txt, 2.txt and 97 more"
 
 
 def test_two_runs_do_not_share_a_folder(model: Path, tmp_path: Path) -> None:

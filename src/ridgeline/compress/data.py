@@ -15,6 +15,7 @@ from ridgeline.load.tokenizer import Tokenizer
 
 UNKNOWN_NAMES = frozenset(("<unk>", "[UNK]", "<|unk|>", "<unk_token>"))
 UNKNOWN_LIMIT = 0.05  # share of tokens above which the text does not look like one for this model
+NAMED = 3  # files that the report names in one place
 HELD_OUT_SHARE = 0.2  # most of the text that is held out
 
 
@@ -65,7 +66,9 @@ def read_samples(
     held = [Document(sequences[i], name=f"sequence {i}") for i in sorted(drawn[:num_held])]
     chosen = [sequences[i] for i in sorted(drawn[num_held : num_held + count])]
     training = [sequences[i] for i in sorted(drawn[num_held:])] if train_tokens else []
-    notes = [f"skipped {reason}" for reason in skipped]
+    notes = [f"skipped {reason}" for reason in skipped[:NAMED]]
+    if len(skipped) > NAMED:
+        notes.append(f"skipped {len(skipped) - NAMED} more files")
     if len(chosen) < count:
         notes.append(f"the text has {len(chosen)} sequences of {length} tokens to calibrate, fewer than {count}")
     if (share := unknown_share(ids, tokenizer)) > UNKNOWN_LIMIT:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -23,27 +24,31 @@ from ridgeline.ops.arrays import ARRAYS, QuantizedMatrix
 from ridgeline.spec.folders import write_whole
 from ridgeline.spec.quant import format_of
 
-_LOCK, _SETTINGS = "lock", "settings.json"
+_LOCK, _SETTINGS, _PARENTS = "lock", "settings.json", "parents"
 
 
 class Partial:
     """A hidden folder beside the output folder, with a file for each part. One run at a time can use it.
 
-    settings: everything that the codes depend on. Parts of other settings are removed.
+    settings: everything that the codes depend on. Parts of other settings are removed. Folders above it that do not
+    exist are created; a file counts them, so that `remove` can remove them after a run that continues another one.
 
     Raises RequestError if another run writes to the same output folder, and OSError.
     """
 
     def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
         self.folder = out.with_name(f".{out.name}.partial")
+        created = sum(not parent.exists() for parent in self.folder.parents)
         self.folder.mkdir(parents=True, exist_ok=True)
+        if created:
+            (self.folder / _PARENTS).write_text(str(created))
         self._lock: int | None = self._locked(out)
         known, path = json.dumps(settings, sort_keys=True).encode(), self.folder / _SETTINGS
         if not path.is_file() or path.read_bytes() != known:
             for old in self.folder.iterdir():
                 if old.is_dir():
                     shutil.rmtree(old)
-                elif old.name != _LOCK:
+                elif old.name not in (_LOCK, _PARENTS):
                     old.unlink()
             write_whole(path, known.decode())
 
@@ -70,11 +75,16 @@ class Partial:
             self._lock = None
 
     def remove(self) -> None:
-        """Remove the folder."""
+        """Remove the folder, and those above it that were created for it and are empty."""
+        path = self.folder / _PARENTS
+        created = int(path.read_text()) if path.is_file() else 0
         if os.name == "nt":  # Windows does not remove a file that is open
             self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.close()
+        with suppress(OSError):  # a folder that is not empty, such as that of the result
+            for parent in self.folder.parents[:created]:
+                parent.rmdir()
 
     def has(self, part: Part) -> bool:
         """Return whether a part is finished."""

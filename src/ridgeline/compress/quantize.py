@@ -17,7 +17,7 @@ from ridgeline.compress.awq import num_kept
 from ridgeline.compress.calibrate import Quantizer
 from ridgeline.compress.choose import Chosen
 from ridgeline.compress.compare import Comparison, compare
-from ridgeline.compress.data import Samples, read_samples
+from ridgeline.compress.data import NAMED, Samples, read_samples
 from ridgeline.compress.layers import Calibration, parts
 from ridgeline.compress.partial import Partial
 from ridgeline.compress.report import FILE, Report
@@ -196,7 +196,10 @@ def _source(samples: Samples | None, data: Sequence[str | Path], train_tokens: i
     if samples is None:
         return ""
     trained = f", trained on {train_tokens:,} tokens" if train_tokens else ""
-    return f"{len(samples.calibration)} sequences of {', '.join(map(str, data))}{trained}"
+    named = ", ".join(map(str, data[:NAMED]))
+    if len(data) > NAMED:
+        named = f"{len(data)} texts: {named} and {len(data) - NAMED} more"
+    return f"{len(samples.calibration)} sequences of {named}{trained}"
 
 
 def _writer(original: LoadedModel, scheme: Scheme, name: str | None, options: Options) -> Writer:
@@ -210,7 +213,18 @@ def _writer(original: LoadedModel, scheme: Scheme, name: str | None, options: Op
     if scheme.gguf:
         return WRITERS[GGUF]
     shapes = {w.name: w.shape for part in parts(original.spec) for w in part.matrices}
+    _check_group(scheme, max(shape[-1] for shape in shapes.values()))
     return writer_of_scheme(GGUF if is_gguf else name, shapes, scheme)
+
+
+def _check_group(scheme: Scheme, widest: int) -> None:
+    """Raise RequestError for groups of more columns than any matrix has. widest: columns of the widest matrix."""
+    if (group := scheme.format.group) > widest:
+        raise RequestError(
+            f"group (--group) is {group}, but no matrix has more than {widest} columns; take 0 for a scale for each row"
+            if scheme.format.rows == 1
+            else f"group (--group) is {group}, but no matrix has more than {widest} columns; take a smaller block"
+        )
 
 
 def _samples(original: LoadedModel, data: Sequence[str | Path], options: Options, train_tokens: int) -> Samples:
