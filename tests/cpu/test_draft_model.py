@@ -147,10 +147,10 @@ def missing_rows_are_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_position_late(patch: pytest.MonkeyPatch) -> None:
-    forward = Drafter._forward
+    run = Drafter._run
     patch.setattr(
-        Drafter, "_forward",
-        lambda self, work, logits=None: forward(self, [(r, at + 1, t) for r, at, t in work], logits),
+        Drafter, "_run",
+        lambda self, spans, sampling: run(self, [s._replace(start=s.start + 1) for s in spans], sampling),
     )  # fmt: skip
 
 
@@ -183,7 +183,7 @@ def test_a_draft_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     def broken(*args: Any) -> None:
         raise ValueError("no such kernel")
 
-    monkeypatch.setattr(Drafter, "_forward", broken)
+    monkeypatch.setattr(Drafter, "_run", broken)
     for i, request in enumerate(requests()):
         engine.add(i, request)
     found: Answers = {}
@@ -195,8 +195,9 @@ def test_a_draft_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_nan_of_a_draft_gives_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = Drafter._forward
-    monkeypatch.setattr(Drafter, "_forward", lambda *args: forward(*args) * np.float32("nan"))
+    monkeypatch.setattr(
+        Drafter, "_run", lambda self, spans, sampling: np.full((len(sampling), VOCAB), np.nan, np.float32)
+    )
     engine = Engine(loaded("attention"), settings("attention", "full"), draft=draft_of("full"))
     assert serve(engine) == plain("attention")
     assert engine.stats().draft_tokens == 0

@@ -1,13 +1,13 @@
 """Choose how many drafts each sequence verifies in a step: as many as give tokens faster, or none.
 
-A decode step of B sequences takes `plain(B)` seconds, each draft that it verifies `draft(B)` more, and each round of the
-draft model `round(B)`. All three are measured here, step by step. If a draft at depth j is accepted with probability
-a_j after those before it, then k drafts for each sequence give
+A decode step of B sequences takes `plain(B)` seconds, each draft that it verifies `draft(B)` more, and each round of
+the draft model `round(B)`. All three are measured here, step by step. If a draft at depth j is accepted with
+probability a_j after those before it, then k drafts for each sequence give
 
     tokens(k) = B (1 + a_1 + a_1 a_2 + ... + a_1 ... a_k)  in  plain + k B draft + k round  seconds,
 
-so the drafts that count most often are taken, one after the other, as long as the tokens a second rise; taking none is one
-of the choices. The acceptance of a sequence is a mean of its own and that of all, so its drafts count more or less often.
+so the drafts that count most often are taken, one after the other, as long as the tokens a second rise. Taking none is
+one of the choices. The acceptance of a sequence is a mean of its own and that of all sequences.
 
 If no draft pays, one sequence verifies one draft now and then, more and more rarely while that is rejected. So the
 choice follows when the text changes.
@@ -22,6 +22,7 @@ from math import log2
 from operator import mul
 
 FIRST_SAMPLES = 3  # the first steps of a kind also record kernels; the least of their times counts
+FIRST_SEQUENCES = 4  # have drafts while their times are not known
 WEIGHT = 0.2  # of the newest time in a moving average
 OUTLIER = 3.0  # a time that is so many times the average is taken for a disturbance
 MEMORY = 0.95  # weight of all earlier verifications after one more
@@ -52,8 +53,10 @@ class Mean:
 
 @dataclass(slots=True)
 class Costs:
-    """Seconds of the steps of one size of batch. plain: a step without drafts. draft: each draft more. round: each round
-    of the draft model. since_plain: number of steps since the last one without drafts.
+    """Seconds of the steps of one size of batch.
+
+    plain: a step without drafts. draft: each draft more. round: each round of the draft model. since_plain: number of
+    steps since the last one without drafts.
     """
 
     plain: Mean = field(default_factory=Mean)
@@ -78,8 +81,9 @@ class Costs:
 
 @dataclass(slots=True)
 class Rates:
-    """Counts drafts by depth, the older ones with less weight. tried, accepted: of drafts whose predecessors were
-    accepted.
+    """Counts drafts by depth, the older ones with less weight.
+
+    tried: drafts whose predecessors were accepted. accepted: those among them that were accepted too.
     """
 
     tried: list[float]
@@ -152,7 +156,7 @@ class DepthRule:
         plain, draft, each = costs.plain.value or 0.0, costs.draft.value, costs.round.value
         usual = [self._all.rate(j, HOPED) for j in range(self._most)]
         if draft is None or (self._has_rounds and each is None):  # not measured yet
-            return dict.fromkeys(sequences, self._most) if usual[0] > 0.5 else {}
+            return dict.fromkeys(sequences[:FIRST_SEQUENCES], self._most) if usual[0] > 0.5 else {}
         chances = [(c, s, j) for s in sequences for j, c in enumerate(self._chances(s, usual))]
         chances.sort(key=lambda x: -x[0])  # of one sequence, in the order of depth
         speed, taken = GAIN * batch / plain, list[tuple[float, int, int]]()

@@ -17,7 +17,7 @@ from ridgeline.errors import RequestError
 from ridgeline.nn.model import Model
 from ridgeline.runtime.arena import Arena, ArenaPart
 from ridgeline.runtime.drafts import DraftInputs
-from ridgeline.runtime.graphs import DecodeGraphs
+from ridgeline.runtime.graphs import Decoded, DecodeGraphs
 from ridgeline.runtime.layout import Ints, Slices, build_layout
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.step import PagedStep
@@ -25,6 +25,8 @@ from ridgeline.sample.logits import Floats
 from ridgeline.sample.sampler import Best, SampleRow, sample, take_best
 from ridgeline.sched.work import PageCopy, StepPlan, Work
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
+
+RECORDED_TOKENS = 2  # of each sequence; longer spans are rare, and each length would be recorded
 
 
 class Ask(NamedTuple):
@@ -38,6 +40,14 @@ class Ask(NamedTuple):
     tokens: Sequence[int]
     depth: int
     sampling: SampleRow
+
+
+class Span(NamedTuple):
+    """Tokens of a row from a position on."""
+
+    row: int
+    start: int
+    tokens: Sequence[int]
 
 
 class Filled:
@@ -110,6 +120,7 @@ class Drafter:
         num_pages: Sequence[int], num_host_pages: Sequence[int], max_tokens: int, vocab_size: int,
     ) -> None:  # fmt: skip
         self._vocab_size = vocab_size
+        self._most_id = loaded.spec.vocab_size - 1  # the target may have more unused tokens
         self._model: Model = loaded.model
         self._table, self._memory, self._max_tokens = loaded.table, loaded.table.memory, max_tokens
         self._layers = ArenaPart(arena, groups, first_layer)
@@ -139,7 +150,7 @@ class Drafter:
         chunks = [w for w in self._chunks if self._filled.end(w.row, w.start) == w.start]
         self._chunks = []
         if chunks:
-            self._forward([(w.row, w.start, w.tokens) for w in chunks])
+            self._forward([Span(w.row, w.start, w.tokens) for w in chunks])
 
     def draft(self, asks: Sequence[Ask]) -> list[list[int]]:
         """Return drafts for each sequence: `depth`, or fewer if the draft fails or must run too many tokens before.
@@ -148,31 +159,35 @@ class Drafter:
         """
         self._follow_chunks()
         drafts: list[list[int]] = [[] for _ in asks]
-        left, ready, slices = self._max_tokens, [], []
-        for i, ask in enumerate(asks):
-            known = len(ask.tokens)
-            start = self._filled.end(ask.row, known - 1)
-            tokens = ask.tokens[start : min(known, start + left)]
-            if not tokens:
-                continue
-            left -= len(tokens)
-            slices.append((ask.row, start, tokens))
-            if start + len(tokens) == known:
-                ready.append((i, len(slices) - 1))
-        if not slices:
+        work, ready = self._missing(asks)
+        if not work:
             return drafts
-        ends = np.cumsum([len(tokens) for _, _, tokens in slices]) - 1
-        found: Best | Floats = self._forward(slices, ends[[at for _, at in ready]])
-        going = [i for i, _ in ready]
+        found, going = self._run(work, [asks[i].sampling for i in ready]), ready
         while going:
             going = self._take(asks, drafts, going, found)
             if going:
-                found = self._next(asks, drafts, going)
-        ran = [i for i, _ in ready if len(drafts[i]) > 1]  # all but the last draft
-        if ran:
-            starts = np.array([len(asks[i].tokens) for i in ran])
-            self._filled.add(np.array([asks[i].row for i in ran]), starts, starts + [len(drafts[i]) - 1 for i in ran])
+                last = [Span(asks[i].row, len(asks[i].tokens) + len(drafts[i]) - 1, (drafts[i][-1],)) for i in going]
+                found = self._run(last, [asks[i].sampling for i in going])
         return drafts
+
+    def _missing(self, asks: Sequence[Ask]) -> tuple[list[Span], list[int]]:
+        """Return what must run before the first draft, and the indices of the sequences that can draft then.
+
+        Their spans come first. One that has more missing tokens than a pass takes continues in the next step.
+        """
+        ready, spans, later, left = list[int](), list[Span](), list[Span](), self._max_tokens
+        for i, (row, tokens, _, _) in enumerate(asks):
+            known = len(tokens)
+            # Two tokens if one or two are missing: then all steps have one shape, which is recorded once.
+            start = max(0, min(self._filled.end(row, known - 1), known - 2))
+            run = tokens[start : min(known, start + left)]
+            left -= len(run)
+            if start + len(run) == known:
+                ready.append(i)
+                spans.append(Span(row, start, run))
+            elif run:
+                later.append(Span(row, start, run))
+        return spans + later, ready
 
     def _take(
         self, asks: Sequence[Ask], drafts: Sequence[list[int]], going: Sequence[int], found: Best | Floats
@@ -193,33 +208,47 @@ class Drafter:
                 left.append(i)
         return left
 
-    def _next(self, asks: Sequence[Ask], drafts: Sequence[Sequence[int]], going: Sequence[int]) -> Best | Floats:
-        """Run the last draft of each sequence that goes on."""
-        rows, last = [asks[i].row for i in going], [drafts[i][-1] for i in going]
-        positions = [len(asks[i].tokens) + len(drafts[i]) - 1 for i in going]
-        tables, at = self._model.frequency_tables, np.array(positions)
-        turned = None if tables is None else tables.rows(np.zeros_like(at), at).tolist()
-        decoded = self._graphs.run(rows, last, positions, turned)
-        if decoded is None:
-            return self._forward(
-                [(r, at, (t,)) for r, at, t in zip(rows, positions, last, strict=True)], np.arange(len(rows))
-            )
-        if all(asks[i].sampling.wants_best() for i in going):
-            return Best(np.asarray(decoded.best), np.asarray(decoded.best_logits))
-        return self._memory.get(decoded.logits)
+    def _run(self, spans: Sequence[Span], sampling: Sequence[SampleRow]) -> Best | Floats:
+        """Run tokens; return the logits [n, vocabulary], or the best tokens, after each of the first n spans.
 
-    def _forward(self, work: Sequence[tuple[int, int, Sequence[int]]], logits: Ints | None = None) -> Floats:
-        """Run tokens from a position of a row on, for several rows; return the logits of some of them [n, vocabulary].
+        sampling: how the tokens after the n spans are drawn.
+        """
+        lengths = [len(span.tokens) for span in spans]
+        ends = np.cumsum(lengths)[: len(sampling)] - 1
+        decoded = self._recorded(spans, lengths) if max(lengths) <= RECORDED_TOKENS else None
+        if decoded is None:
+            return self._forward(spans, ends)
+        every = len(ends) == sum(lengths)
+        if all(row.wants_best() for row in sampling):
+            best, logits = np.asarray(decoded.best), np.asarray(decoded.best_logits)
+            return Best(best, logits) if every else Best(best[ends], logits[ends])
+        logits = self._memory.get(decoded.logits)
+        return logits if every else logits[ends]
+
+    def _recorded(self, spans: Sequence[Span], lengths: Sequence[int]) -> Decoded | None:
+        """Run tokens from a recording; None if there is none for so many."""
+        rows, starts, tokens = ([*x] for x in zip(*spans, strict=True))
+        turned, tables = None, self._model.frequency_tables
+        if tables is not None:
+            positions = Slices.plain(np.array(rows), np.array(starts), np.array(lengths)).positions()
+            turned = tables.rows(np.zeros_like(positions), positions).tolist()
+        ids = [min(token, self._most_id) for run in tokens for token in run]
+        decoded = self._graphs.run(rows, starts, lengths, ids, turned)
+        if decoded is not None:
+            self._filled.add(np.array(rows), np.array(starts), np.array(starts) + np.array(lengths))
+        return decoded
+
+    def _forward(self, spans: Sequence[Span], logits: Ints | None = None) -> Floats:
+        """Run tokens unrecorded; return the logits of some of them [n, vocabulary].
 
         logits: indices of their tokens; None: there are none.
         """
-        rows, starts = np.array([row for row, _, _ in work]), np.array([start for _, start, _ in work])
-        lengths = np.array([len(tokens) for _, _, tokens in work])
+        rows, starts = np.array([span.row for span in spans]), np.array([span.start for span in spans])
+        lengths = np.array([len(span.tokens) for span in spans])
         slices, memory = Slices.plain(rows, starts, lengths), self._memory
-        tokens = np.fromiter((t for _, _, tokens in work for t in tokens), np.int64, int(lengths.sum()))
-        tokens = np.minimum(tokens, self._model.spec.vocab_size - 1)  # the target may have more unused tokens
+        tokens = np.fromiter((t for span in spans for t in span.tokens), np.int64, int(lengths.sum()))
         step = PagedStep(
-            memory.integers(tokens),
+            memory.integers(np.minimum(tokens, self._most_id)),
             memory.integers(slices.positions()),
             slices,
             [
@@ -233,5 +262,5 @@ class Drafter:
         stream = self._model.forward(step)
         self._filled.add(rows, starts, starts + lengths)
         if logits is None or not logits.size:
-            return np.empty((0, self._model.spec.vocab_size), np.float32)
+            return np.empty((0, self._most_id + 1), np.float32)
         return memory.get(self._model.logits(stream, memory.integers(logits)))

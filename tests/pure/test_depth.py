@@ -1,0 +1,104 @@
+"""The rule that chooses depths, on a machine whose times and acceptance are known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from ridgeline.engine.depth import DepthRule
+
+MOST, STEPS = 4, 1200
+JITTER = 0.1  # largest share by which a step takes longer
+
+
+class Machine(NamedTuple):
+    """Seconds of a step: plain, for each draft more, and for each round of a draft model."""
+
+    plain: float
+    draft: float
+    round: float = 0.0
+
+
+def run(
+    machine: Machine, batch: int, acceptance: Callable[[int, int], float], seed: int = 0, steps: int = STEPS
+) -> tuple[float, list[int]]:
+    """Return the speed with the rule over the speed without drafts, and how often each depth was chosen.
+
+    acceptance: from the sequence and the step to the probability that a draft is accepted.
+    """
+    rng, rule = random.Random(seed), DepthRule(MOST, rounds=machine.round > 0)
+    seconds, tokens, chosen = 0.0, 0, [0] * (MOST + 1)
+    sequences = range(batch)
+    for step in range(steps):
+        depths = rule.depths(sequences, batch)
+        rounds, drafts = max(depths.values(), default=0), sum(depths.values())
+        own = (machine.plain + drafts * machine.draft) * (1 + JITTER * rng.random())
+        drafting = machine.round * rounds * (1 + JITTER * rng.random())
+        for sequence in sequences:
+            depth, accepted = depths.get(sequence, 0), 0
+            chosen[depth] += 1
+            while accepted < depth and rng.random() < acceptance(sequence, step):
+                accepted += 1
+            tokens += accepted + 1
+            if depth:
+                rule.verified(sequence, depth, accepted)
+        rule.step(batch, drafts, rounds, own, drafting)
+        seconds += own + drafting
+    return tokens / seconds / (batch / (machine.plain * (1 + JITTER / 2))), chosen
+
+
+def best(machine: Machine, batch: int, a: float) -> float:
+    """Return the closed form: the best speed of one depth for all, over the speed without drafts."""
+    return max(
+        sum(a**j for j in range(k + 1)) * machine.plain
+        / (machine.plain + k * (batch * machine.draft + machine.round))
+        for k in range(MOST + 1)
+    )  # fmt: skip
+
+
+MACHINES = {
+    "cheap": Machine(1, 0.05, 0.1), "even": Machine(1, 0.1, 0.2), "dear": Machine(1, 0.3, 0.3),
+    "too dear": Machine(1, 0.5, 0.5), "looked up": Machine(1, 0.1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_speed_is_nearly_that_of_the_best_depth(name: str, batch: int) -> None:
+    machine = MACHINES[name]._replace(draft=MACHINES[name].draft * min(batch, 8) / batch)
+    for a in (0.0, 0.3, 0.6, 0.95):
+        found, _ = run(machine, batch, lambda sequence, step, a=a: a)  # type: ignore[misc]
+        assert found > 0.9 * best(machine, batch, a), f"acceptance {a}"
+        assert found > 0.97, f"acceptance {a}"  # never slower than without drafts, but for probes
+
+
+def test_a_change_of_the_text_changes_the_choice() -> None:
+    machine, half = Machine(1, 0.1, 0.1), STEPS // 2
+    better, _ = run(machine, 1, lambda sequence, step: 0.9 * (step >= half))
+    worse, _ = run(machine, 1, lambda sequence, step: 0.9 * (step < half))
+    both = (1 + best(machine, 1, 0.9)) / 2
+    assert better > 0.8 * both
+    assert worse > 0.9 * both
+
+
+def test_sequences_have_depths_of_their_own() -> None:
+    """With half the sequences repetitive, drafting all of them would hardly pay."""
+    speed, chosen = run(Machine(1, 0.05), 8, lambda sequence, step: 0.9 * (sequence % 2))
+    assert speed > 1.3
+    assert chosen[0] > 0.4 * sum(chosen) and chosen[MOST] > 0.25 * sum(chosen)
+
+
+def test_a_disturbance_does_not_turn_drafts_off() -> None:
+    rule = DepthRule(2, rounds=False)
+    for step in range(60):
+        depths = rule.depths([0], 1)
+        if depths:
+            rule.verified(0, depths[0], depths[0])
+        slow = 50.0 if step % 20 == 19 else 1.0
+        rule.step(1, depths.get(0, 0), 0, slow * (1 + 0.1 * depths.get(0, 0)), 0.0)
+    assert rule.depths([0], 1) == {0: 2}
+    rule.end(0)
+    assert not rule._own
