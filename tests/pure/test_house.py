@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched", "sample"}),
     "propose": frozenset({"spec", "sched"}),
     "engine": frozenset({"spec", "load", "sched", "settings", "sample", "runtime", "propose"}),
-    "verify": frozenset({"spec", "ops", "sched", "settings", "sample", "runtime", "engine", "load"}),
+    "verify": frozenset({"spec", "ops", "sched", "settings", "sample", "runtime", "propose", "engine", "load"}),
     "evals": frozenset({"spec", "ops", "nn", "load", "sample", "runtime"}),
     "compress": frozenset(
         {

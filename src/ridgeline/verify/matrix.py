@@ -18,6 +18,8 @@ MANY = 3  # sequences of one page each, one of which is preempted for the others
 LEAST_COMBINED = 3  # settings of a combination that differ from the default
 
 Preempt = Literal["recompute", "swap"]
+# Proposes the tokens that are known to follow; looks them up in earlier text; or is the model itself, as a draft model.
+DraftSource = Literal["known", "ngram", "model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,10 @@ class Case:
 
     chunk: tokens of a step; None: enough for all prompts. page: tokens of a page. others: number of other requests at
     the same time. prefix: whether the prefix of a prompt is in the cache. preempt: how sequences are preempted, with
-    few pages; None: enough pages. drafts: tokens that are proposed at every step. wrong: share of wrong drafts. n:
-    answers to each prompt. prompt: tokens of a prompt; None: the usual length. text: prompts are real text. number:
-    index in the matrix, which seeds the arrivals. impossible: why the case cannot be run with this model.
+    few pages; None: enough pages. drafts: tokens that are proposed at every step. wrong: share of wrong drafts.
+    source: what proposes them. n: answers to each prompt. prompt: tokens of a prompt; None: the usual length. text:
+    prompts are real text. number: index in the matrix, which seeds the arrivals. impossible: why the case cannot be run
+    with this model.
     """
 
     axis: str = "default"
@@ -41,6 +44,7 @@ class Case:
     preempt: Preempt | None = None
     drafts: int = 0
     wrong: float = 0.0
+    source: DraftSource = "known"
     n: int = 1
     prompt: int | None = None
     text: bool = False
@@ -53,8 +57,8 @@ class Scale:
     """Limits of the cases of one model.
 
     longest: most tokens of a prompt and its answer. new_tokens: tokens of every answer. windows: the windows of the
-    model's layers, in tokens, ascending. text: there is a tokenizer. quick: use few values of each axis. only_states:
-    all layers are recurrent, so a sequence needs no more pages at its end than at its beginning.
+    model's layers, in tokens, ascending. text: there is a tokenizer. quick: use few values of each axis. states: some
+    layers are recurrent. only_states: all are, so a sequence needs no more pages at its end than at its beginning.
     """
 
     longest: int
@@ -62,6 +66,7 @@ class Scale:
     windows: tuple[int, ...] = ()
     text: bool = False
     quick: bool = False
+    states: bool = False
     only_states: bool = False
 
     @property
@@ -88,6 +93,7 @@ class Lengths:
 
 
 DEFAULT = Case()
+DRAFTED: Mapping[DraftSource, str] = {"known": "", "ngram": " looked up", "model": " of a draft model"}
 # The default value of each axis is missing here: the default case has it.
 AXES: dict[str, tuple[Value, ...]] = {
     "chunks": (
@@ -112,6 +118,8 @@ AXES: dict[str, tuple[Value, ...]] = {
     "drafts": (
         Value("4, all right", {"drafts": 4}),
         Value("4, half of them wrong", {"drafts": 4, "wrong": 0.5}, quick=True),
+        Value("4, looked up", {"drafts": 4, "source": "ngram"}),
+        Value("4, of a draft model", {"drafts": 4, "source": "model"}),
     ),
     "forks": (Value("n 4", {"n": 4}, quick=True),),
     "pages": (Value("of 1", {"page": 1}, quick=True), Value("of 64", {"page": 64})),
@@ -236,7 +244,7 @@ def _describe(case: Case, scale: Scale) -> str:
         "hit" if case.prefix == "hit" else "",
         f"{case.others} other{'s' if case.others > 1 else ''}" if case.others else "",
         case.preempt or "",
-        f"{case.drafts} drafts" if case.drafts else "",
+        f"{case.drafts} drafts{DRAFTED[case.source]}" if case.drafts else "",
         f"n {case.n}" if case.n > 1 else "",
         f"pages {case.page}" if case.page != DEFAULT.page else "",
         f"{case.steps_in_flight} in flight" if case.steps_in_flight > 1 else "",
@@ -253,4 +261,6 @@ def _checked(case: Case, scale: Scale) -> Case:
         reason = f"prompts of {max(found.prompts)} tokens: this run goes to {scale.room}"
     elif not reason and case.prefix == "hit" and not found.shared:
         reason = f"a prompt with a page of {case.page} tokens: this run goes to {scale.room}"
+    elif not reason and case.source == "model" and scale.states:
+        reason = "a draft model, here the model itself, has no recurrent layers"
     return replace(case, impossible=reason)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ridgeline.engine import Engine
 from ridgeline.load.tokenizer import Tokenizer
+from ridgeline.propose import NgramProposer
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.settings import EngineConfig, EngineOptions, resolve
 from ridgeline.spec import ModelSpec
@@ -65,8 +66,11 @@ def scale_of(loaded: LoadedModel, tokenizer: Tokenizer | None, quick: bool, new_
     work = CPU_WORK if loaded.table.memory.on_host else GPU_WORK
     longest = min(loaded.max_model_len, max(LEAST_LONGEST, work // loaded.spec.num_active_params()))
     tokens = new_tokens or (QUICK_NEW_TOKENS if quick else NEW_TOKENS)
-    only_states = all(g.snapshot for g in groups)
-    return Scale(longest, min(tokens, max(1, longest // 4)), tuple(windows), tokenizer is not None, quick, only_states)
+    states = [g.snapshot for g in groups]
+    return Scale(
+        longest, min(tokens, max(1, longest // 4)), tuple(windows), tokenizer is not None, quick, any(states),
+        all(states),
+    )  # fmt: skip
 
 
 def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, baseline: Baseline) -> CaseResult:
@@ -76,7 +80,7 @@ def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, ba
     start, run = time.perf_counter(), None
     try:
         proposer = Proposer(baseline, loaded.spec.vocab_size, case, prompts.seed)
-        run = Serving(Engine(poisoned(loaded), engine_config(loaded, case, scale)), case, proposer)
+        run = Serving(_engine(poisoned(loaded), engine_config(loaded, case, scale), case), case, proposer)
         for each in rounds(case, scale, prompts):
             run.serve(each)
         scores, differences = run.compare(baseline)
@@ -86,6 +90,11 @@ def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, ba
         return CaseResult(case, observed=observed, error=error, seconds=time.perf_counter() - start)
     seconds = time.perf_counter() - start
     return CaseResult(case, scores[True], scores[False], tuple(differences), run.observed(), seconds=seconds)
+
+
+def _engine(loaded: LoadedModel, config: EngineConfig, case: Case) -> Engine:
+    own = NgramProposer() if case.source == "ngram" else None
+    return Engine(loaded, config, proposer=own, draft=loaded if case.source == "model" else None)
 
 
 def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig:
@@ -108,6 +117,7 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
         fixed_len=True,
         kv_cache_dtype=loaded.storage.dtype,
         float_bytes=loaded.table.memory.float_bytes,
+        draft=loaded.spec if case.source == "model" else None,
     )
     if not case.preempt:
         return config
