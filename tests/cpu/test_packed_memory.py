@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from typer.testing import CliRunner
 from oracle.gguf_models import case_of
 from oracle.gguf_models import write as write_gguf
 from oracle.packed import packed_folder, plain_model
-from oracle.packers import RECIPES
+from oracle.packers import RECIPES, write
 from ridgeline.catalog.machines import hardware
 from ridgeline.cli.flags.known import find_known, precision_of
 from ridgeline.cli.main import app
@@ -108,6 +110,33 @@ def test_tables_and_heads_of_16_bits_beside_matrices_of_float32(
     loaded = load_model(str(folder), LoadOptions(device="cpu"))
     assert loaded.weight_bytes == allocated(loaded, made)
     assert predicted(str(folder))[:2] == (loaded.weight_bytes,) * 2
+
+
+# Matrices of bfloat16 among those of float32 that kernels pack as one: attention, gates, experts, latents, mixers.
+MIXED = [
+    ("llama_gqa", r"k_proj|gate_proj"), ("qwen3_next", r"in_proj_ba|v_proj|gate_proj|shared_expert_gate"),
+    ("deepseek_v2", r"kv_a_proj|up_proj"), ("mixtral", r"v_proj|w3"), ("lfm2_moe", r"v_proj|w1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "pattern"), MIXED)
+def test_matrices_of_two_types_that_are_packed_as_one(
+    family: str, pattern: str, made: list[Any], tmp_path: Path
+) -> None:
+    _, source = plain_model(family)
+    kept = re.compile(r"^(?!.*(o_proj|down_proj|out_proj))")
+    write(replace(RECIPES["packed-4"], kept=kept), source, tmp_path / "m")
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    for key, value in tensors.items():
+        if re.search(pattern, key) and value.ndim >= 2 and value.dtype == torch.float32:
+            tensors[key] = value.bfloat16()
+    save_file(tensors, tmp_path / "m" / "model.safetensors", {"format": "pt"})
+    loaded = load_model(str(tmp_path / "m"), LoadOptions(device="cpu"))
+    assert {"float32", "bfloat16"} == {loaded.dtype, *loaded.dtypes.values()}
+    assert loaded.weight_bytes == allocated(loaded, made)
+    said = predicted(str(tmp_path / "m"))
+    assert set(said[:2]) == {loaded.weight_bytes}
+    assert said[2] == loaded.weight_bytes or family == "deepseek_v2"  # which has a second form of kv_b
 
 
 @pytest.mark.parametrize("weights", ["float32", *(name for name in FORMATS if name != "auto"), "int4-128-asym-exact"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,12 +28,12 @@ from ridgeline.spec import (
 
 def bind_mixer(case: RecurrentMixer, weights: Weights, table: Primitives) -> Parts:
     """Return the three parts of a mixer with its weights."""
-    return _KINDS[type(case)].bind(case, weights, table)
+    return _KINDS[type(case)](case, weights, table)
 
 
 def input_matrices(case: RecurrentMixer) -> tuple[str, ...]:
     """Return the names of the matrices that multiply the block's input; a backend may pack them as one."""
-    return _KINDS[type(case)].inputs
+    return case.inputs
 
 
 def _mamba(case: Mamba, weights: Weights, table: Primitives) -> Parts:
@@ -170,22 +170,16 @@ def _state_space(case: S4 | S4D, weights: Weights, table: Primitives) -> Parts:
     return Parts(lambda x: ((x,), x), along, after)
 
 
-class _Kind(NamedTuple):
-    """How ops serve a kind of mixer: `bind` composes its parts, `inputs` are the matrices that multiply its input."""
-
-    bind: Callable[[Any, Weights, Primitives], Parts]
-    inputs: tuple[str, ...]
-
-
-_KINDS: Mapping[type[RecurrentMixer], _Kind] = {
-    Mamba: _Kind(_mamba, ("in",)),
-    Mamba2: _Kind(_mamba2, ("in",)),
-    ShortConvolution: _Kind(_short_convolution, ("in",)),
-    GatedConvolution: _Kind(_gated_convolution, ("in",)),
-    TaylorAttention: _Kind(_taylor_attention, ("q", "k", "v")),
-    LightningAttention: _Kind(_lightning_attention, ("qkv", "gate")),
-    S4: _Kind(_state_space, ()),
-    S4D: _Kind(_state_space, ()),
-    GatedDelta: _Kind(gated_delta, ("in_q", "in_k", "in_v", "decay", "beta", "gate")),
-    KimiDelta: _Kind(kimi_delta, ("in_q", "in_k", "in_v", "decay_a", "beta", "gate_a")),
+# A kind of mixer -> the function that composes its parts.
+_KINDS: Mapping[type[RecurrentMixer], Callable[[Any, Weights, Primitives], Parts]] = {
+    Mamba: _mamba,
+    Mamba2: _mamba2,
+    ShortConvolution: _short_convolution,
+    GatedConvolution: _gated_convolution,
+    TaylorAttention: _taylor_attention,
+    LightningAttention: _lightning_attention,
+    S4: _state_space,
+    S4D: _state_space,
+    GatedDelta: gated_delta,
+    KimiDelta: kimi_delta,
 }

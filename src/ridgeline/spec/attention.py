@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from ridgeline.spec.mixer import AnyMixer, Cut, Mixer, Traffic, require
 from ridgeline.spec.norm import Norm
@@ -29,6 +29,8 @@ class Attention(Mixer):
         pattern: Which keys a token sees instead of, or in addition to, those of the window.
         out_gate: Results are multiplied by sigmoid(out_gate(x)), number by number (arXiv:2505.06708).
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
 
     num_heads: int
     num_kv_heads: int

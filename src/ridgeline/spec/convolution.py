@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ridgeline.spec.activation import Activation, check_activation
 from ridgeline.spec.mixer import Cut, RecurrentBase, require, require_positive
@@ -17,6 +18,8 @@ class ShortConvolution(RecurrentBase):
 
     channels: number of channels of b, of c and of x. conv_size: tokens that the convolution sees.
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("in",)
 
     channels: int
     conv_size: int
@@ -50,6 +53,8 @@ class GatedConvolution(RecurrentBase):
 
     channels: number of channels of x and of g. conv_size: tokens that the convolution sees.
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("in",)
 
     channels: int
     conv_size: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ridgeline.spec.activation import Activation, check_activation
 from ridgeline.spec.mixer import Cut, RecurrentBase, require, require_positive
@@ -26,6 +27,8 @@ class GatedDelta(RecurrentBase):
         num_key_heads, key_dim: Heads of queries and keys, and their size. Each serves num_heads / num_key_heads heads.
         conv_size: Tokens that a convolution sees.
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("in_q", "in_k", "in_v", "decay", "beta", "gate")
 
     num_heads: int
     num_key_heads: int
@@ -84,6 +87,8 @@ class KimiDelta(RecurrentBase):
 
     head_dim: size of queries, keys and values. rank: size of the results of decay_a and gate_a.
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("in_q", "in_k", "in_v", "decay_a", "beta", "gate_a")
 
     num_heads: int
     head_dim: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -36,6 +36,7 @@ def footprint(
     dtypes: types of matrices that have another one, by name.
     """
     paired = _paired(spec) if packs else frozenset()
+    dtypes = packed_types(spec, formats, dtype, dtypes) if packs else dtypes
     products = rest = 0
     for weight in spec.weights():
         is_product = weight.is_matrix and weight.name not in TABLES and (len(weight.shape) == 2 or _is_expert(weight))
@@ -50,6 +51,38 @@ def footprint(
         head = Weight("head.weight", (spec.vocab_size, spec.hidden_size))
         products += _matrix(head, formats, dtypes.get(TABLES[0], dtype), packs, False)
     return Footprint(products + (_absorbed(spec, dtype, dtypes) if packs else 0), rest)
+
+
+def packed_types(
+    spec: ModelSpec, formats: FormatTable, dtype: DType, dtypes: Mapping[str, DType]
+) -> Mapping[str, DType]:
+    """Return `dtypes` as kernels have them: matrices of different types that are packed as one become float32."""
+    if all(kind == dtype for kind in dtypes.values()):
+        return dtypes
+    out = dict(dtypes)
+    for names, is_split in _packed_as_one(spec):
+        own = {name: formats.of(weight) for name, weight in names.items()}
+        plain = [name for name, format in own.items() if not format.is_lossy]
+        if len(plain) < len(own) and not is_split:
+            continue  # codes are not packed with floats
+        if len({dtypes.get(name, dtype) for name in plain}) > 1:
+            out |= dict.fromkeys(plain, "float32")
+    return out
+
+
+def _packed_as_one(spec: ModelSpec) -> Iterator[tuple[dict[str, Weight], bool]]:
+    """Yield matrices by name that kernels pack as one, and whether those of one format are packed if others differ."""
+    every = {weight.name: weight for weight in spec.weights()}
+    for i, layer in enumerate(spec.layers):
+        groups: list[tuple[list[str], bool]] = []
+        if m := layer.mixer:
+            groups.append(([f"mixer.{name}" for name in m.inputs], m.is_recurrent or m.keeps_latents))
+        if layer.mlp:
+            groups += [([f"mlp.{part}gate", f"mlp.{part}up"], False) for part in layer.mlp.gated_parts]
+            groups.append((["mlp.router", "mlp.shared_gate"], True))
+        for names, is_split in groups:
+            keys = [f"layers.{i}.{name}.weight" for name in names]
+            yield {key: every[key] for key in keys if key in every}, is_split
 
 
 def one_matrix(weight: Weight, spec: ModelSpec, formats: FormatTable, dtype: DType) -> int:

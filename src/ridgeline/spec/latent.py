@@ -30,6 +30,8 @@ class LatentAttention(Mixer):
         latent_bias: Whether q_a and kv_a have biases.
     """
 
+    inputs: ClassVar[tuple[str, ...]] = ("q", "q_a", "kv_a")
+
     num_heads: int
     kv_lora_rank: int
     qk_nope_head_dim: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 from ridgeline.spec.activation import Activation, check_activation
 from ridgeline.spec.mixer import Cut, RecurrentBase, require, require_positive
@@ -21,6 +21,8 @@ class LightningAttention(RecurrentBase):
     q, k, v = act(qkv(x)), the rows of qkv as [head, (q, k, v), head_dim]; h = exp(-s) h + v k; y = h q;
     out(norm(y) sigmoid(gate(x))), the norm over all heads. s of head i is slope_scale x 2^(-8 (i + 1) / num_heads).
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("qkv", "gate")
 
     num_heads: int
     head_dim: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ridgeline.spec.activation import Activation, check_activation
 from ridgeline.spec.convolution import convolution
@@ -29,6 +30,8 @@ class Mamba(RecurrentBase):
         inner_norm: Norm of dt, B and C before they are used (FalconMamba, Jamba).
         inner_norm_weights: Whether that norm has weights.
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("in",)
 
     inner_size: int
     state_size: int
@@ -86,6 +89,8 @@ class Mamba2(RecurrentBase):
         num_groups: Groups of heads. The heads of one group share B and C, and the norm is over one group.
         conv_size: Tokens that the convolution sees.
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("in",)
 
     num_heads: int
     head_dim: int

@@ -53,6 +53,8 @@ class Mixer(ABC):
 
     is_recurrent: ClassVar[bool] = False
     keeps_latents: ClassVar[bool] = False  # whether it keeps latents (MLA) instead of keys and values
+    # Names of the matrices that multiply the block's input, as far as it has them. A kernel may pack them as one.
+    inputs: ClassVar[tuple[str, ...]] = ()
     # How training initializes the matrix A of a state space (train/state_space.py); None for all other mixers.
     initial_state_matrix: ClassVar[Literal["legs", "diagonal"] | None] = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ridgeline.spec.mixer import Cut, RecurrentBase, require_positive
 from ridgeline.spec.state import State
@@ -20,6 +21,8 @@ class TaylorAttention(RecurrentBase):
 
     feature_dim: size of a head's queries and keys. head_dim: size of its values.
     """
+
+    inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
 
     num_heads: int
     head_dim: int

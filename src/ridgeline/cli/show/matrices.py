@@ -34,16 +34,17 @@ def matrix_rows(spec: ModelSpec, stored: StoredMatrices, dtype: DType) -> Iterat
     """Yield the matrices of a model in the order of its weights; a tied head is the last one."""
     from ridgeline.ops import api, open_table
     from ridgeline.spec import Weight
-    from ridgeline.spec.footprint import TABLES, one_matrix
+    from ridgeline.spec.footprint import TABLES, one_matrix, packed_types
     from ridgeline.spec.quant import PLAIN
 
     table = open_table("cpu")
+    types = packed_types(spec, stored.formats, dtype, stored.dtypes)
     head = Weight("head.weight", (spec.vocab_size, spec.hidden_size))
     for weight in (*spec.weights(), *((head,) if spec.tie_word_embeddings else ())):
         format = stored.formats.stored(weight)
         if format is None:
             continue
-        kind = stored.dtypes.get(TABLES[0] if weight is head else weight.name, dtype)
+        kind = types.get(TABLES[0] if weight is head else weight.name, dtype)
         size = one_matrix(weight, spec, stored.formats, kind)
         is_looked_up = weight.name in TABLES
         kernel = "rows" if is_looked_up else table.choose(api.PRODUCT, format if format.is_lossy else PLAIN).backend
