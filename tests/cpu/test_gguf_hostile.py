@@ -131,6 +131,10 @@ LIES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "twice": (lambda model: model.replace(b"blk.1.ffn_up.weight", NAME, 1), "twice"),
     "unknown name": (lambda model: model.replace(b"blk.1.ffn_up.", b"blk.1.ffn_xx.", 1), "lacks|does not have"),
     "architecture": (lambda model: model.replace(b"llama", b"lhama"), "'lhama', which is not supported"),
+    "latent attention": (
+        lambda m: m.replace(struct.pack("<Q", 5) + b"llama", struct.pack("<Q", 9) + b"deepseek2", 1),
+        "tensors of latent attention .* open the safetensors",
+    ),
     "unknown key": (lambda m: m.replace(b"llama.vocab_size", b"llama.vocab_sizf"), "vocab_sizf is not understood"),
 }
 

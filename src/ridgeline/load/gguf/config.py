@@ -17,11 +17,20 @@ from ridgeline.load.gguf.rope import rope_fields
 Config = dict[str, Any]
 
 
+# Architectures that our specs could run, but whose tensors are not read from GGUF files.
+_UNREAD: Mapping[str, str] = MappingProxyType({
+    "deepseek2": "tensors of latent attention (attn_kv_b, or attn_k_b and attn_v_b) are read from safetensors only: "
+    "open the safetensors of the model, a deepseek_v2 or deepseek_v3",
+})  # fmt: skip
+
+
 def config_of(facts: Facts) -> Config:
     """Return the config.json of a model.
 
     Raises CheckpointError for an unknown architecture, a key that is missing, has a wrong type or is not understood.
     """
+    if why := _UNREAD.get(facts.architecture):
+        raise CheckpointError(f"{facts.name}: general.architecture is {facts.architecture!r}: {why}")
     if facts.architecture not in _READERS:
         known = ", ".join(sorted(_READERS))
         raise CheckpointError(
