@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from oracle import packers
 from oracle.packed import ROUND, TOLERANCE, error, host_table, ours, plain_model, theirs
 from oracle.packers import RECIPES, Tensors, awq_words, compressed, ct_packed, gptq, write
 from ridgeline.archs import quantization_of
+from ridgeline.errors import CheckpointError
 from ridgeline.load.checkpoint import open_checkpoint
 from ridgeline.load.packed import open_tensors
 from ridgeline.load.packed.bits import pack, unpack, words
@@ -153,6 +155,48 @@ def test_a_planted_mistake_is_seen(recipe: str, plant: Any, tmp_path: Path) -> N
     save_file(tensors, tmp_path / "packed" / "model.safetensors")
     found = ours("llama", tmp_path / "packed")
     assert max(float(np.abs(a - b).max()) for a, b in zip(found, wanted, strict=True)) > 10 * TOLERANCE
+
+
+CODES = re.compile(r"(qweight|weight_packed|weight)$")
+
+
+def other_order(codes: torch.Tensor) -> torch.Tensor:
+    """Swap the halves of each byte, or neighboring columns where a byte holds one number."""
+    data = codes.numpy().view(np.uint8)
+    return torch.from_numpy((data << 4 | data >> 4).view(codes.numpy().dtype).copy())
+
+
+def other_axis(codes: torch.Tensor) -> torch.Tensor:
+    return codes.reshape(64, -1).T.reshape(codes.shape).contiguous()
+
+
+def one_more(zeros: torch.Tensor) -> torch.Tensor:
+    return zeros + 1
+
+
+PLANTED = [(CODES, other_order), (CODES, other_axis), (re.compile("qzeros|zero_point$"), one_more)]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_mistake_of_each_kind_is_seen_in_every_format(name: str, tmp_path: Path) -> None:
+    """Bits in another order, a swapped axis and a zero point off by one change the matrix, or are refused."""
+    folder, dense = folder_of(tmp_path, RECIPES[name], columns=96, rows=64)
+    tensors = load_file(folder / "model.safetensors")
+    for pattern, plant in PLANTED:
+        wrong = dict(tensors)
+        for key in [k for k in tensors if pattern.search(k) and k != "norm.weight"]:
+            raw = tensors[key]
+            is_fp8 = raw.dtype == torch.float8_e4m3fn
+            planted = plant(raw.view(torch.uint8) if is_fp8 else raw)
+            wrong[key] = planted.view(torch.float8_e4m3fn) if is_fp8 else planted
+        if all(wrong[k] is tensors[k] for k in tensors):
+            continue  # a format without zero points
+        save_file(wrong, folder / "model.safetensors")
+        try:
+            found = dequantized(stored(folder).stored["a.up_proj.weight"].read(0))
+        except CheckpointError:
+            continue
+        assert np.abs(found - dense["a.up_proj.weight"].numpy()).max() > 0.01
 
 
 # ---- the parts of a model ----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -58,6 +57,11 @@ def cut(name: str) -> Callable[[Tensors], None]:
     return lambda tensors: tensors.update({f"{A}.{name}": tensors[f"{A}.{name}"][:-1].clone()})
 
 
+def upright(name: str) -> Callable[[Tensors], None]:
+    """Return a change that gives a tensor a second axis."""
+    return lambda tensors: tensors.update({f"{A}.{name}": tensors[f"{A}.{name}"][:, None]})
+
+
 def drop(name: str) -> Callable[[Tensors], Any]:
     return lambda tensors: tensors.pop(f"{A}.{name}")
 
@@ -72,6 +76,8 @@ DAMAGED: list[tuple[str, Callable[[Tensors], Any], str]] = [
     ("gptq-order", put("g_idx", 9), "does not put 32 columns into each group of 0 to 2"),
     ("gptq-order", put("g_idx", -1), "the order of columns is damaged"),
     ("gptq-order", cut("g_idx"), "check bits"),
+    ("gptq-order", upright("g_idx"), "g_idx has shape [96, 1]; it must have one axis"),
+    ("nf4", upright("weight.quant_state.bitsandbytes__nf4"), "it must have one axis"),
     ("gptq-order", cut("qweight"), "check bits"),
     ("gptq-sym", put("qzeros", 0), "but sym is true, where each is 8"),
     ("packed-3", put("weight_shape", 2), "a.up_proj.weight_packed is [64, 9]"),
@@ -135,27 +141,6 @@ def test_a_wrong_config_is_named(recipe: str, changes: dict[str, Any], message: 
         read_all(folder)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("recipe", ["awq", "gptq-order", "packed-4-asym", "nvfp4", "nf4-nested", "bnb-int8"])
-def test_flipped_bits_and_short_files_give_no_other_error(recipe: str, tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, RECIPES[recipe])
-    file = folder / "model.safetensors"
-    good, rng, refused = file.read_bytes(), np.random.default_rng(4), 0
-    for i in range(60):
-        data = bytearray(good)
-        if i % 6 == 5:
-            data = data[: int(rng.integers(len(data)))]
-        else:
-            at = int(rng.integers(8 if i % 2 else 0, 1500 if i % 3 else len(data)))
-            data[at] ^= 1 << int(rng.integers(8))
-        file.write_bytes(data)
-        try:
-            read_all(folder)
-        except CheckpointError as e:
-            assert "\n" not in str(e)
-            refused += 1
-    assert refused > 10
 
 
 def test_names_are_matched_from_their_beginning() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,9 @@ def fp8(w: torch.Tensor) -> tuple[Tensors, torch.Tensor, dict[str, Any]]:
 KINDS = {"int8": int8, "int4": int4, "fp8": fp8}
 
 
-def write(kind: str, name: str, folder: Path) -> Tensors:
-    """Write a case's model, and return the tensors of the dequantized checkpoint."""
-    _, source = plain_model(name)
+def write(kind: str, name: str, folder: Path, sizes: Mapping[str, int] = {}) -> Tensors:
+    """Write a case's model, and return the tensors of the dequantized checkpoint. sizes: other sizes of the model."""
+    _, source = plain_model(name, tuple(sizes.items()))
     packed: Tensors = {}
     dense: Tensors = {}
     metadata: dict[str, str] = {"format": "pt"}
@@ -88,7 +89,7 @@ def write(kind: str, name: str, folder: Path) -> Tensors:
         packed |= {f"{key.removesuffix('weight')}_weight_{part}": x for part, x in parts.items()}
         metadata[key] = json.dumps(about)
     metadata["tensor_names"] = json.dumps(list(dense))
-    folder.mkdir()
+    folder.mkdir(parents=True)
     save_file(packed, folder / "model.safetensors", metadata)
     config = json.loads((source / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": CONFIG}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import shutil
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -44,10 +45,13 @@ def plain_model(name: str, sizes: tuple[tuple[str, int], ...] = ()) -> tuple[nn.
     return model, folder
 
 
-def packed_folder(recipe: str, folder: Path, family: str = "llama_gqa") -> Path:
-    """Write the tiny model of a case in a format, with sizes that the format can have, and return its folder."""
+def packed_folder(recipe: str, folder: Path, family: str = "llama_gqa", sizes: Mapping[str, int] = {}) -> Path:
+    """Write the tiny model of a case in a format, with sizes that the format can have, and return its folder.
+
+    sizes: further sizes of the model.
+    """
     is_round = "mxfp4" in recipe or "nvfp4" in recipe or any(bits in recipe for bits in "23")
-    _, source = plain_model(family, tuple(ROUND.items()) if is_round else ())
+    _, source = plain_model(family, (*(ROUND.items() if is_round else ()), *sizes.items()))
     write(RECIPES[recipe], source, folder / "packed")
     return folder / "packed"
 

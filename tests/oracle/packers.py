@@ -382,6 +382,18 @@ def plain_fp8(by: str, config: Mapping[str, Any], extra: Tensors | None = None, 
     return Recipe(pack, config)
 
 
+def fp8_blocks(block: tuple[int, int] = (16, 24)) -> Recipe:
+    """Blocks with a scale each, as DeepSeek-V3 stores them."""
+
+    def pack(w: torch.Tensor, rng: np.random.Generator) -> tuple[Tensors, torch.Tensor]:
+        scale = blocks_of(w, block)
+        codes, dense = fp8_codes(w, over_blocks(scale, w.shape, block))
+        return {"weight": codes, "weight_scale_inv": scale}, dense
+
+    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(block)}
+    return Recipe(pack, config)
+
+
 MODELOPT_FP8 = {
     "quant_method": "modelopt",
     "quant_algo": "FP8",
@@ -405,6 +417,6 @@ RECIPES: dict[str, Recipe] = {
     "modelopt-rows": plain_fp8("row", MODELOPT_FP8 | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, scale_shape=(-1,)),
     "modelopt-nvfp4": nvfp4(modelopt=True),
     "fp8-static": plain_fp8("tensor", AUTO_FP8, {"input_scale": torch.tensor([0.02])}, (1,)),
-    "fp8-dynamic": plain_fp8("tensor", DYNAMIC_FP8),
+    "fp8-blocks": fp8_blocks(), "fp8-dynamic": plain_fp8("tensor", DYNAMIC_FP8),
     "fbgemm": plain_fp8("row", FBGEMM, {"input_scale_ub": torch.tensor([1200.0])}),
 }  # fmt: skip

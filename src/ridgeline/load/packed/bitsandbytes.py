@@ -100,8 +100,7 @@ def _stored_nf4(parts: Parts, module: str) -> Stored:
 def _state(parts: Parts, module: str) -> dict[str, Any]:
     """Return the fields of a module's JSON text. Raises CheckpointError for unknown, missing and bad ones."""
     name = f"{module}{STATE}"
-    (size,) = parts.expect(name, ("U8",)) or (0,)
-    if size > _STATE_BYTES:
+    if (size := parts.vector(name, "U8")) > _STATE_BYTES:
         raise CheckpointError(f"{name} has {size} bytes; at most {_STATE_BYTES} are read")
     try:
         state = json.loads(parts.raw(name).tobytes().decode())
@@ -150,9 +149,20 @@ def _peaks(parts: Parts, name: str, state: dict[str, Any]) -> Ndarray:
     """Return the largest magnitude of each block, float32."""
     if "nested_blocksize" not in state:
         return parts.scales(f"{name}.absmax", zero=True)
-    numbers = parts.floats(f"{name}.nested_quant_map")[parts.raw(f"{name}.absmax")]
-    outer = np.repeat(parts.scales(f"{name}.nested_absmax", zero=True), state["nested_blocksize"])[: len(numbers)]
+    codes, size = parts.raw(f"{name}.absmax"), state["nested_blocksize"]
+    numbers, stored = parts.floats(f"{name}.nested_quant_map")[codes], parts.scales(f"{name}.nested_absmax", zero=True)
+    _check_blocks(f"{name}.nested_absmax", stored, codes, size)
+    outer = np.repeat(stored, min(size, len(codes)))[: len(codes)]
     return check_scales(f"{name}.absmax", numbers * outer + np.float32(state.get("nested_offset", 0.0)), zero=True)
+
+
+def _check_blocks(name: str, scales: Ndarray, codes: Ndarray, size: int) -> None:
+    """Raise CheckpointError where the scale of a block of `size` codes is 0, but its codes differ."""
+    if (scales == 0).any():
+        padded = np.full(len(scales) * min(size, len(codes)), codes[-1], codes.dtype)
+        padded[: len(codes)] = codes
+        blocks = padded.reshape(len(scales), -1)
+        _check_zeros(name, scales, np.asarray((blocks != blocks[:, :1]).any(1)))
 
 
 def refuses_int8(matrix: QuantizedMatrix) -> str:

@@ -235,7 +235,13 @@ def _zero_points(parts: Parts, name: str, group: Group, shape: tuple[int, int]) 
 
 def _input_scale(parts: Parts, module: str, group: Group) -> float | None:
     """Return the scale of a module's input. Raises CheckpointError for zero points of a symmetric input."""
-    if not group.static_input or group.format.activations == "exact":
+    if not group.static_input:
+        return None
+    if group.format.activations == "exact":
+        for part in ("input_scale", "input_global_scale"):
+            if parts.has(given := f"{module}.{part}"):
+                parts.expect(given, FLOATS)
+                parts.scales(given)  # they are not applied, but damaged ones say that the file is damaged
         return None
     name = f"{module}.input_zero_point"
     if parts.has(name) and np.any(parts.raw(name)):

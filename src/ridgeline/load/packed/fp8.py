@@ -73,15 +73,17 @@ def read(scheme: Fp8, files: TensorFiles) -> Found:
             parts.expect(f"{module}.input_scale_ub", FLOATS, (), (1,))
             names.append(f"{module}.input_scale_ub")
         format = Format("fp8", 0, rows, "none", scheme.activations)
-        read_one = lazily(_read, parts, module, format, scheme.static_input)
+        read_one = lazily(_read, parts, module, format, scheme.static_input, scheme.bound)
         found.stored[name] = Stored(format, shape, tuple(names), read_one)
     return found
 
 
-def _read(parts: Parts, module: str, format: Format, static_input: bool) -> QuantizedMatrix:
+def _read(parts: Parts, module: str, format: Format, static_input: bool, has_bound: bool) -> QuantizedMatrix:
     codes = check_fp8(f"{module}.weight", parts.raw(f"{module}.weight"))
     scales = spread(parts.scales(f"{module}.weight_scale").reshape(-1, 1), codes.shape[0], format.rows)
     given = parts.scalar(f"{module}.input_scale") if static_input else None
+    if has_bound:
+        parts.scalar(f"{module}.input_scale_ub")  # it is not applied, but a damaged one says that the file is damaged
     return QuantizedMatrix(format, codes, scales, input_scale=given)
 
 
@@ -107,4 +109,6 @@ def _read_nvfp4(parts: Parts, name: str, format: Format) -> QuantizedMatrix:
     codes = packing.unpack(data, 4, 2 * data.shape[1])
     stored = np.array(NUMBERS["fp8"].levels, np.float32)[parts.raw(f"{name}_scale")]
     scales = check_scales(f"{name}_scale", stored * np.float32(parts.scalar(f"{name}_scale_2")))
+    if parts.has(given := f"{name.removesuffix('weight')}input_scale"):
+        parts.scalar(given)  # it is not applied, but a damaged one says that the file is damaged
     return QuantizedMatrix(format, codes, scales)

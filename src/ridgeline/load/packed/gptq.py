@@ -48,7 +48,7 @@ def read(scheme: Gptq, files: TensorFiles) -> Found:
 
 def _stored(parts: Parts, module: str, scheme: Gptq) -> Stored:
     words, rows = parts.matrix(f"{module}.qweight", "I32")
-    (columns,) = parts.expect(f"{module}.g_idx", ("I32", "I64")) or (0,)
+    columns = parts.vector(f"{module}.g_idx", "I32", "I64")
     format = Format(INTEGERS[scheme.bits], scheme.group, 1, "none" if scheme.symmetric else "zero_points")
     if words != packing.words(columns, scheme.bits) or columns * scheme.bits % packing.WORD:
         raise CheckpointError(

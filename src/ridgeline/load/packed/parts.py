@@ -67,6 +67,13 @@ class Parts:
             raise CheckpointError(f"{name} has shape {list(shape)}; it must have two axes, neither of them empty")
         return shape[0], shape[1]
 
+    def vector(self, name: str, *dtypes: str) -> int:
+        """Return the length of a tensor with one axis. Raises CheckpointError for others."""
+        shape = self.expect(name, dtypes)
+        if len(shape) != 1:
+            raise CheckpointError(f"{name} has shape {list(shape)}; it must have one axis")
+        return shape[0]
+
     def raw(self, name: str) -> Ndarray:
         """Return a tensor as a view of its file, in numpy's type with the same bits."""
         return self._files.array(name)
