@@ -57,6 +57,7 @@ def test_plain_functions(shape: tuple[int, ...]) -> None:
     check(api.MULTIPLY, None, recurrent.multiply, (a, b))
     check(api.GATE, None, recurrent.gate, (a, b))
     check(api.SIGMOID_GATE, None, recurrent.sigmoid_gate, (a, b))
+    check(api.JOIN, None, primitives.join, (a, b))
     check(api.SIGMOID_GATE, None, recurrent.sigmoid_gate, (a, b[..., :1].copy()))
     check(api.SCALE, None, primitives.scale, (a,), 0.3)
     check(api.SOFTCAP, None, primitives.softcap, (a,), 5.0)

@@ -34,7 +34,7 @@ def build_mixer(
         case Attention():
             later = range(layer + 1, len(spec.layers))
             is_shared = any(spec.state_layer(i) == layer for i in later)
-            return _attention(layer, mixer, norm, weights, table, scale, kv_scales, is_shared)
+            return build_attention(layer, mixer, norm, weights, table, scale, kv_scales, is_shared)
         case SharedAttention():
             return _shared_attention(mixer, norm, weights, table, scale)
         case LatentAttention():
@@ -43,10 +43,11 @@ def build_mixer(
             return _recurrent(layer, mixer, norm, weights, table, scale)
 
 
-def _attention(
+def build_attention(
     layer: int, mixer: Attention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float,
     kv_scales: KVScales, is_shared: bool,
 ) -> Mixer:  # fmt: skip
+    """Build softmax attention. norm: the norm before it; is_shared: whether later layers read its keys and values."""
     into, out = weights.parted("o")
     before = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, norm, scale), into)
     write, attend = table.primitive(api.WRITE_PAGES, mixer), _attend(mixer, weights.vector("sinks"), out, table)

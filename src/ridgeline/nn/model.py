@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ridgeline.errors import CheckpointError
 from ridgeline.nn.capture import EXPERTS, INPUT, Capture
 from ridgeline.nn.mixers import build_mixer
-from ridgeline.nn.rotary import FrequencyTables, frequencies
+from ridgeline.nn.rotations import Rotations
 from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, QuantizedMatrix, QuantizedStack, Rotary, Weights
@@ -54,20 +54,13 @@ class Model:
         self.max_model_len = max_model_len
         self.weights = weights
         self.formats = formats
-        self._held = weights = _Held(weights)
+        self._held = weights = HeldWeights(weights)
         self._table_rows = table.primitive(api.EMBEDDING)
         self._coded_rows = table.primitive(api.QUANTIZED_ROWS)
         self._scale = table.primitive(api.SCALE)
         self._add = table.primitive(api.ADD)
-        self._rotary = table.primitive(api.ROTARY)
-        # None: every rotation depends on the position alone.
-        regimes = spec.regimes(max_model_len)
-        self.frequency_tables = FrequencyTables(regimes) if regimes.breaks else None
-        self._frequencies: dict[Rope, tuple[Array, float]] = {}  # [dim / 2], or a row for each regime
-        for rope in spec.ropes():
-            by_length = self.frequency_tables if rope.follows_length else None
-            inverse, factor = by_length.table(rope) if by_length else frequencies(rope, max_model_len)
-            self._frequencies[rope] = table.memory.put(inverse, "float32", "float32"), factor
+        self.rotaries = Rotations(spec.ropes(), spec.regimes(max_model_len), max_model_len, table)
+        self.frequency_tables = self.rotaries.tables
         self._embedding = weights["embed.weight"]
         self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
         how = How(table, formats, low_rank, capture, kv_scales)
@@ -86,50 +79,45 @@ class Model:
         """Return logits [n, vocabulary] of the given rows of the step's T tokens (None: all of them), float32."""
         return self.logits(self.forward(step), rows)
 
-    def forward(self, step: Step, capture: Capture | None = None) -> Stream:
+    def forward(self, step: Step, capture: Capture | None = None, aux: Sequence[int] = ()) -> Stream:
         """Run the step's T tokens through all layers and write their state. Return the stream after the last layer.
 
-        capture: receives the outputs that it asks for; see `nn.capture.output_names`. Raises ValueError if it asks for
-        inputs of matrices and is not the one that the model was built with.
+        Args:
+            capture: receives the outputs that it asks for; see `nn.capture.output_names`.
+            aux: ids of layers, checked by `spec.heads.check_aux`. `aux` of the result has the residual stream that
+                enters each of these layers, whose number is vLLM's id: 0 is the embedding, i the output of layer
+                i - 1, and the number of layers the output of the last one, before the last norm.
+
+        Raises:
+            ValueError: if `capture` asks for inputs of matrices and is not the one that the model was built with.
         """
         if capture is not None and capture.has_inputs and capture is not self._capture:
             raise ValueError("inputs of matrices are captured only by a model that is built for it: Model(capture=...)")
         stream = Stream(self.embed(step), None)
         if capture is not None:
-            self._capture_stream(capture, "embed", stream, 1.0)
+            capture.put("embed", lambda: stream.residual)
+        kept = {0: stream.residual} if 0 in aux else {}
         rotaries = self.rotaries(step)
         for i, block in enumerate(self._blocks):
             run = block if capture is None else partial(block, capture=capture)
             stream = self.run_block(run, stream, step, rotaries)
+            whole = partial(self._whole, stream, residual_scale(self.spec.layers[i]))
             if capture is not None:
-                self._capture_stream(capture, f"layers.{i}", stream, residual_scale(self.spec.layers[i]))
-        last = Stream(stream.residual, stream.delta)
+                capture.put(f"layers.{i}", whole)
+            if i + 1 in aux:
+                kept[i + 1] = whole()
+        last = Stream(stream.residual, stream.delta, aux=tuple(kept[i] for i in aux))
         if capture is not None:
             capture.put("norm", lambda: self.hidden(last))
         return last
 
-    def _capture_stream(self, capture: Capture, name: str, stream: Stream, scale: float) -> None:
-        x, delta, _ = stream
-        capture.put(name, lambda: x if delta is None else self._add(x, delta, scale))
-
-    def rotaries(self, step: Step) -> Mapping[Rope, Rotary]:
-        """Return the rotation of each of the step's tokens, for each kind of rotation."""
-        if self.frequency_tables is None:
-            return {rope: self._rotary(step.positions, *f) for rope, f in self._frequencies.items()}
-        rows = step.frequency_rows(self.frequency_tables)
-        return {
-            rope: self._rotary(
-                step.positions, self._table_rows(inverse, rows) if rope.follows_length else inverse, factor
-            )
-            for rope, (inverse, factor) in self._frequencies.items()
-        }
+    def _whole(self, stream: Stream, scale: float) -> Array:
+        """Return the residual stream with its delta added. scale: factor on the delta."""
+        return stream.residual if stream.delta is None else self._add(stream.residual, stream.delta, scale)
 
     def constants(self) -> list[Array]:
         """Return all arrays that a forward pass reads besides its step, except those that kernels own."""
-        return [
-            *self._held.alive(),
-            *(inverse for inverse, _ in self._frequencies.values()),
-        ]
+        return [*self._held.alive(), *self.rotaries.constants()]
 
     @contextmanager
     def without_layers(self) -> Iterator[None]:
@@ -152,20 +140,26 @@ class Model:
 
     def hidden(self, stream: Stream) -> Array:
         """Return the stream after the last norm, [T, hidden_size], which is the input of the head."""
-        x = stream.residual
-        return self._final_norm(x if stream.delta is None else self._add(x, stream.delta, self._final_scale))
+        return self._final_norm(self._whole(stream, self._final_scale))
+
+    def project(self, x: Array) -> Array:
+        """Return logits [n, vocabulary] of rows [n, hidden_size] that are normalized already, float32."""
+        return self._head.project(x)
 
     def embed(self, step: Step) -> Array:
         """Return the residual stream before the first layer."""
-        if isinstance(self._embedding, QuantizedMatrix):
-            x = self._coded_rows(self._embedding, step.token_ids)
-        else:
-            x = self._table_rows(self._embedding, step.token_ids)
+        x = self.lookup(step.token_ids)
         if self.spec.embedding_scale != 1.0:
             x = self._scale(x, self.spec.embedding_scale)
         if self._positions is not None:
             x = self._add(x, self._table_rows(self._positions, step.positions), 1.0)
         return x
+
+    def lookup(self, ids: Array) -> Array:
+        """Return rows [n, hidden_size] of the embedding, without the model's scale and learned positions."""
+        if isinstance(self._embedding, QuantizedMatrix):
+            return self._coded_rows(self._embedding, ids)
+        return self._table_rows(self._embedding, ids)
 
 
 class How(NamedTuple):
@@ -187,7 +181,7 @@ def _check_low_rank(spec: ModelSpec, low_rank: Mapping[str, Terms]) -> None:
         )
 
 
-class _Held(Mapping[str, Array]):
+class HeldWeights(Mapping[str, Array]):
     """Weights, with weak references to those that were read: reading them again might read a file again."""
 
     def __init__(self, weights: Mapping[str, Array]) -> None:
@@ -256,7 +250,7 @@ class _Block:
     def __call__(
         self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary], capture: Capture | None = None
     ) -> Stream:
-        residual, delta, shared = stream
+        residual, delta, shared, _ = stream
         if self._mixer:
             rotary = rotaries[self._rope] if self._rope else None
             residual, delta, shared = self._mixer(stream, rotary, step)

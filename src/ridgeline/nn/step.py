@@ -18,12 +18,14 @@ NOTHING: Shared = {}
 class Stream(NamedTuple):
     """The residual stream, and the delta of the last branch, which the next stage adds.
 
-    shared: keys and values that later layers also read.
+    shared: keys and values that later layers also read. aux: streams [T, width] before chosen layers, in the order in
+    which `Model.forward` was given their ids.
     """
 
     residual: Array
     delta: Array | None
     shared: Shared = NOTHING
+    aux: tuple[Array, ...] = ()
 
 
 class Step(Protocol):

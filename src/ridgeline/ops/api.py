@@ -195,6 +195,15 @@ States = Sequence[Array]  # states of a layer: [N, *shape] for each part of its 
 Kept = Sequence[Array]  # inputs of a layer's recurrence for R or D tokens, [tokens, *shape] each; empty without drafts
 
 
+class HeadStage(Protocol):
+    """The last norm and the output head: (residual, delta or None, rows [n] or None for all) -> logits [n, vocabulary]."""
+
+    def __call__(self, residual: Array, delta: Array | None, rows: Array | None) -> Array: ...
+    def project(self, x: Array) -> Array:
+        """Return the logits of rows [n, width] that are normalized already."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Op(Generic[F]):
     """The name of an operation; `F` is its signature."""
@@ -355,7 +364,6 @@ PRODUCT: Op[Product] = Op("product", "stage")
 # (x [T, width], expert ids [T, k], weights [T, k]) -> [T, width]: the primitive EXPERTS over their matrices [MoE]
 EXPERT_BLOCK: Op[Callable[[Array, Array, Array], Array]] = Op("expert_block", "stage")
 # (residual, delta or None, rows [n] or None for all) -> logits [n, vocabulary] [stages.Head]
-HeadStage = Callable[[Array, Array | None, Array | None], Array]
 HEAD: Op[HeadStage] = Op("head", "stage")
 
 PRIMITIVES: tuple[Op[Any], ...] = (

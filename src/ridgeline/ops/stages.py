@@ -58,7 +58,7 @@ class MLPBlock:
 class Head:
     """residual += scale * delta; logits = softcap(logit_scale * linear(norm(residual[rows])))."""
 
-    norm: Norm
+    norm: Norm | None
     residual_scale: float
     logit_scale: float
     logit_softcap: float | None
@@ -283,22 +283,27 @@ def _product(case: Format, weights: Weights, table: Ops) -> api.Product:
     return (_QuantizedProduct if case.is_lossy else _PlainProduct)(case, weights, table)
 
 
-def _head(case: Head, weights: Weights, table: Ops) -> Callable[..., Any]:
-    accumulate = _accumulate(case.residual_scale, table)
-    norm = _norm(case.norm, "norm", weights, table)
-    take, scale = table.primitive(api.TAKE), table.primitive(api.SCALE)
-    softcap = table.primitive(api.SOFTCAP)
-    head = weights.linears["head"]
+class _Head:
+    """The last norm and the output head; an `ops.api.HeadStage`."""
 
-    def run(residual: Array, delta: Array | None, rows: Array | None) -> Array:
+    def __init__(self, case: Head, weights: Weights, table: Ops) -> None:
+        self._case = case
+        self._accumulate = _accumulate(case.residual_scale, table)
+        self._norm = _norm(case.norm, "norm", weights, table)
+        self._take, self._scale = table.primitive(api.TAKE), table.primitive(api.SCALE)
+        self._softcap = table.primitive(api.SOFTCAP)
+        self._matrix = weights.linears["head"]
+
+    def __call__(self, residual: Array, delta: Array | None, rows: Array | None) -> Array:
         if rows is not None:
-            residual, delta = take(residual, rows), None if delta is None else take(delta, rows)
-        logits = head.apply(norm(accumulate(residual, delta)))
-        if case.logit_scale != 1.0:
-            logits = scale(logits, case.logit_scale)
-        return softcap(logits, case.logit_softcap) if case.logit_softcap else logits
+            residual, delta = self._take(residual, rows), None if delta is None else self._take(delta, rows)
+        return self.project(self._norm(self._accumulate(residual, delta)))
 
-    return run
+    def project(self, x: Array) -> Array:
+        logits, case = self._matrix.apply(x), self._case
+        if case.logit_scale != 1.0:
+            logits = self._scale(logits, case.logit_scale)
+        return self._softcap(logits, case.logit_softcap) if case.logit_softcap else logits
 
 
 _COMPOSITIONS: Mapping[str, Callable[[Any, Weights, Ops], Callable[..., Any]]] = {
@@ -310,5 +315,5 @@ _COMPOSITIONS: Mapping[str, Callable[[Any, Weights, Ops], Callable[..., Any]]] =
     api.PRODUCT.name: _product,
     api.EXPERT_BLOCK.name: _expert_block,
     api.MLP_BLOCK.name: _mlp_block,
-    api.HEAD.name: _head,
+    api.HEAD.name: _Head,
 }

@@ -15,7 +15,7 @@ from ridgeline.ops.cpu.stages import FUSED
 
 STAGES = {**FUSED, **BLOCKS}
 _MOVES = (
-    api.SPLIT_HEADS, api.TAKE, api.CUT, api.JOIN, api.GATHER, api.SPLIT,
+    api.SPLIT_HEADS, api.TAKE, api.CUT, api.GATHER, api.SPLIT,
 )  # fmt: skip
 
 

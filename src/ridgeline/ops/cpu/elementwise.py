@@ -29,6 +29,16 @@ def scale(case: None, pool: Pool) -> Callable[[Floats, float], Floats]:
     return _with_number(_kernels.scale, pool)
 
 
+def join(case: None, pool: Pool) -> Callable[[Floats, Floats], Floats]:
+    def run(a: Floats, b: Floats) -> Floats:
+        out = empty(pool, *a.shape[:-1], a.shape[-1] + b.shape[-1])
+        _kernels.scale(pool, rows_of(a), 1.0, rows_of(out[..., : a.shape[-1]]))
+        _kernels.scale(pool, rows_of(b), 1.0, rows_of(out[..., a.shape[-1] :]))
+        return out
+
+    return run
+
+
 def softcap(case: None, pool: Pool) -> Callable[[Floats, float], Floats]:
     return _with_number(_kernels.softcap, pool)
 
@@ -89,6 +99,7 @@ def gated_norm(case: Mamba2, pool: Pool) -> Callable[[Floats, Floats, Floats], F
 KERNELS: Kernels = {
     api.ADD: Kernel(never, add),
     api.SCALE: Kernel(never, scale),
+    api.JOIN: Kernel(never, join),
     api.SOFTCAP: Kernel(never, softcap),
     api.MULTIPLY: Kernel(never, multiply),
     api.GATE: Kernel(never, gate),

@@ -25,7 +25,7 @@ class Product:
 
     def __call__(self, x: Floats) -> Floats:
         rows = rows_of(x)
-        out = np.empty((len(rows), self._matrix.rows), np.float32)
+        out = empty(self._pool, len(rows), self._matrix.rows)
         self._kernel(rows, None, None, None, out)
         return out.reshape(*x.shape[:-1], self._matrix.rows)
 

@@ -185,17 +185,25 @@ def _latent_experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -
     return run
 
 
-def head(case: Head, weights: Weights, pool: Pool) -> Callable[..., Floats]:
-    matrix = _matrix(weights, ("head",), pool)
-    norm = norm_of(case.norm, "norm", weights)
-    kernel = Projection(pool, matrix, norm, case.residual_scale, case.logit_scale, case.logit_softcap or 0.0)
+class HeadKernel:
+    """The last norm and the output head, as one kernel; an `ops.api.HeadStage`."""
 
-    def stage(residual: Floats, delta: Floats | None, rows: Ints | None) -> Floats:
-        out = empty(pool, len(residual if rows is None else rows), matrix.rows)
-        kernel(residual, delta, rows, None, out)
+    def __init__(self, case: Head, weights: Weights, pool: Pool) -> None:
+        self._matrix, self._pool = _matrix(weights, ("head",), pool), pool
+        cap = case.logit_softcap or 0.0
+        norm = norm_of(case.norm, "norm", weights)
+        self._kernel = Projection(pool, self._matrix, norm, case.residual_scale, case.logit_scale, cap)
+        self._plain = Projection(pool, self._matrix, None, 1.0, case.logit_scale, cap)
+
+    def __call__(self, residual: Floats, delta: Floats | None, rows: Ints | None) -> Floats:
+        out = empty(self._pool, len(residual if rows is None else rows), self._matrix.rows)
+        self._kernel(residual, delta, rows, None, out)
         return out
 
-    return stage
+    def project(self, x: Floats) -> Floats:
+        out = empty(self._pool, len(x), self._matrix.rows)
+        self._plain(x, None, None, None, out)
+        return out
 
 
 class Products:
@@ -246,5 +254,5 @@ FUSED: Mapping[Op[Any], Stage] = {
     api.PRODUCT: Stage(refuses_format, Product),
     api.EXPERT_BLOCK: Stage(never, experts),
     api.MLP_BLOCK: Stage(never, mlp_block),
-    api.HEAD: Stage(never, head),
+    api.HEAD: Stage(never, HeadKernel),
 }
