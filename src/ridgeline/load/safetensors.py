@@ -37,13 +37,14 @@ MAX_AXES = 8  # weights have up to 4, numpy at most 64
 _BITS: Mapping[str, Any] = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F8_E4M3": np.uint8,
     "F8_E8M0": np.uint8, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
+    "BOOL": np.uint8,
 }  # fmt: skip
 
 
 # Our names of types -> safetensors' names. fp8 is stored as uint8 bits.
 _CODES: Mapping[str, str] = {
     **{ours: code for code, (ours, _) in _DTYPES.items()},
-    "int64": "I64", "int32": "I32", "int8": "I8", "uint8": "U8", "fp8": "F8_E4M3",
+    "int64": "I64", "int32": "I32", "int8": "I8", "uint8": "U8", "fp8": "F8_E4M3", "bool": "BOOL",
 }  # fmt: skip
 
 
@@ -77,15 +78,15 @@ class TensorFiles:
     """All tensors of a checkpoint's folder, by name.
 
     stored, kv_scales: matrices that are stored as codes, and scales of a KV cache; there are none here. metadata: the
-    texts in the headers of the files. Raises CheckpointError if there are no safetensors files, if one is missing,
-    truncated or malformed, or if a name occurs in two files.
+    texts in the headers of the files. single: name of the file if there is only one. Raises CheckpointError if there
+    are no safetensors files, if one is missing, truncated or malformed, or if a name occurs in two files.
     """
 
     stored: Mapping[str, Stored] = MappingProxyType({})
     kv_scales: Mapping[str, float] = MappingProxyType({})
 
-    def __init__(self, folder: Path) -> None:
-        self.files = _find_files(folder)
+    def __init__(self, folder: Path, single: str = SINGLE) -> None:
+        self.files = _find_files(folder, single)
         self._tensors: dict[str, TensorInfo] = {}
         self._maps: dict[Path, np.ndarray[Any, Any]] = {}
         self.metadata: dict[str, str] = {}
@@ -153,15 +154,15 @@ class TensorFiles:
         return view
 
 
-def _find_files(folder: Path) -> list[Path]:
+def _find_files(folder: Path, single: str) -> list[Path]:
     index = folder / INDEX
     if index.exists():
         files = sorted({folder / name for name in _read_index(index).values()})
         if absent := [f.name for f in files if not f.exists()]:
             raise CheckpointError(f"{folder}: {INDEX} names files that are missing: {', '.join(absent)}")
         return files
-    if (folder / SINGLE).exists():
-        return [folder / SINGLE]
+    if (folder / single).exists():
+        return [folder / single]
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt")) or any(folder.glob("*.pth")):
         raise CheckpointError(
             f"{folder}: the weights are pickled (.bin, .pt); such files can run code when they are read, so they are "

@@ -196,7 +196,7 @@ Kept = Sequence[Array]  # inputs of a layer's recurrence for R or D tokens, [tok
 
 
 class HeadStage(Protocol):
-    """The last norm and the output head: (residual, delta or None, rows [n] or None for all) -> logits [n, vocabulary]."""
+    """The last norm and the head: (residual, delta or None, rows [n] or None for all) -> logits [n, vocabulary]."""
 
     def __call__(self, residual: Array, delta: Array | None, rows: Array | None) -> Array: ...
     def project(self, x: Array) -> Array:

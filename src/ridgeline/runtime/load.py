@@ -132,7 +132,7 @@ def _load(
         formats = FormatTable(format, weights.formats.by_name)
         sizes = _sizes(checkpoint, weights, table, formats, dtype)
     if build is not PassingModel:
-        _check_memory(sizes.total - sizes.mapped + spec.frequency_bytes(max_model_len), table)
+        check_memory(sizes.total - sizes.mapped + spec.frequency_bytes(max_model_len), table)
     scales = weights.kv_scales if isinstance(weights, StoredWeights) else {}
     model = build(spec, weights, table, max_model_len, formats, kv_scales=scales)
     notes = (*checkpoint.notes, *missing_kernels(table.memory.device), *_dequantized(weights, format, dtype))
@@ -230,7 +230,7 @@ def _check(options: LoadOptions) -> tuple[DType | None, Format]:
     return dtype, format_of(options.weights, options.activations)
 
 
-def _check_memory(need: int, table: OpsTable) -> None:
+def check_memory(need: int, table: OpsTable) -> None:
     """Raise DeviceError if weights that must be copied do not fit, before anything is allocated."""
     free = table.memory.free_bytes()
     if free is not None and need > free:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
+from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.quant import PLAIN, FormatTable, coded_bytes, has_layout, packed_bytes
@@ -27,10 +28,10 @@ class Footprint(NamedTuple):
 
 
 def footprint(
-    spec: ModelSpec, formats: FormatTable, dtype: DType, *, packs: bool,
+    spec: ModelSpec | HeadSpec, formats: FormatTable, dtype: DType, *, packs: bool,
     dtypes: Mapping[str, DType] = MappingProxyType({}),
 ) -> Footprint:  # fmt: skip
-    """Return the bytes of the weights in memory.
+    """Return the bytes of the weights of a model or a head in memory.
 
     dtype: type of the matrices in the checkpoint. packs: whether kernels copy matrices into a layout of their own.
     dtypes: types of matrices that have another one, by name.
@@ -111,13 +112,13 @@ def _matrix(weight: Weight, formats: FormatTable, dtype: DType, packs: bool, is_
     return count * (coded_bytes(own, rows, columns) if own.is_lossy else rows * columns * DTYPE_BYTES[dtype])
 
 
-def _paired(spec: ModelSpec) -> frozenset[str]:
+def _paired(spec: ModelSpec | HeadSpec) -> frozenset[str]:
     """Return the names of the matrices that kernels interleave: a gate, and the matrix that it is multiplied with."""
     parts = ((i, part) for i, layer in enumerate(spec.layers) if layer.mlp for part in layer.mlp.gated_parts)
     return frozenset(f"layers.{i}.mlp.{part}{name}.weight" for i, part in parts for name in ("gate", "up"))
 
 
-def _absorbed(spec: ModelSpec, dtype: DType, dtypes: Mapping[str, DType]) -> int:
+def _absorbed(spec: ModelSpec | HeadSpec, dtype: DType, dtypes: Mapping[str, DType]) -> int:
     """Return the bytes of the two packed matrices of each head of latent attention: to latents, and from latents."""
     total = 0
     for i, layer in enumerate(spec.layers):

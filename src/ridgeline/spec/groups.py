@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.model import AnyLayer
 from ridgeline.spec.state import ALL, State
 from ridgeline.spec.storage import ALIGNMENT, EXACT, StateDType, Storage
 
@@ -120,15 +121,22 @@ class StateGroup:
         return min(self.num_pages(num_tokens), self.first_pages + window)
 
 
+class HasLayers(Protocol):
+    """A model, or a head for speculative decoding."""
+
+    @property
+    def layers(self) -> Sequence[AnyLayer]: ...
+
+
 def state_groups(
-    spec: ModelSpec,
+    spec: HasLayers,
     *,
     page_tokens: int,
     storage: Storage = EXACT,
     snapshots: Storage = EXACT,
     state_snapshot_tokens: int = 256,
 ) -> tuple[StateGroup, ...]:
-    """Return the groups of a model in order of first use: one per (lookback, first tokens, snapshot).
+    """Return the groups of a model or a head in order of first use: one per (lookback, first tokens, snapshot).
 
     page_tokens, state_snapshot_tokens: tokens that a page of rows and a snapshot cover. storage, snapshots: how rows
     and recurrent states are stored. Layers of a group may have different shapes. Layers without state are in no group.
