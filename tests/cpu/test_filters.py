@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ridgeline.sample.filters import FILTERS, PURPOSE_XTC, filter_scores, kept_ids
+from ridgeline.sample.filters import FILTERS, filter_scores, kept_ids
+from ridgeline.sample.noise import PURPOSE_SAMPLE, PURPOSE_XTC
 from ridgeline.sample.sampler import NoiseKey, SampledToken, SampleRow, sample
 from ridgeline.spec.parameters import Stage
 from ridgeline.spec.request import SAMPLING, SamplingParams
@@ -112,7 +113,7 @@ def test_xtc_acts_as_often_as_its_probability_says() -> None:
     keys = [(NoiseKey(seed, 0), position) for seed in range(4) for position in range(1000)]
     acts = [kept_ids(scores, params, lambda p, k=k, at=at: k.uniform(at, p)) is not None for k, at in keys]
     assert abs(np.mean(acts) - 0.3) < 0.03
-    decides, draws = [k.uniform(at, PURPOSE_XTC) for k, at in keys], [k.uniform(at) for k, at in keys]
+    decides, draws = ([k.uniform(at, purpose) for k, at in keys] for purpose in (PURPOSE_XTC, PURPOSE_SAMPLE))
     assert abs(np.corrcoef(decides, draws)[0, 1]) < 0.05
 
 

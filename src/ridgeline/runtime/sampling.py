@@ -1,4 +1,4 @@
-"""Sample the rows of one step from its logits: drafts are accepted as long as they are what the model says."""
+"""Sample the rows of one step from its logits: drafts are accepted up to the first one that is rejected."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from itertools import accumulate
 import numpy as np
 
 from ridgeline.errors import RequestError
+from ridgeline.sample.acceptance import pick_of
 from ridgeline.sample.logits import Floats, Ints
-from ridgeline.sample.sampler import Best, SampleRow, sample, take_best
+from ridgeline.sample.rejection import Distribution, Draft
+from ridgeline.sample.sampler import Best, Pick, SampleRow, sample, take_best
 from ridgeline.sched.work import Result, Work
+from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.request import TokenLogprobs
 
 PATIENCE_SECONDS = 0.002  # a step waits so long for masks; most of them take a tenth of that
@@ -39,11 +42,13 @@ class Sampling:
     """How a runner samples the works of a step.
 
     rows: for each work the row that it samples, at the position of the next token; None where it samples nothing, or
-    where the host does. The runner may change these rows. prompts: prompt tokens to score, by the index of the work.
+    where the host does. The runner may change these rows. prompts: prompt tokens to score, by the index of the work. q:
+    the distributions that a work's drafts were drawn from, by its index; a work without them has point masses.
     """
 
     rows: Sequence[SampleRow | None]
     prompts: Mapping[int, PromptTokens] = field(default_factory=dict)
+    q: Mapping[int, Sequence[Distribution]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +66,15 @@ class Late:
 class Target:
     """A work that is being sampled.
 
-    at: the row of the logits for its next token. drafts: the drafts of the work. tokens, logprobs: sampled so far.
+    at: the row of the logits for its next token. drafts: the drafts of the work. acceptance: how they are accepted. q:
+    the distributions that they were drawn from; None: point masses. tokens, logprobs: sampled so far.
     """
 
     row: SampleRow
     at: int
     drafts: tuple[int, ...]
+    acceptance: Acceptance = "same"
+    q: Sequence[Distribution] | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: RequestError | None = None
@@ -80,6 +88,13 @@ class Target:
     def next_row(self) -> int:
         """Return the row of the logits for the next token."""
         return self.at + len(self.tokens)
+
+    def pick(self) -> Pick:
+        """Return how the next token is taken from its scores."""
+        at = len(self.tokens)
+        if at >= len(self.drafts):
+            return pick_of(self.acceptance, None)
+        return pick_of(self.acceptance, Draft(self.drafts[at], None if self.q is None else self.q[at]))
 
     def wants_more(self) -> bool:
         """Return whether the last token is the draft at its position, so that the next logits are right as well."""
@@ -101,7 +116,7 @@ def sample_targets(logits: Floats, targets: Sequence[Target]) -> None:
             return
         at = [target.next_row() for target in going]
         whole = len(at) == len(logits) and at == list(range(len(at)))
-        results = sample(logits if whole else logits[at], [target.row for target in going])
+        results = sample(logits if whole else logits[at], [target.row for target in going], [t.pick() for t in going])
         for target, result in zip(going, results, strict=True):
             if isinstance(result, RequestError):
                 target.error = None if target.tokens else result

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ridgeline.sample.logits import Floats, Ints, exp_scores, nucleus, top_k
+from ridgeline.sample.noise import PURPOSE_XTC
 from ridgeline.spec.request import SAMPLING, SamplingParams
 
-PURPOSE_XTC = 1  # numbers the noise that decides whether XTC acts; purpose 0 draws the token
 Uniform = Callable[[int], float]  # from a purpose to a number in [0, 1): the noise of one token
 Filter = Callable[[Floats, SamplingParams, Uniform], Ints | None]
 

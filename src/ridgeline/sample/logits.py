@@ -1,4 +1,4 @@
-"""Compute with scores: the best ones, the draw, log probabilities.
+"""Compute with scores: the best ones, log probabilities.
 
 A row's result never depends on the rows beside it, bit for bit: everything is element by element, or a reduction
 along one contiguous row. Ties go to the lower token id.
@@ -17,7 +17,6 @@ Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _NOTHING = -700.0  # exp of a score below this is 0: less than 1e-304 of the best, and slow to compute
-_CHUNK = 256  # a draw first adds up the probabilities of chunks of this many tokens
 _GROUP = 16  # `_best` first compares the maxima of groups of this many scores
 _FEW = 512  # a nucleus is first searched among this many of the best scores; if it is larger, in bins:
 _BINS = 16 * 64  # number of bins of ranks: 16 to a factor e, down to exp(-64) of the best; the last has all below
@@ -67,32 +66,6 @@ def _best(rank: Floats, count: int) -> Ints:
 def exp_scores(scores: Floats) -> Floats:
     """Return exp of the scores; 0 where they are negligible."""
     return np.exp(scores, out=np.zeros_like(scores), where=scores > _NOTHING)
-
-
-def draw(scores: Floats, uniforms: Floats) -> Ints:
-    """Return one token for each row: the one whose slice of [0, 1) contains the row's number.
-
-    The slices are in order of token id. scores [n, vocabulary]: logarithms of weights, the largest near 0. uniforms
-    [n]: in [0, 1). Returns [n].
-    """
-    rows, vocabulary = scores.shape
-    chunks = -(-vocabulary // _CHUNK)
-    weights = np.zeros((rows, chunks * _CHUNK))
-    np.exp(scores, out=weights[:, :vocabulary], where=scores > _NOTHING)
-    weights = weights.reshape(rows, chunks, _CHUNK)
-    edges = weights.sum(axis=2).cumsum(axis=1)
-    target = uniforms * edges[:, -1]
-    each = np.arange(rows)
-    chunk = _first_above(edges, target)
-    before = np.where(chunk > 0, edges[each, chunk - 1], 0)
-    return chunk * _CHUNK + _first_above(weights[each, chunk].cumsum(axis=1), target - before)
-
-
-def _first_above(edges: Floats, target: Floats) -> Ints:
-    """Return for each row the first index where the running sum exceeds the target; its own weight is never 0."""
-    # Rounding may put the target at the end. Then take the first index with the whole sum: its weight is not 0.
-    found: Ints = ((edges > target[:, None]) | (edges == edges[:, -1:])).argmax(axis=1)
-    return found
 
 
 def log_softmax(scores: Floats) -> Floats:

@@ -3,13 +3,13 @@
 The order, for each row: masks, bias, penalties (edits.py, dry.py); temperature; filters (filters.py); one draw. Ties
 go to the lower token id. A row's token and its log probabilities do not depend on the other rows, bit for bit.
 
-Noise is counter-based (Philox, Salmon et al. 2011): the number that is drawn for a token depends only on the seed, the
-answer, the position and the purpose. A neighbor in the batch, a restart or another order of work never changes it.
+Noise is counter-based: the number that is added to a token's score (noise.py) depends only on the seed, the answer, the
+position, the token id and the purpose. A neighbor in the batch, a restart or another order of work never changes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
@@ -20,11 +20,12 @@ import numpy as np
 from ridgeline.errors import RequestError
 from ridgeline.sample.edits import Edits
 from ridgeline.sample.filters import Filter, filters_of, keep_top_k, kept_ids
-from ridgeline.sample.logits import Floats, Ints, draw, row_logprobs, top_k
+from ridgeline.sample.logits import Floats, Ints, row_logprobs, top_k
 from ridgeline.sample.masks import Grammar
+from ridgeline.sample.noise import PURPOSE_SAMPLE, Key, draw
+from ridgeline.sample.rejection import Distribution, point_mass, softmax
 from ridgeline.spec.request import SamplingParams, TokenLogprobs
 
-PURPOSE_SAMPLE = 0  # other purposes draw from other streams of noise: filters.PURPOSE_XTC
 # Number of scores that are processed at once: it bounds the workspace (2 MiB of float64, a few times).
 BLOCK = 2**18
 BROKEN = "the model's logits hold NaN or infinity"
@@ -38,11 +39,15 @@ class NoiseKey:
     seed: int
     choice: int
 
-    def uniform(self, position: int, purpose: int = PURPOSE_SAMPLE) -> float:
-        """Return a number in [0, 1) for one position."""
+    def key(self, position: int, purpose: int, index: int = 0) -> Key:
+        """Return 256 random bits for one position (Philox, Salmon et al. 2011). index: counts draws for one purpose."""
         key = np.array([self.seed, self.choice], np.uint64)
-        noise = np.random.Philox(key=key, counter=[0, purpose, position, 0])
-        return float(np.random.Generator(noise).random())
+        one, two, three, four = np.random.Philox(key=key, counter=[0, purpose, position, index]).random_raw(4).tolist()
+        return one, two, three, four
+
+    def uniform(self, position: int, purpose: int, index: int = 0) -> float:
+        """Return a number in [0, 1) for one position."""
+        return (self.key(position, purpose, index)[0] >> 11) * 2.0**-53
 
 
 @dataclass(slots=True)
@@ -151,22 +156,54 @@ class Best(NamedTuple):
         return cls(tokens, logits[np.arange(len(tokens)), tokens])
 
 
+# Takes a row's scores (float64, the largest 0), their ids (None: all) and the row; returns the index of its token.
+Pick = Callable[[Floats, "Ints | None", SampleRow], int]
+
+
+def draw_index(scores: Floats, ids: Ints | None, row: SampleRow) -> int:
+    """Draw the next token of a row with its own noise: the Pick of every row without drafts."""
+    return draw(scores, ids, row.noise.key(row.position, PURPOSE_SAMPLE))
+
+
 def take_best(best: Best) -> list[SampledToken | RequestError]:
     """Return what `sample` returns for rows that need only their best token, if it is known already."""
     pairs = zip(best.tokens.tolist(), best.logits.tolist(), strict=True)
     return [SampledToken(token) if isfinite(logit) else RequestError(BROKEN) for token, logit in pairs]
 
 
-def sample(logits: Floats, rows: Sequence[SampleRow]) -> list[SampledToken | RequestError]:
+def sample(
+    logits: Floats, rows: Sequence[SampleRow], picks: Sequence[Pick] | None = None
+) -> list[SampledToken | RequestError]:
     """Return the next token of each row, or the error of a row that has none.
 
-    logits [n, vocabulary], float32; they are not changed.
+    logits [n, vocabulary], float32; they are not changed. picks [n]: how each row with a temperature above 0 takes its
+    token; None: it is drawn.
     """
     if len(logits) != len(rows):
         raise ValueError(f"{len(logits)} rows of logits for {len(rows)} sequences")
     tokens, top = Best.of(logits)
-    given = zip(logits, rows, tokens.tolist(), top.tolist(), strict=True)
-    return [_sample(x, row, token) if isfinite(logit) else RequestError(BROKEN) for x, row, token, logit in given]
+    picks = [draw_index] * len(rows) if picks is None else picks
+    given = zip(logits, rows, tokens.tolist(), top.tolist(), picks, strict=True)
+    return [
+        _sample(x, row, token, pick) if isfinite(logit) else RequestError(BROKEN)
+        for x, row, token, logit, pick in given
+    ]
+
+
+def distribution(logits: Floats, row: SampleRow) -> Distribution:
+    """Return the distribution from which `sample` draws a row's next token, after edits, temperature and filters.
+
+    logits [vocabulary]; they are not changed. Raises RequestError where `sample` returns one.
+    """
+    best = int(logits.argmax())
+    if not isfinite(logits[best]):
+        raise RequestError(BROKEN)
+    if row.is_plain():
+        return point_mass(best)
+    scores, ids = _edit(logits, row)
+    if row.params.temperature == 0:
+        return point_mass(int(scores.argmax()))
+    return softmax(*_filter(scores, ids, row))
 
 
 def prompt_logprobs(logits: Floats, next_ids: Sequence[int], count: int) -> list[TokenLogprobs]:
@@ -183,7 +220,7 @@ def prompt_logprobs(logits: Floats, next_ids: Sequence[int], count: int) -> list
     return entries
 
 
-def _sample(logits: Floats, row: SampleRow, token: int) -> SampledToken | RequestError:
+def _sample(logits: Floats, row: SampleRow, token: int, pick: Pick) -> SampledToken | RequestError:
     """Return the next token of one row. logits [vocabulary]; token: the best of them."""
     if row.wants_best():
         return SampledToken(token)
@@ -192,11 +229,13 @@ def _sample(logits: Floats, row: SampleRow, token: int) -> SampledToken | Reques
     if not row.is_plain():
         try:
             scores, ids = _edit(logits, row)
-        except RequestError as e:  # its grammar failed
+        except RequestError as e:  # its grammar failed, or no token is left
             return e
-        if scores.max() == -np.inf:
-            return RequestError(NOTHING_LEFT)
-        scores, ids, index = _choose(scores, ids, row)
+        if params.temperature == 0:
+            index = int(scores.argmax())
+        else:
+            scores, ids = _filter(scores, ids, row)
+            index = pick(scores, ids, row)
         token = index if ids is None else int(ids[index])
     if params.logprobs is None:
         return SampledToken(token)
@@ -207,7 +246,8 @@ def _sample(logits: Floats, row: SampleRow, token: int) -> SampledToken | Reques
 def _edit(logits: Floats, row: SampleRow) -> tuple[Floats, Ints | None]:
     """Return the row's scores in float64 after its edits, and their ids; None: all.
 
-    If top_k is the first thing that acts, only the scores that it keeps are copied.
+    If top_k is the first thing that acts, only the scores that it keeps are copied. Raises RequestError if no token is
+    left, or if a grammar failed.
     """
     first = row.edits is None and row.params.temperature > 0 and row.filters[:1] == (keep_top_k,)
     if first and 0 < row.params.top_k < logits.size:
@@ -216,15 +256,15 @@ def _edit(logits: Floats, row: SampleRow) -> tuple[Floats, Ints | None]:
     scores = logits.astype(np.float64)
     if row.edits is not None:
         row.edits.apply(scores)
+        if scores.max() == -np.inf:
+            raise RequestError(NOTHING_LEFT)
     return scores, None
 
 
-def _choose(scores: Floats, ids: Ints | None, row: SampleRow) -> tuple[Floats, Ints | None, int]:
-    """Return the scores that are drawn from, their ids, and the index among them of the token that is drawn."""
-    params, best = row.params, int(scores.argmax())
-    if params.temperature == 0:
-        return scores, ids, best
-    scores -= scores[best]
+def _filter(scores: Floats, ids: Ints | None, row: SampleRow) -> tuple[Floats, Ints | None]:
+    """Return the scores that are drawn from, the largest 0, and their ids. The given scores are changed."""
+    params = row.params
+    scores -= scores.max()
     if params.temperature != 1:
         with np.errstate(over="ignore"):  # a tiny temperature makes all other scores minus infinity
             scores /= params.temperature
@@ -232,8 +272,7 @@ def _choose(scores: Floats, ids: Ints | None, row: SampleRow) -> tuple[Floats, I
     if kept is not None:
         scores, ids = scores[kept], kept if ids is None else ids[kept]
         scores -= scores.max()  # XTC removes the best
-    uniform = np.array([row.noise.uniform(row.position)])
-    return scores, ids, int(draw(scores[None], uniform)[0])
+    return scores, ids
 
 
 def _whole(scores: Floats, ids: Ints | None, size: int) -> Floats:

@@ -13,12 +13,13 @@ from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.sample.filters import Uniform, filter_scores
 from ridgeline.sample.logits import Floats
-from ridgeline.sample.sampler import PURPOSE_SAMPLE, NoiseKey, SampleRow
+from ridgeline.sample.noise import PURPOSE_SAMPLE, gumbel
+from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.spec.request import SamplingParams
 from ridgeline.verify.requests import params_of
 
 NEAR_LOGITS = 1e-4  # between two logits: the rounding of float32 products depends on the number of rows
-NEAR_DRAW = 1e-5  # probability between the random number and a token's interval
+NEAR_LIMIT = 1e-5  # probability between a token and the limit of a filter
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class Baseline:
     def gap(self, request: GenerationRequest, choice: int, position: int, token: int) -> float | None:
         """Return how close `token`, which came at `position`, is to the expected token.
 
-        Greedy: the difference of their logits. Sampled: the distance from the random number to the token's interval in
-        [0, 1), where top_p and xtc_threshold may be off by NEAR_DRAW; None for a token without an interval.
+        Greedy: the difference of their logits. Sampled: how much its logit would have to rise for it to be drawn, where
+        top_p and xtc_threshold may be off by NEAR_LIMIT; None for a token that the filters remove.
         """
         answer, params = self.answer(request, choice), params_of(request)
         row = SampleRow.start(params, request.prompt_token_ids, request.noise[choice], (), answer.tokens[:position])
@@ -66,9 +67,11 @@ class Baseline:
         if params.temperature == 0:
             return float(logits[answer.tokens[position]] - logits[token])
         scores = (logits - logits.max()) / params.temperature
-        uniform = partial(request.noise[choice].uniform, row.position)
-        found = [_distance(scores, each, uniform, token) for each in _nearby(params)]
-        return min((d for d in found if d is not None), default=None)
+        noise = request.noise[choice]
+        gumbels = gumbel(noise.key(row.position, PURPOSE_SAMPLE), np.arange(scores.size))
+        uniform = partial(noise.uniform, row.position)
+        found = [_distance(scores, each, uniform, gumbels, token) for each in _nearby(params)]
+        return min((d * params.temperature for d in found if d is not None), default=None)
 
     def _compute(self, request: GenerationRequest) -> Answer:
         tokens: list[int] = []
@@ -90,25 +93,24 @@ class Baseline:
 
 
 def _nearby(params: SamplingParams) -> Iterator[SamplingParams]:
-    """Yield the parameters, with each limit on probabilities as it is and off by NEAR_DRAW."""
-    for off in (0.0, -NEAR_DRAW, NEAR_DRAW):
+    """Yield the parameters, with each limit on probabilities as it is and off by NEAR_LIMIT."""
+    for off in (0.0, -NEAR_LIMIT, NEAR_LIMIT):
         mass, threshold = params.top_p + off, params.xtc_threshold + off
         yield replace(
-            params, top_p=min(max(mass, NEAR_DRAW), 1.0), xtc_threshold=min(max(threshold, 0.0), 1.0)
+            params, top_p=min(max(mass, NEAR_LIMIT), 1.0), xtc_threshold=min(max(threshold, 0.0), 1.0)
         )  # fmt: skip
 
 
-def is_near(greedy: bool, gap: float | None) -> bool:
+def is_near(gap: float | None) -> bool:
     """Return whether rounding can explain a difference."""
-    return gap is not None and gap < (NEAR_LOGITS if greedy else NEAR_DRAW)
+    return gap is not None and gap < NEAR_LOGITS
 
 
-def _distance(scores: Floats, params: SamplingParams, uniform: Uniform, token: int) -> float | None:
-    """Return the distance from the noise of a draw to the slice of a token; None if the token has no slice."""
+def _distance(scores: Floats, params: SamplingParams, uniform: Uniform, gumbels: Floats, token: int) -> float | None:
+    """Return how far a token's sum of score and noise is below the largest one; None if the filters remove it."""
     kept = scores.copy()
     filter_scores(kept, params, uniform)
-    weights = np.exp(kept)
-    if not weights[token]:
+    if kept[token] == -np.inf:
         return None
-    ends, at = weights.cumsum() / weights.sum(), uniform(PURPOSE_SAMPLE)
-    return float(max(0.0, ends[token] - weights[token] / weights.sum() - at, at - ends[token]))
+    sums = kept + gumbels
+    return float(sums.max() - sums[token])

@@ -18,7 +18,7 @@ class Difference:
     """The first token of an answer that is not the baseline's.
 
     request: number of the request in the case. position: index in the answer. token: None if the answer ended too
-    early. gap: distance of the two tokens in logits or in probability, None if it is not known (Baseline.gap).
+    early. gap: distance of the two tokens in logits, None if it is not known (Baseline.gap).
     """
 
     request: int
@@ -32,12 +32,12 @@ class Difference:
     @property
     def near(self) -> bool:
         """True if rounding can explain the difference."""
-        return is_near(self.greedy, self.gap)
+        return is_near(self.gap)
 
     def describe(self) -> str:
         """Return a description in one line."""
-        kind, unit = ("greedy", "in logits") if self.greedy else ("sampled", "of probability")
-        apart = f", {self.gap:.1e} {unit} apart" if self.gap is not None else ""
+        kind = "greedy" if self.greedy else "sampled"
+        apart = f", {self.gap:.1e} in logits apart" if self.gap is not None else ""
         return (
             f"request {self.request}, choice {self.choice} ({kind}), token {self.position}: {self.token} instead of "
             f"{self.expected}{apart}{', a near tie' if self.near else ''}"

@@ -1,0 +1,73 @@
+"""Accept draft tokens in one of three ways, and draw drafts that suit it.
+
+same: a draft is accepted if it is what the model samples there, so that drafts change no token. Drafts are drawn with
+the noise of the answer itself, which makes them agree often. rejection: rejection.py; answers have the model's
+distribution, but other tokens than without drafts. typical: a draft is accepted if it is likely enough, which changes
+the distribution of answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ridgeline.errors import RequestError
+from ridgeline.sample.logits import Floats, Ints
+from ridgeline.sample.noise import PURPOSE_ACCEPT, PURPOSE_DRAFT, PURPOSE_RESIDUAL, draw
+from ridgeline.sample.rejection import Distribution, Draft, choose, is_typical, softmax
+from ridgeline.sample.sampler import Pick, SampleRow, distribution, draw_index, sample
+from ridgeline.spec.acceptance import Acceptance
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Takes the token of a row by rejection sampling. draft: the draft at its position."""
+
+    draft: Draft
+
+    def __call__(self, scores: Floats, ids: Ints | None, row: SampleRow) -> int:
+        """Return the index of the token among the scores."""
+        noise, at = row.noise, row.position
+
+        def drawn(left: Distribution) -> int:
+            key = noise.key(at, PURPOSE_RESIDUAL)
+            return int(left.ids[draw(left.scores(), left.ids, key)])
+
+        p = softmax(scores, ids)
+        _, token = choose(p, [self.draft], lambda number: noise.uniform(at, PURPOSE_ACCEPT, number), drawn)
+        return int(np.searchsorted(p.ids, token))
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Takes the draft of a row if it is likely enough, otherwise draws the token. token: the draft."""
+
+    token: int
+
+    def __call__(self, scores: Floats, ids: Ints | None, row: SampleRow) -> int:
+        """Return the index of the token among the scores."""
+        p = softmax(scores, ids)
+        return int(np.searchsorted(p.ids, self.token)) if is_typical(p, self.token) else draw_index(scores, ids, row)
+
+
+def pick_of(acceptance: Acceptance, draft: Draft | None) -> Pick:
+    """Return how a row takes its token. draft: the draft at its position; None: there is none."""
+    if draft is None or acceptance == "same":
+        return draw_index
+    return Rejection(draft) if acceptance == "rejection" else Typical(draft.token)
+
+
+def draw_draft(logits: Floats, row: SampleRow, acceptance: Acceptance) -> Draft:
+    """Draw a draft token from the logits [vocabulary] of a draft model. Raises RequestError where there is none.
+
+    row: the answer's row at the draft's position; its parameters apply to the draft model too. With `rejection` the
+    draft has noise of its own, and its distribution. Otherwise it has the noise with which the model will sample.
+    """
+    if acceptance != "rejection" or row.params.temperature == 0:
+        found = sample(logits[None], [row])[0]
+        if isinstance(found, RequestError):
+            raise found
+        return Draft(found.token)
+    q = distribution(logits, row)
+    return Draft(int(q.ids[draw(q.scores(), q.ids, row.noise.key(row.position, PURPOSE_DRAFT))]), q)
