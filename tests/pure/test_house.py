@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "sample": frozenset({"spec", "load"}),
     # The runtime may use only the plain data of the scheduler.
     "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched", "sample"}),
-    "propose": frozenset({"spec", "sched"}),
+    "propose": frozenset({"spec", "sched", "sample"}),
     "engine": frozenset({"spec", "load", "sched", "settings", "sample", "runtime", "propose"}),
     "verify": frozenset({"spec", "ops", "sched", "settings", "sample", "runtime", "propose", "engine", "load"}),
     "evals": frozenset({"spec", "ops", "nn", "load", "sample", "runtime"}),

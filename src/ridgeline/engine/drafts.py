@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from collections.abc import Sequence as Seq
 
 from ridgeline.errors import RequestError
-from ridgeline.propose import GivenDrafts, Guard, Proposer, Wanted
+from ridgeline.propose import Drafts, GivenDrafts, Guard, Proposer, Wanted
+from ridgeline.sample.rejection import Distribution
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.watcher import Watcher
+from ridgeline.sched.work import Work
 
 
 class Drafting:
@@ -22,6 +24,7 @@ class Drafting:
         self._given = GivenDrafts() if proposer is None else None
         chosen = proposer or self._given
         self._guard = Guard(chosen, vocab_size) if most and chosen is not None else None
+        self._proposed: Mapping[int, Drafts] = {}  # for the next step, by sequence
 
     def reset(self) -> None:
         """Forget all sequences and their drafts, and the failure of a proposer."""
@@ -48,7 +51,7 @@ class Drafting:
         """Return for how many tokens after those of a step pages are taken: a proposer needs none."""
         return 0
 
-    def give(self, sequence: int, drafts: Seq[int]) -> None:
+    def give(self, sequence: int, drafts: Seq[int] | Drafts) -> None:
         """Set a sequence's drafts for its next step. Raises RequestError if a proposer has this task."""
         if self._given is None:
             raise RequestError("this engine has a proposer; drafts cannot be given as well")
@@ -57,6 +60,7 @@ class Drafting:
 
     def propose(self, scheduler: Scheduler, sequences: Container[int]) -> None:
         """Let the proposer propose for the next step. sequences: ids that may have drafts; beams have none."""
+        self._proposed = {}
         if self._guard is None or self._guard.refusal is not None:
             return
         wanted = []
@@ -64,5 +68,14 @@ class Drafting:
             most = min(self._most, seq.bound - len(seq.tokens) - 1)
             if most > 0 and seq.id in sequences:
                 wanted.append(Wanted(seq.id, seq.tokens, most, seq.root, seq.num_prompt))
-        for sequence, drafts in self._guard.propose(wanted).items() if wanted else ():
-            scheduler.propose(sequence, drafts)
+        self._proposed = self._guard.propose(wanted) if wanted else {}
+        for sequence, drafts in self._proposed.items():
+            scheduler.propose(sequence, drafts.tokens)
+
+    def distributions(self, work: Work) -> Seq[Distribution] | None:
+        """Return the distributions that a work's drafts were drawn from; None: they are point masses.
+
+        Drafts that the scheduler kept from an earlier step have none any more: as point masses they are exact too.
+        """
+        found = self._proposed.get(work.sequence)
+        return None if found is None or found.q is None else found.q[: work.num_draft]

@@ -21,12 +21,13 @@ from ridgeline.engine.drafts import Drafting
 from ridgeline.engine.late import LateRows
 from ridgeline.engine.model_drafts import ModelDrafting
 from ridgeline.errors import RequestError
-from ridgeline.propose import Proposer
+from ridgeline.propose import Drafts, Proposer
 from ridgeline.runtime.arena import Bytes
 from ridgeline.runtime.generator import Event, GenerationRequest
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.runner import DeviceRunner
 from ridgeline.runtime.sampling import HostRow, Late, PromptTokens, Sampling
+from ridgeline.sample.rejection import Distribution
 from ridgeline.sample.sampler import SampleRow
 from ridgeline.sched.loop import R, StepLoop
 from ridgeline.sched.policy import Priority
@@ -124,14 +125,16 @@ class RequestLoop(Generic[R]):
     def _root(self, salt: str, alone: str = "") -> bytes:
         return hash_root(cache_salt=salt, state_precision=self.config.kv_cache_dtype, alone=alone)
 
-    def propose(self, request_id: int, choice: int, drafts: Seq[int]) -> None:
+    def propose(self, request_id: int, choice: int, drafts: Seq[int] | Drafts) -> None:
         """Set the tokens that may follow an answer so far; its next step verifies them together.
 
         To be called between two steps. At most num_speculative_tokens are run; fewer, or none, where there is no room.
-        The answer is the one without drafts. Nothing happens if it is over or belongs to a beam search. Raises
-        RequestError for an id that is no token, and if the engine has a proposer of its own.
+        The answer is the one without drafts; with draft_acceptance "rejection" it has the same distribution. Nothing
+        happens if it is over or belongs to a beam search. Raises RequestError for an id that is no token, and if the
+        engine has a proposer of its own.
         """
-        wrong = [token for token in drafts if not 0 <= token < self._vocab_size]
+        tokens = drafts.tokens if isinstance(drafts, Drafts) else drafts
+        wrong = [token for token in tokens if not 0 <= token < self._vocab_size]
         if wrong:
             raise RequestError(f"draft token {wrong[0]} is not among the model's {self._vocab_size}")
         if request_id in self._requests:
@@ -191,6 +194,7 @@ class RequestLoop(Generic[R]):
         now, first = time.perf_counter(), 0
         rows: list[SampleRow | None] = []
         prompts: dict[int, PromptTokens] = {}
+        q: dict[int, Seq[Distribution]] = {}
         for i, work in enumerate(works):
             answer = self._answers.get(work.sequence)  # None: a beam
             on_device = answer is not None and work.sample and not answer.needs_host
@@ -201,7 +205,9 @@ class RequestLoop(Generic[R]):
                 if prompt is not None:
                     prompts[i] = prompt
             first += len(work.tokens)
-        return Sampling(rows, prompts)
+            if work.num_draft and (drawn_from := self._drafting.distributions(work)) is not None:
+                q[i] = drawn_from
+        return Sampling(rows, prompts, q)
 
     def _host_rows(self, works: Seq[Work]) -> dict[int, HostRow]:
         """Return the rows that need the host, by the index of the work: answers with edits or a grammar, and beams.
@@ -306,7 +312,7 @@ class RequestLoop(Generic[R]):
         """Return pages used, waste, prefix hits, preemptions, and the numbers of running and waiting sequences."""
         return replace(
             self._scheduler.stats(), unrecorded=self._runner.unrecorded, unproposed=self._drafting.refusal,
-            last_step=_shape(self._computed),
+            last_step=_shape(self._computed), draft_acceptance=self.config.draft_acceptance,
         )  # fmt: skip
 
     def last_step(self) -> StepShape:
@@ -337,6 +343,7 @@ class Engine(RequestLoop[DeviceRunner]):
             max_model_len=config.max_model_len,
             num_host_pages=config.num_host_pages,
             num_drafts=config.num_speculative_tokens,
+            acceptance=config.draft_acceptance,
             threaded=config.steps_in_flight > 1,
             draft=draft,
             max_tokens=config.max_num_batched_tokens,

@@ -3,9 +3,9 @@
 from ridgeline.propose.given import GivenDrafts
 from ridgeline.propose.guard import Guard
 from ridgeline.propose.ngram import NgramProposer
-from ridgeline.propose.proposer import Proposer, Wanted
+from ridgeline.propose.proposer import Drafts, Proposer, Wanted
 
-__all__ = ["PROPOSERS", "GivenDrafts", "Guard", "NgramProposer", "Proposer", "Wanted", "proposer_of"]
+__all__ = ["PROPOSERS", "Drafts", "GivenDrafts", "Guard", "NgramProposer", "Proposer", "Wanted", "proposer_of"]
 
 PROPOSERS = ("off", "ngram")  # values of EngineOptions.speculative that do not name a draft model
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ridgeline.propose.proposer import Wanted
+from ridgeline.propose.proposer import Drafts, Wanted
 
 
 class GivenDrafts:
     """A Proposer of what was given for the next step of each sequence."""
 
     def __init__(self) -> None:
-        self._given: dict[int, tuple[int, ...]] = {}  # by sequence
+        self._given: dict[int, Drafts] = {}  # by sequence
 
-    def give(self, sequence: int, drafts: Sequence[int]) -> None:
+    def give(self, sequence: int, drafts: Sequence[int] | Drafts) -> None:
         """Set the tokens that may follow those of a sequence so far; they replace what was given before."""
-        self._given[sequence] = tuple(drafts)
+        self._given[sequence] = drafts if isinstance(drafts, Drafts) else Drafts(tuple(drafts))
 
-    def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Sequence[int]]:
+    def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Drafts]:
         given = self._given
         return {w.sequence: given.pop(w.sequence) for w in wanted if w.sequence in given} if given else {}
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import index
 from typing import overload
 
-from ridgeline.propose.proposer import Proposer, Wanted
+from ridgeline.propose.proposer import Drafts, Proposer, Wanted
 
 
 class ReadOnly(Sequence[int]):
@@ -42,17 +42,18 @@ class Guard:
         self._proposer, self._vocab_size = proposer, vocab_size
         self.refusal: str | None = None
 
-    def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Sequence[int]]:
+    def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Drafts]:
         """Return drafts by sequence id, at most as many as each sequence can take; none after an error."""
         most = {w.sequence: w.most for w in wanted}
         shown = [w._replace(tokens=ReadOnly(w.tokens)) for w in wanted]
-        drafts: dict[int, Sequence[int]] = {}
+        drafts: dict[int, Drafts] = {}
 
         def ask() -> None:
-            for sequence, tokens in self._proposer.propose(shown).items():
+            for sequence, found in self._proposer.propose(shown).items():
                 if sequence not in most:
                     raise ValueError(f"it proposed drafts for sequence {sequence}, which can take none")
-                drafts[sequence] = self._checked(tokens[: most[sequence]])
+                given = found if isinstance(found, Drafts) else Drafts(found)
+                drafts[sequence] = self._checked(given, most[sequence])
 
         self._call(ask)
         return {} if self.refusal else drafts
@@ -74,12 +75,23 @@ class Guard:
         self.refusal = None
         self._call(self._proposer.reset)
 
-    def _checked(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Return drafts as plain integers. Raises ValueError for what is no token of the model."""
-        found = tuple(index(token) for token in tokens)
+    def _checked(self, drafts: Drafts, most: int) -> Drafts:
+        """Return at most `most` drafts as plain integers, with their distributions.
+
+        Raises ValueError for what is no token of the model, and for a distribution that it was not drawn from.
+        """
+        found = tuple(index(token) for token in drafts.tokens[:most])
         if wrong := [token for token in found if not 0 <= token < self._vocab_size]:
             raise ValueError(f"it proposed token {wrong[0]}; the vocabulary has {self._vocab_size}")
-        return found
+        if drafts.q is None:
+            return Drafts(found)
+        if len(drafts.q) != len(drafts.tokens):
+            raise ValueError(f"it proposed {len(drafts.tokens)} tokens with {len(drafts.q)} distributions")
+        for token, q in zip(found, drafts.q, strict=False):
+            q.check(self._vocab_size)
+            if not q.of(token) > 0:
+                raise ValueError(f"it proposed token {token}, which its distribution does not have")
+        return Drafts(found, tuple(drafts.q[: len(found)]))
 
     def _call(self, call: Callable[[], None]) -> None:
         if self.refusal is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from ridgeline.sample.rejection import Distribution
 from ridgeline.sched.watcher import Watcher
 
 
@@ -23,6 +25,18 @@ class Wanted(NamedTuple):
     prompt: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Draft tokens, and the distributions that they were drawn from, for `--draft-acceptance rejection`.
+
+    q: one for each token, after the parameters of the request; None: the tokens were chosen in another way, or some
+    were dropped because of what they are (sample/rejection.py).
+    """
+
+    tokens: Sequence[int]
+    q: Sequence[Distribution] | None = None
+
+
 class Proposer(Watcher, Protocol):
     """Proposes tokens that may follow those of sequences; the model verifies them, so answers stay as they are.
 
@@ -31,7 +45,7 @@ class Proposer(Watcher, Protocol):
     proposes what is no token, the engine stops using it and continues without drafts.
     """
 
-    def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Sequence[int]]:
+    def propose(self, wanted: Sequence[Wanted]) -> Mapping[int, Sequence[int] | Drafts]:
         """Return drafts by sequence id. Sequences may be left out; drafts beyond `most` are cut off."""
         ...
 

@@ -31,8 +31,10 @@ from ridgeline.runtime.sampling import (
     sampled_rows,
 )
 from ridgeline.runtime.step import DenseStep, PagedStep
+from ridgeline.sample.rejection import Distribution
 from ridgeline.sample.sampler import Best, SampleRow
 from ridgeline.sched.work import LAST, PageCopy, Result, StepPlan, Work
+from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
 from ridgeline.spec.request import TokenLogprobs
 
@@ -71,11 +73,12 @@ class Forward:
 class Computed:
     """A step that ran: a result for each work.
 
-    left: works that the host samples, by their index, with the index of their first row of `logits`.
+    q: as in Sampling. left: works that the host samples, by their index, with the index of their first row of `logits`.
     """
 
     plan: StepPlan
     results: list[Result]
+    q: Mapping[int, Sequence[Distribution]] = field(default_factory=dict)
     logits: Floats | None = None
     left: dict[int, int] = field(default_factory=dict)
 
@@ -84,9 +87,10 @@ class DeviceRunner:
     """A sched.loop.Runner on one device. A token LAST is the one that its row sampled in the step before.
 
     num_pages, num_host_pages: per group, with the null page. max_seqs: rows of the page tables. max_model_len: tokens
-    of the longest sequence. num_drafts: most drafts of a work. threaded: steps of at least `thread_works` works run in
-    a thread of their own, so that the caller can do its part of one step while the next one is computed. draft: a model
-    that proposes drafts; its layers are in `groups` after those of `loaded`. max_tokens: most tokens of its passes.
+    of the longest sequence. num_drafts: most drafts of a work. acceptance: how drafts are accepted. threaded: steps of
+    at least `thread_works` works run in a thread of their own, so that the caller can do its part of one step while the
+    next one is computed. draft: a model that proposes drafts; its layers are in `groups` after those of `loaded`.
+    max_tokens: most tokens of its passes.
     """
 
     # Two cores, pocket model, greedy: handing a step to the thread costs more than the overlap saves for 1 sequence
@@ -103,6 +107,7 @@ class DeviceRunner:
         max_model_len: int,
         num_host_pages: Sequence[int],
         num_drafts: int = 0,
+        acceptance: Acceptance = "same",
         threaded: bool = False,
         draft: LoadedModel | None = None,
         max_tokens: int = 0,
@@ -113,7 +118,7 @@ class DeviceRunner:
         self._tables: list[Ints] = [np.zeros((max_seqs, group.num_pages(max_model_len)), np.int64) for group in groups]
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]
-        self._last = np.zeros(max_seqs, np.int64)
+        self._last, self._acceptance = np.zeros(max_seqs, np.int64), acceptance
         self._inputs = DraftInputs(max_seqs, num_drafts, loaded.table)
         self.graphs = DecodeGraphs(loaded.model, loaded.table, groups, self.arena, self._inputs, self._tables)
         self.drafter = None
@@ -148,13 +153,13 @@ class DeviceRunner:
     def sample(self, handle: Future[Computed], rows: Mapping[int, HostRow]) -> Mapping[int, Result | Late]:
         """Sample works that `submit` left, by their index in the plan; a Late for each whose mask is not ready."""
         step = handle.result()
-        logits, works, targets = step.logits, step.plan.works, {}
+        logits, targets = step.logits, {}
         assert logits is not None, "the step has no logits left"
         found: dict[int, Result | Late] = {}
         for i, row in rows.items():
             at = step.left[i]
             if isinstance(row, SampleRow):
-                targets[i] = _target(works[i], row, at)
+                targets[i] = self._target(step, i, row, at)
             else:
                 row(logits[at : at + 1])
                 found[i] = Result()
@@ -207,7 +212,7 @@ class DeviceRunner:
     # ---- one step ---------------------------------------------------------------------------------------
 
     def _run(self, plan: StepPlan, sampling: Sampling) -> Computed:
-        step = Computed(plan, [NOTHING] * len(plan.works))
+        step = Computed(plan, [NOTHING] * len(plan.works), sampling.q)
         forward = self.forward(plan)
         if forward is None:
             return step
@@ -233,13 +238,18 @@ class DeviceRunner:
             if row is None:
                 step.left[i] = at
             else:
-                targets[i] = _target(work, row, at)
+                targets[i] = self._target(step, i, row, at)
             at += 1 + work.num_draft
         sample_targets(logits, list(targets.values()))
         for i, target in targets.items():
             self._keep(step, i, target.result())
         if step.left:
             step.logits = logits
+
+    def _target(self, step: Computed, index: int, row: SampleRow, at: int) -> Target:
+        work = step.plan.works[index]
+        drafts = work.tokens[len(work.tokens) - work.num_draft :]
+        return Target(row, at, drafts, self._acceptance, step.q.get(index))
 
     def _keep(self, step: Computed, index: int, result: Result) -> None:
         """Store the result of a work, and its last token for the row's next step."""
@@ -317,10 +327,6 @@ class DeviceRunner:
             self.arena.swap_in(group, source, target)
         for group, source, target in _by_group(plan.copies):
             self.arena.copy(group, source, target)
-
-
-def _target(work: Work, row: SampleRow, at: int) -> Target:
-    return Target(row, at, work.tokens[len(work.tokens) - work.num_draft :])
 
 
 def _prompt_logprobs(forward: Forward, prompt: PromptTokens) -> tuple[TokenLogprobs, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ridgeline.sched.page_times import PageTimes
+from ridgeline.spec.acceptance import Acceptance
 
 # For each sequence in a step: its new tokens, its context including them, and its rows of logits.
 StepShape = tuple[tuple[int, int, int], ...]
@@ -66,7 +67,8 @@ class Stats:
     recomputed_tokens: tokens that an earlier prompt shared, but after the nearest snapshot. drafts: counts of drafts.
     unrecorded: why decode steps are not run from a recording; None if they are. unproposed: why the proposer of drafts
     is not used any more; None if it is, or if there is none. last_step: the sequences of the last step that computed.
-    page_times: histograms that are still filled; None if they are not measured.
+    draft_acceptance: how drafts are accepted; "typical" is lossy. page_times: histograms that are still filled; None if
+    they are not measured.
     """
 
     running: int
@@ -83,6 +85,7 @@ class Stats:
     unrecorded: str | None = None
     unproposed: str | None = None
     last_step: StepShape = ()
+    draft_acceptance: Acceptance = "same"
     page_times: PageTimes | None = None
 
     @property

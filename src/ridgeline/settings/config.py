@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ridgeline.settings.preempt import PreemptCost
+from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.storage import StateDType
 from ridgeline.spec.text import num_bytes
@@ -28,6 +29,9 @@ class EngineOptions:
         speculative: What proposes draft tokens: "ngram" looks up the last tokens of a sequence in its own tokens and in
             earlier answers; a folder or hub id names a draft model; "off": nothing, unless the engine is given a
             proposer.
+        draft_acceptance: When a draft token is accepted. "same": if the model samples it, so that drafts change no
+            token; "rejection": by rejection sampling, which keeps the distribution of answers, not their tokens;
+            "typical": if it is likely enough, which is lossy.
     """
 
     max_num_seqs: int | None = None
@@ -39,6 +43,7 @@ class EngineOptions:
     swap_space_bytes: int | None = None
     num_speculative_tokens: int | None = None
     speculative: str | None = None
+    draft_acceptance: Acceptance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,9 @@ class EngineConfig:
     workspace_bytes: peak memory of a step and of the page tables. free_bytes: device memory that was free before pages
     and workspace were allocated. reasons: one line for each setting, by its name; it says whether the user gave the
     value, or why it was chosen or lowered. num_speculative_tokens: most draft tokens of a sequence in a step.
-    speculative: the name of their proposer. threads: number of threads of the kernels; None on a device without them.
-    preempt: the cost of preemption with host pages; None if it is measured at the start.
+    speculative: the name of their proposer. draft_acceptance: when a draft is accepted. threads: number of threads of
+    the kernels; None on a device without them. preempt: the cost of preemption with host pages; None if it is measured
+    at the start.
     """
 
     max_model_len: int
@@ -80,6 +86,7 @@ class EngineConfig:
     reasons: Mapping[str, str]
     num_speculative_tokens: int = 0
     speculative: str = "off"
+    draft_acceptance: Acceptance = "same"
     threads: int | None = None
     preempt: PreemptCost | None = None
 
@@ -121,6 +128,7 @@ class EngineConfig:
             "swap_space_bytes": num_bytes(self.swap_bytes),
             "speculative": self.speculative,
             "num_speculative_tokens": f"{self.num_speculative_tokens}",
+            "draft_acceptance": self.draft_acceptance,
         }
         if self.threads is not None:
             values["threads"] = f"{self.threads}"

@@ -11,6 +11,7 @@ from ridgeline.settings.advice import Advice
 from ridgeline.settings.config import EngineConfig, EngineOptions
 from ridgeline.settings.fit import PAGE_TOKENS, Problem, Settings
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.acceptance import ACCEPTANCES
 from ridgeline.spec.storage import EXACT, STORAGES, Storage, has_rows
 from ridgeline.spec.text import num_bytes
 
@@ -95,6 +96,7 @@ def resolve(
         | {"swap_space_bytes": why_swap, "kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS},
         num_speculative_tokens=options.num_speculative_tokens or 0,
         speculative=options.speculative or "off",
+        draft_acceptance=options.draft_acceptance or "same",
         preempt=advice.preempt if advice else None,
     )
 
@@ -133,6 +135,11 @@ def _given(options: EngineOptions) -> dict[str, Any]:
 def with_drafts(options: EngineOptions) -> EngineOptions:
     """Return the options with the number of drafts that suits `speculative`. Raises RequestError for a bad value."""
     chosen, most = options.speculative, options.num_speculative_tokens
+    if options.draft_acceptance not in (None, *ACCEPTANCES):
+        raise RequestError(
+            f"draft_acceptance (--draft-acceptance) is {options.draft_acceptance!r}; "
+            f"it must be {' or '.join(ACCEPTANCES)}"
+        )
     if chosen is None or chosen == "off":
         return options
     if most == 0:
@@ -208,6 +215,7 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
         f"workspace, but no more than {found.seqs} sequences of {found.length} tokens need",
         "steps_in_flight": "with 2 the host's work overlaps the device's, but it is short on this device",
         "num_speculative_tokens": drafts_why,
+        "draft_acceptance": "the answers are those without drafts, token by token",
         "speculative": "draft tokens speed up answers that repeat text, and slow down others",
     }  # fmt: skip
 

@@ -153,6 +153,16 @@ Speculative = Annotated[
         "of code, and a draft model that takes at most a tenth of the model's time elsewhere.",
     ),
 ]
+DraftAcceptance = Annotated[
+    str | None,
+    _engine(
+        "--draft-acceptance",
+        help="When a draft token is accepted. same: if the model samples it, so that drafts change no token. "
+        "rejection: by rejection sampling; sampled answers have the model's distribution, but other tokens than "
+        "without drafts, and slightly more drafts are accepted. typical: if it is likely enough; this is lossy, as it "
+        "changes the distribution of answers. Default: same.",
+    ),
+]
 CacheMode = Annotated[
     Cache,
     _engine("--cache", help="on: keep state in pages. off: compute the whole history for every token, a baseline."),

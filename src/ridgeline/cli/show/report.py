@@ -100,6 +100,8 @@ def _checkpoints(llm: LLM, stats: Stats) -> list[str]:
 
 def _drafts(stats: Stats) -> list[str]:
     """Describe the drafts, if some were verified."""
+    from ridgeline.spec.acceptance import MEANING
+
     counts = stats.drafts
     if not counts.verifications:
         return []
@@ -107,7 +109,8 @@ def _drafts(stats: Stats) -> list[str]:
     shares = ", ".join(f"{100 * n / counts.verifications:.0f}" for n in counts.accepted_at)
     return [
         f"drafts: {counts.accepted:,} of {counts.run:,} accepted; {tokens:.2f} tokens a verification; "
-        f"drafts 1 to {len(counts.accepted_at)} accepted in {shares} % of verifications"
+        f"drafts 1 to {len(counts.accepted_at)} accepted in {shares} % of verifications; "
+        f"{MEANING[stats.draft_acceptance]}"
     ]
 
 
