@@ -27,7 +27,7 @@ SCHEMES = {
     "fp8": "fp8", "FP8_DYNAMIC": "fp8-fp8", "fp8 in blocks": "fp8-128x128", "GGUF Q4_0": "int4-exact",
     "GGUF Q8_0": "int8-32-exact", "nf4": "nf4-64", "MXFP4": "fp4-32", "NVFP4": "fp4-16",
 }  # fmt: skip
-CPU_FLAGS = ("avx2", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd")
+CPU_FLAGS = ("avx2", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd")
 
 
 def doctor(
