@@ -25,6 +25,7 @@ from ridgeline.engine.model_drafts import ModelDrafting
 from ridgeline.errors import RequestError
 from ridgeline.runtime.drafter import Drafter, Filled
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.sample.rejection import Draft
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.settings import EngineConfig, EngineOptions, resolve
 from ridgeline.spec import GatedMLP, Layer, ModelSpec, TokenMixer, to_json
@@ -132,7 +133,7 @@ def wrong_second_drafts(patch: pytest.MonkeyPatch) -> None:
         left = take(self, asks, drafts, going, found)
         for i in going:
             if len(drafts[i]) == 2:
-                drafts[i][-1] = (drafts[i][-1] + 1) % VOCAB
+                drafts[i][-1] = Draft((drafts[i][-1].token + 1) % VOCAB)
         return left
 
     patch.setattr(Drafter, "_take", taken)
@@ -261,7 +262,7 @@ def test_the_built_in_pair_drafts_well() -> None:
     prompt = "def __init__(self, path):"
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     plain_llm = LLM("pocket")
-    llm = LLM("pocket", engine=EngineOptions(speculative="pocket-draft"))
+    llm = LLM("pocket", engine=EngineOptions(speculative="pocket-draft", draft_depth="fixed"))
     assert llm.generate(prompt, params)[0].outputs == plain_llm.generate(prompt, params)[0].outputs
     stats = llm.stats()
     assert stats is not None

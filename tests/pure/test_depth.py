@@ -37,15 +37,18 @@ def run(
         rounds, drafts = max(depths.values(), default=0), sum(depths.values())
         own = (machine.plain + drafts * machine.draft) * (1 + JITTER * rng.random())
         drafting = machine.round * rounds * (1 + JITTER * rng.random())
+        results = []
         for sequence in sequences:
             depth, accepted = depths.get(sequence, 0), 0
             chosen[depth] += 1
             while accepted < depth and rng.random() < acceptance(sequence, step):
                 accepted += 1
             tokens += accepted + 1
-            if depth:
-                rule.verified(sequence, depth, accepted)
+            results.append((sequence, depth, accepted))
         rule.step(batch, drafts, rounds, own, drafting)
+        for result in results:
+            if result[1]:
+                rule.verified(*result)
         seconds += own + drafting
     return tokens / seconds / (batch / (machine.plain * (1 + JITTER / 2))), chosen
 
@@ -95,10 +98,10 @@ def test_a_disturbance_does_not_turn_drafts_off() -> None:
     rule = DepthRule(2, rounds=False)
     for step in range(60):
         depths = rule.depths([0], 1)
-        if depths:
-            rule.verified(0, depths[0], depths[0])
         slow = 50.0 if step % 20 == 19 else 1.0
         rule.step(1, depths.get(0, 0), 0, slow * (1 + 0.1 * depths.get(0, 0)), 0.0)
+        if depths:
+            rule.verified(0, depths[0], depths[0])
     assert rule.depths([0], 1) == {0: 2}
     rule.end(0)
     assert not rule._own

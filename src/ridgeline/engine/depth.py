@@ -83,7 +83,7 @@ class Costs:
 class Rates:
     """Counts drafts by depth, the older ones with less weight.
 
-    tried: drafts whose predecessors were accepted. accepted: those among them that were accepted too.
+    tried: drafts whose predecessors were accepted. accepted: drafts that were accepted as well.
     """
 
     tried: list[float]
@@ -119,7 +119,7 @@ class DepthRule:
     def depths(self, sequences: Seq[int], batch: int) -> dict[int, int]:
         """Return the depth of each sequence of the next step; sequences with depth 0 are left out.
 
-        sequences: those that can have drafts, among the `batch` sequences of the step.
+        sequences: ids that can have drafts. batch: number of sequences of the step, others included.
         """
         costs = self._costs_of(batch)
         self._probing = False
@@ -133,12 +133,15 @@ class DepthRule:
             return {}
         self._pays = self._could_pay(batch, costs)
         self._off, self._probing, self._probes = 0, True, self._probes + 1
-        self._wait = min(2 * self._wait, RAREST_PROBE)
         return {sequences[self._probes % len(sequences)]: 1}
 
     def step(self, batch: int, drafts: int, rounds: int, seconds: float, drafting: float) -> None:
         """Record a step that only decoded: its sequences, drafts and rounds of the draft model; how long it took."""
         self._costs_of(batch).add(batch, drafts, rounds, seconds, drafting)
+        if self._probing and drafts:  # nothing was found to probe with otherwise
+            self._wait = min(2 * self._wait, RAREST_PROBE)
+        elif self._probing:
+            self._off = self._wait - RECHECK
 
     def verified(self, sequence: int, run: int, accepted: int) -> None:
         """Record how many drafts of a sequence were run and accepted."""

@@ -1,76 +1,87 @@
-"""Drafts in the engine: who proposes them, and for which sequences."""
+"""Drafts in the engine: who proposes them, for which sequences, and how many."""
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
 from collections.abc import Sequence as Seq
 
+from ridgeline.engine.answers import Answer
+from ridgeline.engine.depth import DepthRule
 from ridgeline.errors import RequestError
 from ridgeline.propose import Drafts, GivenDrafts, Guard, Proposer, Wanted
 from ridgeline.sample.rejection import Distribution
 from ridgeline.sched.scheduler import Scheduler
-from ridgeline.sched.watcher import Watcher
-from ridgeline.sched.work import Work
+from ridgeline.sched.sequence import Sequence
+from ridgeline.sched.watcher import NO_WATCHER, Watcher
+from ridgeline.sched.work import Result, StepPlan, Work
+
+Found = Mapping[int, Drafts]  # by sequence
 
 
-class Drafting:
-    """Calls the proposer of an engine once a step. most: draft tokens of a sequence in a step; 0: nobody proposes.
+class Drafting(ABC):
+    """Gets drafts for an engine once a step.
 
-    Without a proposer of its own the engine uses the drafts that are given by `give`.
+    most: draft tokens of a sequence in a step. rule: chooses how many; None: as many as possible.
     """
 
-    def __init__(self, most: int, vocab_size: int, proposer: Proposer | None) -> None:
-        self._most = most
-        self._given = GivenDrafts() if proposer is None else None
-        chosen = proposer or self._given
-        self._guard = Guard(chosen, vocab_size) if most and chosen is not None else None
-        self._proposed: Mapping[int, Drafts] = {}  # for the next step, by sequence
+    lookahead = 0  # for so many tokens after those of a step, pages are taken
 
-    def reset(self) -> None:
-        """Forget all sequences and their drafts, and the failure of a proposer."""
-        if self._guard is not None:
-            self._guard.reset()
+    def __init__(self, most: int, rule: DepthRule | None) -> None:
+        self._most, self._rule = most, rule
+        self._proposed: Found = {}  # for the next step
+        self._rounds, self._began, self._drafting = 0, 0.0, 0.0
 
     @property
+    @abstractmethod
     def is_on(self) -> bool:
         """Return whether drafts may be proposed in the next step."""
-        return self._guard is not None and self._guard.refusal is None
 
     @property
+    @abstractmethod
     def refusal(self) -> str | None:
-        """Return why the proposer is not used any more; None while it is, or if there is none."""
-        return None if self._guard is None else self._guard.refusal
+        """Return why nothing proposes any more; None while something does, or if nothing ever did."""
 
     @property
-    def watcher(self) -> Watcher | None:
+    def watcher(self) -> Watcher:
         """Return what is told of commits, forks, preemptions and ends."""
-        return self._guard
+        return NO_WATCHER
 
-    @property
-    def lookahead(self) -> int:
-        """Return for how many tokens after those of a step pages are taken: a proposer needs none."""
-        return 0
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget all sequences, and the failure of what proposes."""
 
+    @abstractmethod
     def give(self, sequence: int, drafts: Seq[int] | Drafts) -> None:
-        """Set a sequence's drafts for its next step. Raises RequestError if a proposer has this task."""
-        if self._given is None:
-            raise RequestError("this engine has a proposer; drafts cannot be given as well")
-        if self._guard is not None:
-            self._given.give(sequence, drafts)
+        """Set a sequence's drafts for its next step. Raises RequestError if something else proposes them."""
 
-    def propose(self, scheduler: Scheduler, sequences: Container[int]) -> None:
-        """Let the proposer propose for the next step. sequences: ids that may have drafts; beams have none."""
-        self._proposed = {}
-        if self._guard is None or self._guard.refusal is not None:
-            return
-        wanted = []
-        for seq in scheduler.can_verify():
-            most = min(self._most, seq.bound - len(seq.tokens) - 1)
-            if most > 0 and seq.id in sequences:
-                wanted.append(Wanted(seq.id, seq.tokens, most, seq.root, seq.num_prompt))
-        self._proposed = self._guard.propose(wanted) if wanted else {}
-        for sequence, drafts in self._proposed.items():
-            scheduler.propose(sequence, drafts.tokens)
+    @abstractmethod
+    def _room(self, seq: Sequence) -> int:
+        """Return how many drafts a sequence can have in the next step."""
+
+    @abstractmethod
+    def _find(
+        self, depths: Mapping[int, int], sequences: Mapping[int, Sequence], answers: Mapping[int, Answer]
+    ) -> Found:
+        """Return drafts for the next step. depths: how many each sequence can have, at least 1."""
+
+    def propose(self, scheduler: Scheduler, answers: Mapping[int, Answer]) -> None:
+        """Get drafts for the next step. answers: by sequence; beams have none, and get no drafts."""
+        self._proposed, self._rounds, began = {}, 0, time.perf_counter()
+        if self.is_on:
+            able = scheduler.can_verify()
+            room = {seq.id: min(self._most, self._room(seq)) for seq in able if seq.id in answers}
+            room = {sequence: most for sequence, most in room.items() if most > 0}
+            depths = room
+            if self._rule is not None:
+                chosen = self._rule.depths(list(room), len(able))
+                depths = {sequence: min(depth, room[sequence]) for sequence, depth in chosen.items()}
+            self._proposed = self._find(depths, {seq.id: seq for seq in able}, answers)
+            for sequence, drafts in self._proposed.items():
+                scheduler.propose(sequence, drafts.tokens)
+        self._began = time.perf_counter()
+        self._drafting = self._began - began
 
     def distributions(self, work: Work) -> Seq[Distribution] | None:
         """Return the distributions that a work's drafts were drawn from; None: they are point masses.
@@ -79,3 +90,62 @@ class Drafting:
         """
         found = self._proposed.get(work.sequence)
         return None if found is None or found.q is None else found.q[: work.num_draft]
+
+    def collected(self, plan: StepPlan, results: Seq[Result]) -> None:
+        """Take note of a step that ran after the last `propose`."""
+        works, rule = plan.works, self._rule
+        if rule is None or not works:
+            return
+        if all(work.sample and len(work.tokens) == work.num_draft + 1 for work in works):
+            seconds, drafts = time.perf_counter() - self._began, sum(work.num_draft for work in works)
+            rule.step(len(works), drafts, self._rounds, seconds, self._drafting)
+        for work, result in zip(works, results, strict=True):
+            if work.num_draft:
+                rule.verified(work.sequence, work.num_draft, max(len(result.tokens) - 1, 0))
+
+    def end(self, sequence: int) -> None:
+        """Forget a sequence that is over."""
+        if self._rule is not None:
+            self._rule.end(sequence)
+
+
+class ProposerDrafting(Drafting):
+    """Calls a proposer; without one, it takes the drafts that are given by `give`. most: 0 for no drafts."""
+
+    def __init__(self, most: int, vocab_size: int, proposer: Proposer | None, rule: DepthRule | None = None) -> None:
+        super().__init__(most, rule)
+        self._given = GivenDrafts() if proposer is None else None
+        chosen = proposer or self._given
+        self._guard = Guard(chosen, vocab_size) if most and chosen is not None else None
+
+    def reset(self) -> None:
+        if self._guard is not None:
+            self._guard.reset()
+
+    @property
+    def is_on(self) -> bool:
+        return self._guard is not None and self._guard.refusal is None
+
+    @property
+    def refusal(self) -> str | None:
+        return None if self._guard is None else self._guard.refusal
+
+    @property
+    def watcher(self) -> Watcher:
+        return self._guard or NO_WATCHER
+
+    def give(self, sequence: int, drafts: Seq[int] | Drafts) -> None:
+        if self._given is None:
+            raise RequestError("this engine has a proposer; drafts cannot be given as well")
+        if self._guard is not None:
+            self._given.give(sequence, drafts)
+
+    def _room(self, seq: Sequence) -> int:
+        return seq.bound - len(seq.tokens) - 1
+
+    def _find(self, depths: Mapping[int, int], sequences: Mapping[int, Sequence], answers: Container[int]) -> Found:
+        wanted = []
+        for sequence, depth in depths.items():
+            seq = sequences[sequence]
+            wanted.append(Wanted(sequence, seq.tokens, depth, seq.root, seq.num_prompt))
+        return self._guard.propose(wanted) if wanted and self._guard is not None else {}

@@ -17,7 +17,8 @@ from typing import Generic
 
 from ridgeline.engine.answers import Answer, OpenRequest
 from ridgeline.engine.beams import Beams
-from ridgeline.engine.drafts import Drafting
+from ridgeline.engine.depth import DepthRule
+from ridgeline.engine.drafts import Drafting, ProposerDrafting
 from ridgeline.engine.late import LateRows
 from ridgeline.engine.model_drafts import ModelDrafting
 from ridgeline.errors import RequestError
@@ -34,7 +35,6 @@ from ridgeline.sched.policy import Priority
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.sequence import Sequence, hash_root
 from ridgeline.sched.stats import Stats, StepShape
-from ridgeline.sched.watcher import NO_WATCHER
 from ridgeline.sched.work import Result, StepPlan, Update, Work
 from ridgeline.settings import EngineConfig, PreemptCost
 from ridgeline.spec.regimes import NO_REGIMES, Regimes
@@ -52,13 +52,13 @@ class RequestLoop(Generic[R]):
     def __init__(
         self, runner: R, config: EngineConfig, vocab_size: int, eos: frozenset[int], *,
         proposer: Proposer | None = None, swap_cost: PreemptCost | None = None, regimes: Regimes = NO_REGIMES,
-        drafting: ModelDrafting | None = None,
+        drafting: Drafting | None = None,
     ) -> None:  # fmt: skip
         self.config = config
         self._runner, self._vocab_size, self._eos, self._swap_cost = runner, vocab_size, eos, swap_cost
         self._regimes = regimes
         self._ids = count()
-        self._drafting = drafting or Drafting(config.num_speculative_tokens, vocab_size, proposer)
+        self._drafting = drafting or ProposerDrafting(config.num_speculative_tokens, vocab_size, proposer)
         self._start()
 
     def _start(self) -> None:
@@ -72,7 +72,7 @@ class RequestLoop(Generic[R]):
             policy=Priority(),
             swap_cost=self._swap_cost,
             clock=time.perf_counter,
-            watcher=self._drafting.watcher or NO_WATCHER,
+            watcher=self._drafting.watcher,
             regimes=self._regimes,
             lookahead=self._drafting.lookahead,
         )
@@ -179,6 +179,7 @@ class RequestLoop(Generic[R]):
         self._computed = self._works or self._computed
         while len(self._loop) and (plan is None or len(self._loop) >= self._depth):
             due, results = self._loop.collect()
+            self._drafting.collected(due, results)
             failures = self._fail(due, results)
             updates = self._loop.commit(due, results)
             events += [*self._token_events(due, results, updates), *self._beams.advance(), *failures]
@@ -301,6 +302,7 @@ class RequestLoop(Generic[R]):
         """Forget an answer that is over, and its request with the last one."""
         answer = self._answers.pop(sequence)
         self._late.drop(sequence)
+        self._drafting.end(sequence)
         request = self._requests[answer.request]
         request.open.discard(sequence)
         if not request.open:
@@ -348,9 +350,6 @@ class Engine(RequestLoop[DeviceRunner]):
             draft=draft,
             max_tokens=config.max_num_batched_tokens,
         )
-        drafting = None
-        if runner.drafter is not None and draft is not None:
-            drafting = ModelDrafting(runner.drafter, config.num_speculative_tokens, draft.max_model_len)
         swap_cost = None
         if any(config.num_host_pages):
             swap_cost = config.preempt or PreemptCost(*runner.preemption_rates())
@@ -359,8 +358,7 @@ class Engine(RequestLoop[DeviceRunner]):
             config,
             loaded.spec.vocab_size,
             loaded.eos_token_ids,
-            proposer=proposer,
-            drafting=drafting,
+            drafting=_drafting(loaded, config, proposer, runner, draft),
             swap_cost=swap_cost,
             regimes=loaded.spec.regimes(config.max_model_len),
         )
@@ -370,6 +368,18 @@ class Engine(RequestLoop[DeviceRunner]):
         tables = [answer.sequence.tables for answer in self._answers.values()]
         for group, page in enumerate(contents):
             self._runner.overwrite(group, sorted({p for held in tables for p in held[group] if p}), page)
+
+
+def _drafting(
+    loaded: LoadedModel, config: EngineConfig, proposer: Proposer | None, runner: DeviceRunner,
+    draft: LoadedModel | None,
+) -> Drafting:  # fmt: skip
+    most, rule = config.num_speculative_tokens, None
+    if config.draft_depth == "chosen":
+        rule = DepthRule(most, rounds=draft is not None)
+    if draft is None or runner.drafter is None:
+        return ProposerDrafting(most, loaded.spec.vocab_size, proposer, rule)
+    return ModelDrafting(runner.drafter, most, draft.max_model_len, rule)
 
 
 def _shape(works: Seq[Work]) -> StepShape:

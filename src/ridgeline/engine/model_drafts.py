@@ -1,4 +1,4 @@
-"""Drafts of a draft model in the engine: which sequences get how many of them."""
+"""Drafts of a draft model in the engine."""
 
 from __future__ import annotations
 
@@ -7,70 +7,63 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 from ridgeline.engine.answers import Answer
+from ridgeline.engine.depth import DepthRule
+from ridgeline.engine.drafts import Drafting, Found
 from ridgeline.errors import RequestError
+from ridgeline.propose import Drafts
 from ridgeline.runtime.drafter import Ask, Drafter
-from ridgeline.sched.scheduler import Scheduler
-from ridgeline.sched.watcher import NO_WATCHER, Watcher
+from ridgeline.sample.rejection import Draft
+from ridgeline.sched.sequence import Sequence
 
 
-class ModelDrafting:
-    """Asks a draft model once a step. most: draft tokens of a sequence in a step. length: the draft's longest context.
+class ModelDrafting(Drafting):
+    """Asks a draft model. length: the draft's longest context.
 
     After its first error the draft model is not used any more; answers continue without drafts.
     """
 
-    def __init__(self, drafter: Drafter, most: int, length: int) -> None:
-        self._drafter, self._most, self._length = drafter, most, length
+    def __init__(self, drafter: Drafter, most: int, length: int, rule: DepthRule | None = None) -> None:
+        super().__init__(most, rule)
+        self._drafter, self._length, self.lookahead = drafter, length, most
         self._refusal: str | None = None
 
     def reset(self) -> None:
-        """Use the draft model again after an error: the engine begins anew."""
         self._refusal = None
 
     @property
     def is_on(self) -> bool:
-        """Return whether drafts may be proposed in the next step."""
         return self._refusal is None
 
     @property
     def refusal(self) -> str | None:
-        """Return why the draft model is not used any more; None while it is."""
         return self._refusal
 
-    @property
-    def watcher(self) -> Watcher:
-        """Return what is told of commits: the draft's state is in the pages of its target, so it needs no telling."""
-        return NO_WATCHER
-
-    @property
-    def lookahead(self) -> int:
-        """Return for how many tokens after those of a step pages are taken."""
-        return self._most
-
-    def give(self, sequence: int, drafts: Seq[int]) -> None:
-        """Raise RequestError: the draft model has this task."""
+    def give(self, sequence: int, drafts: Seq[int] | Drafts) -> None:
         raise RequestError("this engine has a draft model; drafts cannot be given as well")
 
-    def propose(self, scheduler: Scheduler, answers: Mapping[int, Answer]) -> None:
-        """Let the draft model propose for the next step. answers: by sequence; beams have none, and get no drafts."""
-        if self._refusal is not None:
-            return
-        asks: list[Ask] = []
-        asking: list[int] = []
-        for seq in scheduler.can_verify():
-            known = len(seq.tokens)
-            count = min(self._most, seq.bound - known - 1, seq.covered - known + 1, self._length - known + 1)
-            answer = answers.get(seq.id)
-            if answer is None or count < 1 or seq.row < 0 or seq.planned != known - 1:
-                continue
-            asks.append(Ask(seq.row, seq.tokens, count, answer.draft_row()))
-            asking.append(seq.id)
+    def _room(self, seq: Sequence) -> int:
+        """Return how many drafts a sequence can have: it decodes, and the pages for its drafts are there."""
+        known = len(seq.tokens)
+        if seq.row < 0 or seq.planned != known - 1:
+            return 0
+        return min(seq.bound - known - 1, seq.covered - known + 1, self._length - known + 1)
+
+    def _find(
+        self, depths: Mapping[int, int], sequences: Mapping[int, Sequence], answers: Mapping[int, Answer]
+    ) -> Found:
+        asks = [
+            Ask(sequences[s].row, sequences[s].tokens, depth, answers[s].draft_row()) for s, depth in depths.items()
+        ]
         try:
-            found = self._drafter.draft(asks)
+            found = self._drafter.draft(asks, follow=self._rule is None or bool(depths))
         except Exception as e:  # a step of the target must not end with its draft
             self._refusal = f"the draft model failed with {type(e).__name__}: {e!s:.500}"
             logging.getLogger(__name__).exception("%s; answers continue without drafts", self._refusal)
-            return
-        for sequence, drafts in zip(asking, found, strict=True):
-            if drafts:
-                scheduler.propose(sequence, drafts)
+            return {}
+        self._rounds = max(map(len, found), default=0)
+        return {sequence: _drafts(drawn) for sequence, drawn in zip(depths, found, strict=True) if drawn}
+
+
+def _drafts(drawn: Seq[Draft]) -> Drafts:
+    q = tuple(draft.q for draft in drawn if draft.q is not None)
+    return Drafts(tuple(draft.token for draft in drawn), q if len(q) == len(drawn) else None)

@@ -21,9 +21,12 @@ from ridgeline.runtime.graphs import Decoded, DecodeGraphs
 from ridgeline.runtime.layout import Ints, Slices, build_layout
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.step import PagedStep
+from ridgeline.sample.acceptance import draw_draft
 from ridgeline.sample.logits import Floats
-from ridgeline.sample.sampler import Best, SampleRow, sample, take_best
+from ridgeline.sample.rejection import Draft
+from ridgeline.sample.sampler import Best, SampleRow, take_best
 from ridgeline.sched.work import PageCopy, StepPlan, Work
+from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
 
 RECORDED_TOKENS = 2  # of each sequence; longer spans are rare, and each length would be recorded
@@ -112,13 +115,16 @@ class Drafter:
     """Proposes drafts with a model that shares the pages of its target.
 
     loaded: the draft, whose layers follow the target's in the arena. groups, tables, num_pages, num_host_pages: the
-    runner's, for both models. max_tokens: most tokens of a forward pass. vocab_size: the target's.
+    runner's, for both models. max_tokens: most tokens of a forward pass. vocab_size: the target's. acceptance: how drafts
+    are accepted, which decides how they are drawn.
     """
 
     def __init__(
         self, loaded: LoadedModel, first_layer: int, groups: Sequence[StateGroup], tables: Sequence[Ints], arena: Arena,
         num_pages: Sequence[int], num_host_pages: Sequence[int], max_tokens: int, vocab_size: int,
+        acceptance: Acceptance,
     ) -> None:  # fmt: skip
+        self._acceptance: Acceptance = acceptance
         self._vocab_size = vocab_size
         self._most_id = loaded.spec.vocab_size - 1  # the target may have more unused tokens
         self._model: Model = loaded.model
@@ -152,13 +158,15 @@ class Drafter:
         if chunks:
             self._forward([Span(w.row, w.start, w.tokens) for w in chunks])
 
-    def draft(self, asks: Sequence[Ask]) -> list[list[int]]:
+    def draft(self, asks: Sequence[Ask], *, follow: bool = True) -> list[list[Draft]]:
         """Return drafts for each sequence: `depth`, or fewer if the draft fails or must run too many tokens before.
 
-        To be called after each step of the target, before pages are taken for the next one.
+        To be called after each step of the target, before pages are taken for the next one. follow: also run the
+        chunks of prompts that the target has run, so that their sequences can have drafts sooner.
         """
-        self._follow_chunks()
-        drafts: list[list[int]] = [[] for _ in asks]
+        if follow:
+            self._follow_chunks()
+        drafts: list[list[Draft]] = [[] for _ in asks]
         work, ready = self._missing(asks)
         if not work:
             return drafts
@@ -166,7 +174,9 @@ class Drafter:
         while going:
             going = self._take(asks, drafts, going, found)
             if going:
-                last = [Span(asks[i].row, len(asks[i].tokens) + len(drafts[i]) - 1, (drafts[i][-1],)) for i in going]
+                last = [
+                    Span(asks[i].row, len(asks[i].tokens) + len(drafts[i]) - 1, (drafts[i][-1].token,)) for i in going
+                ]
                 found = self._run(last, [asks[i].sampling for i in going])
         return drafts
 
@@ -190,23 +200,32 @@ class Drafter:
         return spans + later, ready
 
     def _take(
-        self, asks: Sequence[Ask], drafts: Sequence[list[int]], going: Sequence[int], found: Best | Floats
+        self, asks: Sequence[Ask], drafts: Sequence[list[Draft]], going: Sequence[int], found: Best | Floats
     ) -> list[int]:
         """Draw a draft for the sequences that go on; return those that want another."""
-        if isinstance(found, Best):
-            drawn = take_best(found)
-        else:
-            drawn = sample(found, [asks[i].sampling.ahead(len(drafts[i])) for i in going])
         left = []
-        for i, one in zip(going, drawn, strict=True):
-            if isinstance(one, RequestError):  # NaN: the sequence continues without this draft
+        for i, draft in zip(going, self._drawn(asks, drafts, going, found), strict=True):
+            if draft is None:
                 continue
-            if one.token >= self._vocab_size:  # one of the draft's unused tokens
-                continue
-            drafts[i].append(one.token)
-            if len(drafts[i]) < asks[i].depth and not asks[i].sampling.is_end(one.token):
+            drafts[i].append(draft)
+            if len(drafts[i]) < asks[i].depth and not asks[i].sampling.is_end(draft.token):
                 left.append(i)
         return left
+
+    def _drawn(
+        self, asks: Sequence[Ask], drafts: Sequence[Sequence[Draft]], going: Sequence[int], found: Best | Floats
+    ) -> Iterator[Draft | None]:
+        """Yield the next draft of each sequence; None where the draft's logits are broken."""
+        if isinstance(found, Best):
+            for one in take_best(found):
+                is_known = not isinstance(one, RequestError) and one.token < self._vocab_size
+                yield Draft(one.token) if is_known and not isinstance(one, RequestError) else None
+            return
+        for i, logits in zip(going, found[:, : self._vocab_size], strict=True):
+            try:
+                yield draw_draft(logits, asks[i].sampling.ahead(len(drafts[i])), self._acceptance)
+            except RequestError:
+                yield None
 
     def _run(self, spans: Sequence[Span], sampling: Sequence[SampleRow]) -> Best | Floats:
         """Run tokens; return the logits [n, vocabulary], or the best tokens, after each of the first n spans.

@@ -133,6 +133,7 @@ class DeviceRunner:
                 num_host_pages,
                 max_tokens,
                 loaded.spec.vocab_size,
+                acceptance,
             )
         self._thread = ThreadPoolExecutor(1, "ridgeline-runner") if threaded else None
         self._open: set[Future[Computed]] = set()  # steps that the thread has not finished

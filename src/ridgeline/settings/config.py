@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ridgeline.settings.preempt import PreemptCost
 from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.storage import StateDType
 from ridgeline.spec.text import num_bytes
+
+DraftDepth = Literal["chosen", "fixed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class EngineOptions:
         speculative: What proposes draft tokens: "ngram" looks up the last tokens of a sequence in its own tokens and in
             earlier answers; a folder or hub id names a draft model; "off": nothing, unless the engine is given a
             proposer.
+        draft_depth: "chosen": each step verifies as many drafts as give tokens faster, by measured times and
+            acceptance, at most num_speculative_tokens, and none if none do; "fixed": always num_speculative_tokens.
         draft_acceptance: When a draft token is accepted. "same": if the model samples it, so that drafts change no
             token; "rejection": by rejection sampling, which keeps the distribution of answers, not their tokens;
             "typical": if it is likely enough, which is lossy.
@@ -43,6 +48,7 @@ class EngineOptions:
     swap_space_bytes: int | None = None
     num_speculative_tokens: int | None = None
     speculative: str | None = None
+    draft_depth: DraftDepth | None = None
     draft_acceptance: Acceptance | None = None
 
 
@@ -66,9 +72,9 @@ class EngineConfig:
     workspace_bytes: peak memory of a step and of the page tables. free_bytes: device memory that was free before pages
     and workspace were allocated. reasons: one line for each setting, by its name; it says whether the user gave the
     value, or why it was chosen or lowered. num_speculative_tokens: most draft tokens of a sequence in a step.
-    speculative: the name of their proposer. draft_acceptance: when a draft is accepted. threads: number of threads of
-    the kernels; None on a device without them. preempt: the cost of preemption with host pages; None if it is measured
-    at the start.
+    speculative: the name of their proposer. draft_depth: how many drafts a step verifies. draft_acceptance: when a draft
+    is accepted. threads: number of threads of the kernels; None on a device without them. preempt: the cost of preemption
+    with host pages; None if it is measured at the start.
     """
 
     max_model_len: int
@@ -86,6 +92,7 @@ class EngineConfig:
     reasons: Mapping[str, str]
     num_speculative_tokens: int = 0
     speculative: str = "off"
+    draft_depth: DraftDepth = "fixed"
     draft_acceptance: Acceptance = "same"
     threads: int | None = None
     preempt: PreemptCost | None = None
@@ -128,6 +135,7 @@ class EngineConfig:
             "swap_space_bytes": num_bytes(self.swap_bytes),
             "speculative": self.speculative,
             "num_speculative_tokens": f"{self.num_speculative_tokens}",
+            "draft_depth": self.draft_depth,
             "draft_acceptance": self.draft_acceptance,
         }
         if self.threads is not None:

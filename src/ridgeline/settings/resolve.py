@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, get_args
 
 from ridgeline.cost.memory import BOOKKEEPING_BYTES
 from ridgeline.errors import RequestError
 from ridgeline.settings.advice import Advice
-from ridgeline.settings.config import EngineConfig, EngineOptions
+from ridgeline.settings.config import DraftDepth, EngineConfig, EngineOptions
 from ridgeline.settings.fit import PAGE_TOKENS, Problem, Settings
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.acceptance import ACCEPTANCES
@@ -94,11 +94,19 @@ def resolve(
         reasons=_reasons(problem, found, advice)
         | dict.fromkeys(given, "as given")
         | {"swap_space_bytes": why_swap, "kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS},
-        num_speculative_tokens=options.num_speculative_tokens or 0,
-        speculative=options.speculative or "off",
-        draft_acceptance=options.draft_acceptance or "same",
         preempt=advice.preempt if advice else None,
+        **_speculation(options),
     )
+
+
+def _speculation(options: EngineOptions) -> dict[str, Any]:
+    """Return the settings of drafts, from options that `with_drafts` has completed."""
+    return {
+        "num_speculative_tokens": options.num_speculative_tokens or 0,
+        "speculative": options.speculative or "off",
+        "draft_depth": options.draft_depth or "fixed",
+        "draft_acceptance": options.draft_acceptance or "same",
+    }
 
 
 def _advised(advice: Advice | None) -> dict[str, int]:
@@ -140,8 +148,13 @@ def with_drafts(options: EngineOptions) -> EngineOptions:
             f"draft_acceptance (--draft-acceptance) is {options.draft_acceptance!r}; "
             f"it must be {' or '.join(ACCEPTANCES)}"
         )
+    if options.draft_depth not in (None, *get_args(DraftDepth)):
+        raise RequestError(
+            f"draft_depth (--draft-depth) is {options.draft_depth!r}; it must be {' or '.join(get_args(DraftDepth))}"
+        )
     if chosen is None or chosen == "off":
         return options
+    options = replace(options, draft_depth=options.draft_depth or "chosen")
     if most == 0:
         raise RequestError(
             f"speculative (--speculative) is {chosen}, but num_speculative_tokens (--num-speculative-tokens) is 0, so "
@@ -215,6 +228,7 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
         f"workspace, but no more than {found.seqs} sequences of {found.length} tokens need",
         "steps_in_flight": "with 2 the host's work overlaps the device's, but it is short on this device",
         "num_speculative_tokens": drafts_why,
+        "draft_depth": "chosen from measured times and acceptance, where --speculative proposes drafts",
         "draft_acceptance": "the answers are those without drafts, token by token",
         "speculative": "draft tokens speed up answers that repeat text, and slow down others",
     }  # fmt: skip

@@ -37,7 +37,8 @@ def footprint(
     dtypes: types of matrices that have another one, by name.
     """
     paired = _paired(spec) if packs else frozenset()
-    dtypes = packed_types(spec, formats, dtype, dtypes) if packs else dtypes
+    if packs and isinstance(spec, ModelSpec):
+        dtypes = packed_types(spec, formats, dtype, dtypes)
     products = rest = 0
     for weight in spec.weights():
         is_product = weight.is_matrix and weight.name not in TABLES and (len(weight.shape) == 2 or _is_expert(weight))

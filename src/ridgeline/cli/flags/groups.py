@@ -50,6 +50,7 @@ class EngineFlags:
     steps_in_flight: o.StepsInFlight = None
     speculative: o.Speculative = None
     num_speculative_tokens: o.NumSpeculativeTokens = None
+    draft_depth: o.DraftDepth = None
     draft_acceptance: o.DraftAcceptance = None
 
     def options(self) -> EngineOptions:

@@ -153,6 +153,15 @@ Speculative = Annotated[
         "of code, and a draft model that takes at most a tenth of the model's time elsewhere.",
     ),
 ]
+DraftDepth = Annotated[
+    str | None,
+    _engine(
+        "--draft-depth",
+        help="How many draft tokens a sequence verifies in a step. chosen: as many as give tokens faster, by the times "
+        "and the acceptance that are measured while the model runs, at most --num-speculative-tokens, and none if none "
+        "do. fixed: always --num-speculative-tokens, to measure with. Default: chosen.",
+    ),
+]
 DraftAcceptance = Annotated[
     str | None,
     _engine(

@@ -31,6 +31,7 @@ class Parts:
         self._formats = formats
         self._tokens = None if vocabulary is None else table.memory.integers(vocabulary.reshape(-1, 1).copy())
         self._look_up = table.primitive(api.DECODE_LAYOUT)
+        self._any = table.memory.integers(np.zeros(1, np.int64))  # a row whose whole table is returned, and not used
 
     def under(self, prefix: str) -> Mapping[str, Array]:
         """Return the weights whose names begin with `prefix` and a dot."""
@@ -66,8 +67,8 @@ class Parts:
         if self._tokens is None or self.vocabulary is None:
             return ids
         # The table is read as page tables of one page each, so that a recorded step can contain the lookup.
-        return self._look_up(self._tokens, ids, ids, len(self.vocabulary))[0]
+        return self._look_up(self._tokens, ids, ids, self._any, len(self.vocabulary))[0]
 
     def constants(self) -> list[Array]:
         """Return all arrays that a step reads besides its inputs, except those that kernels own."""
-        return [*self.weights.alive(), *([] if self._tokens is None else [self._tokens])]
+        return [*self.weights.alive(), *([] if self._tokens is None else [self._tokens, self._any])]
