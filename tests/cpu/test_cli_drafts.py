@@ -45,11 +45,13 @@ def test_looked_up_drafts_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "drafts:" not in found[0].err
     assert "tokens a verification; drafts 1 to 4 accepted in " in " ".join(found[1].err.split())
     assert "drafts 1 to 2 accepted in " in " ".join(found[2].err.split())
+    assert all("; tokens as without drafts" in " ".join(each.err.split()) for each in found[1:])
 
 
 @pytest.mark.parametrize(("flags", "words"), [
     ("--speculative ./magic", "is './magic': no such folder: ./magic; it must be off, ngram, or a draft model"),
     ("--speculative ngram --num-speculative-tokens 0", "so that no draft may run; set it to 1 or more"),
+    ("--draft-acceptance always", "--draft-acceptance) is 'always'; it must be same or rejection or typical"),
     ("--speculative ngram --cache off", "is ngram, but cache='off' verifies no drafts; leave one of them out"),
 ])  # fmt: skip
 def test_settings_that_do_not_go_together(
