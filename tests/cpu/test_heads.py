@@ -208,7 +208,7 @@ def test_draft_steps_run_from_a_recording(name: str, folder: Path) -> None:
     def step() -> list[Any]:
         if name == "medusa":
             return list(head.logits(features))
-        layouts = [PagedLayout(*layout(pages, rows, positions, 4)[:2], positions, ones, pages, _no_buckets)]
+        layouts = [PagedLayout(*layout(pages, rows, positions, rows[:1], 4)[:2], positions, ones, pages, _no_buckets)]
         slices = Slices.plain(rows, positions, ones)
         paged = PagedStep(tokens, positions, slices, layouts, arena, DraftInputs(2, 0, table), table)
         used = [head.fuse(streams)] if isinstance(head, Eagle3Head) else []

@@ -115,8 +115,8 @@ class Drafter:
     """Proposes drafts with a model that shares the pages of its target.
 
     loaded: the draft, whose layers follow the target's in the arena. groups, tables, num_pages, num_host_pages: the
-    runner's, for both models. max_tokens: most tokens of a forward pass. vocab_size: the target's. acceptance: how drafts
-    are accepted, which decides how they are drawn.
+    runner's, for both models. max_tokens: most tokens of a forward pass. vocab_size: the target's. acceptance: how
+    drafts are accepted, which decides how they are drawn.
     """
 
     def __init__(

@@ -72,9 +72,9 @@ class EngineConfig:
     workspace_bytes: peak memory of a step and of the page tables. free_bytes: device memory that was free before pages
     and workspace were allocated. reasons: one line for each setting, by its name; it says whether the user gave the
     value, or why it was chosen or lowered. num_speculative_tokens: most draft tokens of a sequence in a step.
-    speculative: the name of their proposer. draft_depth: how many drafts a step verifies. draft_acceptance: when a draft
-    is accepted. threads: number of threads of the kernels; None on a device without them. preempt: the cost of preemption
-    with host pages; None if it is measured at the start.
+    speculative: the name of their proposer. draft_depth: how many drafts a step verifies. draft_acceptance: when a
+    draft is accepted. threads: number of threads of the kernels; None on a device without them. preempt: the cost of
+    preemption with host pages; None if it is measured at the start.
     """
 
     max_model_len: int
