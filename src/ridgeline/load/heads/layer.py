@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ridgeline.archs import FAMILIES
 from ridgeline.archs.config import HARMLESS, Config
@@ -53,14 +53,12 @@ def read_layer(c: Config, also: Collection[str] = ()) -> LayerFacts:
         spec = FAMILIES[c.model_type].spec(c)
     except ValueError as e:
         raise ConfigError(f"config.json: {e}") from None
-    layer, norm = spec.layers[0], spec.norm
-    assert isinstance(layer, Layer) and isinstance(layer.mixer, Attention) and isinstance(layer.mlp, GatedMLP)
-    assert isinstance(norm, RMSNorm)
-    mixer = layer.mixer
+    layer = cast(Layer, spec.layers[0])  # the families in FAMILY_NAMES have layers of these kinds only
+    mixer, mlp, norm = cast(Attention, layer.mixer), cast(GatedMLP, layer.mlp), cast(RMSNorm, spec.norm)
     if c.present("qkv_bias"):  # EAGLE's name for the biases of q, k and v alone
         mixer = replace(mixer, qkv_bias=c.get_bool("qkv_bias", False))
     c.finish(HARMLESS | set(also))
-    return LayerFacts(spec.hidden_size, spec.vocab_size, mixer, layer.mlp, norm, spec.max_position_embeddings)
+    return LayerFacts(spec.hidden_size, spec.vocab_size, mixer, mlp, norm, spec.max_position_embeddings)
 
 
 def layer_config(head: EagleBase) -> dict[str, Any]:
