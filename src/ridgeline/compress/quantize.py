@@ -218,12 +218,14 @@ def _writer(original: LoadedModel, scheme: Scheme, name: str | None, options: Op
 
 
 def _check_group(scheme: Scheme, widest: int) -> None:
-    """Raise RequestError for groups of more columns than any matrix has. widest: columns of the widest matrix."""
-    if (group := scheme.format.group) > widest:
+    """Raise RequestError for groups of more columns than any matrix has. widest: columns of the widest matrix.
+
+    Blocks of rows and columns have the size that their format says, and the last ones may be short.
+    """
+    group = scheme.format.group
+    if scheme.format.rows == 1 and group > widest:
         raise RequestError(
             f"group (--group) is {group}, but no matrix has more than {widest} columns; take 0 for a scale for each row"
-            if scheme.format.rows == 1
-            else f"group (--group) is {group}, but no matrix has more than {widest} columns; take a smaller block"
         )
 
 
