@@ -176,7 +176,7 @@ def test_continued_as_by_transformers(source: str, content: str) -> None:
         ({"guided_json": '{"enum": [17]}', "guided_decoding_backend": "guidance"}, "17"),
         ({"guided_json": {"const": {"a": [1, 2]}}, "guided_whitespace_pattern": ""}, r'\{"a":\[1,2\]\}'),
         ({"response_format": {"type": "json_object", "schema": {"const": 17}}}, "17"),
-        ({"structured_outputs": {"json": {"const": {"a": 1}}, "whitespace_pattern": "  "}}, r'\{"a":  1\}'),
+        ({"structured_outputs": {"json": {"const": {"a": 1}}, "whitespace_pattern": "  "}}, r'\{"a"(  )?:(  )?1\}'),
     ],
 )
 def test_guided_answers(server: Server, fields: dict[str, Any], pattern: str) -> None:
