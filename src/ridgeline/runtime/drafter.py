@@ -68,11 +68,18 @@ class Filled:
         self._host = [np.zeros(n, np.int64) for n in num_host_pages]
         self._keep_null()
 
-    def drop(self, rows: Ints, starts: Ints, ends: Ints) -> None:
-        """Record that the target wrote rows [start, end) of sequences, whose pages held other tokens before."""
-        for filled, pages, slots in self._at(rows, starts, ends):
-            np.minimum.at(filled, pages, slots)
-        self._keep_null()
+    def drop(self, works: Sequence[Work]) -> None:
+        """Record that the target wrote the rows of works, whose pages held other tokens before."""
+        for group, table, filled in zip(self._groups, self._tables, self._device, strict=True):
+            size = group.page_tokens
+            for work in works:  # most have one token: numpy would take longer
+                first, last = work.start // size, (work.start + len(work.tokens) - 1) // size
+                page, slot = table[work.row, first], work.start % size
+                if filled[page] > slot:
+                    filled[page] = slot
+                if last > first:
+                    filled[table[work.row, first + 1 : last + 1]] = 0
+            filled[NULL_PAGE] = size
 
     def add(self, rows: Ints, starts: Ints, ends: Ints) -> None:
         """Record that the draft has computed rows [start, end) of sequences, whose rows before are right."""
@@ -139,17 +146,18 @@ class Drafter:
 
     def follow(self, plan: StepPlan) -> None:
         """Take note of a step that the target runs."""
+        if plan.copies or plan.swap_out or plan.swap_in:
+            self._move(plan)
+        self._chunks = [work for work in plan.works if not work.num_draft and not work.sample]
+        self._filled.drop(plan.works)
+
+    def _move(self, plan: StepPlan) -> None:
+        """Take note of whole pages that move."""
         for copies, source, target in (
             (plan.swap_out, "device", "host"), (plan.swap_in, "host", "device"), (plan.copies, "device", "device")
         ):  # fmt: skip
             for g, group in enumerate(self._layers.groups):
                 self._filled.move(g, [c for c in copies if c.group == group], source=source, target=target)
-        works = plan.works
-        self._chunks = [w for w in works if not w.num_draft and not w.sample]
-        if works:
-            starts = np.array([w.start for w in works])
-            lengths = np.array([len(w.tokens) for w in works])
-            self._filled.drop(np.array([w.row for w in works]), starts, starts + lengths)
 
     def _follow_chunks(self) -> None:
         """Run the chunks of prompts of the last step, if the rows before them are right."""
