@@ -263,6 +263,7 @@ def test_the_plan_equals_the_bounds_in_other_packages() -> None:
     assert memory.WIDEN_BLOCK == primitives.WIDEN_BLOCK == host.WIDEN_BLOCK
     assert memory.SAMPLE_BLOCK == sampler.BLOCK
     assert memory.RECORDED_SEQS == graphs.MOST_SEQUENCES
+    assert memory.RECORDED_TOKENS == graphs.MOST_TOKENS
     assert memory.MOVE_BYTES == arena.MOVE_BYTES
     assert memory.PROMPT_CHUNK == generator.PROMPT_CHUNK
     assert memory.PROBE_TOKENS == runner.PROBE_TOKENS

@@ -22,7 +22,7 @@ WIDEN_BLOCK = 2**18  # ops/reference/primitives.py: elements of a matrix that ar
 SAMPLE_BLOCK = 2**18  # sample/sampler.py: scores that are sampled at once
 MOVE_BYTES = 2**24  # runtime/arena.py: bytes of pages that are moved at once, unless one page has more
 PROMPT_CHUNK = 256  # runtime/generator.py: rows of logits that are held at once for prompt_logprobs
-RECORDED_SEQS = 32  # runtime/graphs.py: most sequences of a recorded decode step
+RECORDED_SEQS, RECORDED_TOKENS = 32, 72  # runtime/graphs.py: most sequences and tokens of a recorded step
 PROBE_TOKENS = 32  # runtime/runner.py: tokens of the prompt that is timed at the start, if there is swap space
 # Measured. Bookkeeping of a page: reference counts, free list and index, and what checks of them need
 # (sched/pages.py). LIBRARY_BYTES: memory that matrix products and the allocator keep.
@@ -93,7 +93,7 @@ def _recorded(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> 
     heads = max((own.num_heads * own.head_dim for own in spec.attentions(shared=True)), default=0)
     entries = sum(group.num_pages(size.length) + 2 for group in groups)
     row = FLOAT * (spec.vocab_size + 6 * spec.hidden_size + 5 * heads + _rotary_dims(spec)) + INT * entries
-    return 2 * min(size.seqs, RECORDED_SEQS) * row
+    return 2 * min(min(size.seqs, RECORDED_SEQS) * (1 + size.drafts), RECORDED_TOKENS) * row
 
 
 def _layer(
