@@ -37,13 +37,21 @@ class Server:
         self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would fill up
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self.process = subprocess.Popen(command, stderr=self._log, env=environment)
+        self.trusted: ssl.SSLContext | None = None  # set for a server that uses TLS
+        self._socks: list[socket.socket] = []
+        try:
+            self.port = self._port()
+        except BaseException:
+            self.stop(signal.SIGKILL)
+            raise
+
+    def _port(self) -> int:
+        """Wait until the server listens, and return its port."""
         end = time.monotonic() + START_SECONDS
         while not (found := re.search(r"serving .* at https?://(?:127\.0\.0\.1|0\.0\.0\.0):(\d+)", self.said())):
             assert self.process.poll() is None and time.monotonic() < end, self.said()
             time.sleep(0.05)
-        self.port = int(found[1])
-        self.trusted: ssl.SSLContext | None = None  # set for a server that uses TLS
-        self._socks: list[socket.socket] = []
+        return int(found[1])
 
     def said(self) -> str:
         """Return everything that the server has written to stderr."""
