@@ -23,7 +23,8 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.engine.model_drafts import ModelDrafting
 from ridgeline.errors import RequestError
-from ridgeline.runtime.drafter import Drafter, Filled
+from ridgeline.runtime.drafter import Drafter
+from ridgeline.runtime.filled import Filled
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.sample.rejection import Draft
 from ridgeline.sched.scheduler import Scheduler
@@ -137,6 +138,8 @@ def wrong_second_drafts(patch: pytest.MonkeyPatch) -> None:
         return left
 
     patch.setattr(Drafter, "_take", taken)
+    run = Drafter._run  # one round at a time, so that the wrong draft is in the draft's state too
+    patch.setattr(Drafter, "_run", lambda self, spans, asks, rounds: run(self, spans, asks, 1))
 
 
 def rejected_rows_stay(patch: pytest.MonkeyPatch) -> None:
@@ -144,14 +147,14 @@ def rejected_rows_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 def missing_rows_are_read(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Filled, "end", lambda self, row, length: length)
+    patch.setattr(Filled, "right", lambda self, sequence, row, length: length)
 
 
 def one_position_late(patch: pytest.MonkeyPatch) -> None:
     run = Drafter._run
     patch.setattr(
         Drafter, "_run",
-        lambda self, spans, sampling: run(self, [s._replace(start=s.start + 1) for s in spans], sampling),
+        lambda self, spans, asks, rounds: run(self, [s._replace(start=s.start + 1) for s in spans], asks, rounds),
     )  # fmt: skip
 
 
@@ -178,6 +181,28 @@ def test_a_bug_in_the_draft_costs_only_drafts(bug: Any, monkeypatch: pytest.Monk
     assert counts.accepted_at[0] < counts.verifications
 
 
+@pytest.mark.parametrize("draft", DRAFT_STACKS)
+def test_recorded_rounds_draft_what_single_passes_draft(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, found = Drafter.draft, dict[bool, list[Any]]()
+    for recorded in (True, False):
+        engine = Engine(loaded("attention"), settings("attention", draft), draft=draft_of(draft))
+        assert engine._runner.drafter is not None
+        rounds, said = engine._runner.drafter._rounds, found.setdefault(recorded, [])
+        if not recorded:
+            monkeypatch.setattr(rounds._passes, "refusal", "not in this test")
+
+        def noted(self: Drafter, asks: Any, said: list[Any] = said, **options: Any) -> Any:
+            drafts = run(self, asks, **options)
+            said.append(drafts)
+            return drafts
+
+        monkeypatch.setattr(Drafter, "draft", noted)
+        assert serve(engine, rounds=2) == plain("attention")
+        if recorded and rounds._passes.refusal is None:
+            assert {count for *_, count in rounds._graphs} > {1}
+    assert found[True] == found[False]
+
+
 def test_a_draft_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(loaded("attention"), settings("attention", "full"), draft=draft_of("full"))
 
@@ -197,7 +222,7 @@ def test_a_draft_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_nan_of_a_draft_gives_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Drafter, "_run", lambda self, spans, sampling: np.full((len(sampling), VOCAB), np.nan, np.float32)
+        Drafter, "_run", lambda self, spans, asks, rounds: [np.full((len(asks), VOCAB), np.nan, np.float32)]
     )
     engine = Engine(loaded("attention"), settings("attention", "full"), draft=draft_of("full"))
     assert serve(engine) == plain("attention")

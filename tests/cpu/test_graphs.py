@@ -79,7 +79,7 @@ class Run:
         self.graphs = self.engine._runner.graphs
         self.num_recorded = 0
         if not recorded:
-            self.graphs.refusal = "not in this test"
+            self.graphs._passes.refusal = "not in this test"
         run = self.engine._runner.forward
 
         def watched(plan: Any) -> Any:

@@ -52,7 +52,7 @@ class ModelDrafting(Drafting):
         self, depths: Mapping[int, int], sequences: Mapping[int, Sequence], answers: Mapping[int, Answer]
     ) -> Found:
         asks = [
-            Ask(sequences[s].row, sequences[s].tokens, depth, answers[s].draft_row()) for s, depth in depths.items()
+            Ask(s, sequences[s].row, sequences[s].tokens, depth, answers[s].draft_row()) for s, depth in depths.items()
         ]
         try:
             found = self._drafter.draft(asks, follow=self._rule is None or bool(depths))
@@ -60,7 +60,7 @@ class ModelDrafting(Drafting):
             self._refusal = f"the draft model failed with {type(e).__name__}: {e!s:.500}"
             logging.getLogger(__name__).exception("%s; answers continue without drafts", self._refusal)
             return {}
-        self._rounds = max(map(len, found), default=0)
+        self._rounds = max(map(len, found), default=0) if self._drafter.is_usual else 0
         return {sequence: _drafts(drawn) for sequence, drawn in zip(depths, found, strict=True) if drawn}
 
 

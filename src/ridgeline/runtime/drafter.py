@@ -16,8 +16,10 @@ import numpy as np
 from ridgeline.errors import RequestError
 from ridgeline.nn.model import Model
 from ridgeline.runtime.arena import Arena, ArenaPart
+from ridgeline.runtime.draft_rounds import DraftRounds, Rounds
 from ridgeline.runtime.drafts import DraftInputs
-from ridgeline.runtime.graphs import Decoded, DecodeGraphs
+from ridgeline.runtime.filled import Filled
+from ridgeline.runtime.graphs import Passes
 from ridgeline.runtime.layout import Ints, Slices, build_layout
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.step import PagedStep
@@ -25,9 +27,9 @@ from ridgeline.sample.acceptance import draw_draft
 from ridgeline.sample.logits import Floats
 from ridgeline.sample.rejection import Draft
 from ridgeline.sample.sampler import Best, SampleRow, take_best
-from ridgeline.sched.work import PageCopy, StepPlan, Work
+from ridgeline.sched.work import StepPlan, Work
 from ridgeline.spec.acceptance import Acceptance
-from ridgeline.spec.groups import NULL_PAGE, StateGroup
+from ridgeline.spec.groups import StateGroup
 
 RECORDED_TOKENS = 2  # of each sequence; longer spans are rare, and each length would be recorded
 
@@ -35,10 +37,12 @@ RECORDED_TOKENS = 2  # of each sequence; longer spans are rare, and each length 
 class Ask(NamedTuple):
     """A sequence that wants drafts.
 
-    row: its row in the page tables. tokens: its prompt and answer so far. depth: number of drafts, at least 1; pages
-    for len(tokens) + depth - 1 tokens are in the page tables. sampling: draws the drafts; at the next token's position.
+    sequence: its id. row: its row in the page tables. tokens: its prompt and answer so far. depth: number of drafts, at
+    least 1; pages for len(tokens) + depth - 1 tokens are in the page tables. sampling: draws the drafts; at the next
+    token's position.
     """
 
+    sequence: int
     row: int
     tokens: Sequence[int]
     depth: int
@@ -46,76 +50,12 @@ class Ask(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Tokens of a row from a position on."""
+    """Tokens of a sequence from a position on. row: its row in the page tables."""
 
+    sequence: int
     row: int
     start: int
     tokens: Sequence[int]
-
-
-class Filled:
-    """Counts the first rows of each page that the draft has computed.
-
-    groups: the draft's groups. tables: their page tables. num_pages, num_host_pages: pages of each group.
-    """
-
-    def __init__(
-        self, groups: Sequence[StateGroup], tables: Sequence[Ints], num_pages: Sequence[int],
-        num_host_pages: Sequence[int],
-    ) -> None:  # fmt: skip
-        self._groups, self._tables = groups, tables
-        self._device = [np.zeros(n, np.int64) for n in num_pages]
-        self._host = [np.zeros(n, np.int64) for n in num_host_pages]
-        self._keep_null()
-
-    def drop(self, works: Sequence[Work]) -> None:
-        """Record that the target wrote the rows of works, whose pages held other tokens before."""
-        for group, table, filled in zip(self._groups, self._tables, self._device, strict=True):
-            size = group.page_tokens
-            for work in works:  # most have one token: numpy would take longer
-                first, last = work.start // size, (work.start + len(work.tokens) - 1) // size
-                page, slot = table[work.row, first], work.start % size
-                if filled[page] > slot:
-                    filled[page] = slot
-                if last > first:
-                    filled[table[work.row, first + 1 : last + 1]] = 0
-            filled[NULL_PAGE] = size
-
-    def add(self, rows: Ints, starts: Ints, ends: Ints) -> None:
-        """Record that the draft has computed rows [start, end) of sequences, whose rows before are right."""
-        for filled, pages, slots in self._at(rows, starts, ends):
-            np.maximum.at(filled, pages, slots + 1)
-        self._keep_null()
-
-    def _at(self, rows: Ints, starts: Ints, ends: Ints) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Yield the counts of each group, and the page and slot of each row."""
-        slices = Slices.plain(rows, starts, ends - starts)
-        owner, positions = np.repeat(rows, slices.lengths), slices.positions()
-        for group, table, filled in zip(self._groups, self._tables, self._device, strict=True):
-            size = group.page_tokens
-            yield filled, table[owner, positions // size], positions % size
-
-    def end(self, row: int, length: int) -> int:
-        """Return how many of the first `length` tokens of a sequence need not be run again."""
-        for group, table, filled in zip(self._groups, self._tables, self._device, strict=True):
-            size = group.page_tokens
-            pages = np.arange(group.first_live_page(length), group.num_pages(length))
-            short = np.flatnonzero(filled[table[row, pages]] < size)
-            if short.size:
-                first = int(pages[short[0]])
-                length = min(length, first * size + int(filled[table[row, first]]))
-        return length
-
-    def move(self, group: int, copies: Sequence[PageCopy], *, source: str, target: str) -> None:
-        """Record copies of pages of a group. source, target: "device" or "host"."""
-        arrays = {"device": self._device, "host": self._host}
-        for copy in copies:
-            arrays[target][group][copy.dst] = arrays[source][group][copy.src]
-        self._keep_null()
-
-    def _keep_null(self) -> None:
-        for filled, group in zip(self._device, self._groups, strict=True):
-            filled[NULL_PAGE] = group.page_tokens  # nobody reads it
 
 
 class Drafter:
@@ -124,6 +64,9 @@ class Drafter:
     loaded: the draft, whose layers follow the target's in the arena. groups, tables, num_pages, num_host_pages: the
     runner's, for both models. max_tokens: most tokens of a forward pass. vocab_size: the target's. acceptance: how
     drafts are accepted, which decides how they are drawn.
+
+    is_usual: the last `draft` took as long as the next one with as many rounds will: nothing was recorded in it, and no
+    sequence had many tokens to run before its first draft.
     """
 
     def __init__(
@@ -139,32 +82,31 @@ class Drafter:
         self._layers = ArenaPart(arena, groups, first_layer)
         own = self._layers.groups
         self._groups, self._tables = [groups[g] for g in own], [tables[g] for g in own]
-        self._filled = Filled(self._groups, self._tables, [num_pages[g] for g in own], [num_host_pages[g] for g in own])
+        self._filled = Filled(
+            self._groups, self._tables, [num_pages[g] for g in own], [num_host_pages[g] for g in own], own
+        )
         self._inputs = DraftInputs(len(tables[0]), 0, loaded.table)
-        self._graphs = DecodeGraphs(self._model, self._table, self._groups, self._layers, self._inputs, self._tables)
+        self._rounds = DraftRounds(
+            Passes(self._model, self._table, self._groups, self._layers, self._inputs, self._tables)
+        )
         self._chunks: list[Work] = []  # works of the target's last step that ended inside a prompt
+        self.is_usual = True
 
     def follow(self, plan: StepPlan) -> None:
         """Take note of a step that the target runs."""
         if plan.copies or plan.swap_out or plan.swap_in:
-            self._move(plan)
-        self._chunks = [work for work in plan.works if not work.num_draft and not work.sample]
-        self._filled.drop(plan.works)
-
-    def _move(self, plan: StepPlan) -> None:
-        """Take note of whole pages that move."""
-        for copies, source, target in (
-            (plan.swap_out, "device", "host"), (plan.swap_in, "host", "device"), (plan.copies, "device", "device")
-        ):  # fmt: skip
-            for g, group in enumerate(self._layers.groups):
-                self._filled.move(g, [c for c in copies if c.group == group], source=source, target=target)
+            self._filled.move(plan.swap_out, source="device", target="host")
+            self._filled.move(plan.swap_in, source="host", target="device")
+            self._filled.move(plan.copies, source="device", target="device")
+        self._chunks = [work for work in plan.works if not work.sample]
+        self._filled.follow(plan.works)
 
     def _follow_chunks(self) -> None:
         """Run the chunks of prompts of the last step, if the rows before them are right."""
         chunks = [w for w in self._chunks if self._filled.end(w.row, w.start) == w.start]
         self._chunks = []
         if chunks:
-            self._forward([Span(w.row, w.start, w.tokens) for w in chunks])
+            self._forward([Span(w.sequence, w.row, w.start, w.tokens) for w in chunks])
 
     def draft(self, asks: Sequence[Ask], *, follow: bool = True) -> list[list[Draft]]:
         """Return drafts for each sequence: `depth`, or fewer if the draft fails or must run too many tokens before.
@@ -172,20 +114,17 @@ class Drafter:
         To be called after each step of the target, before pages are taken for the next one. follow: also run the
         chunks of prompts that the target has run, so that their sequences can have drafts sooner.
         """
+        self.is_usual = True
         if follow:
             self._follow_chunks()
         drafts: list[list[Draft]] = [[] for _ in asks]
-        work, ready = self._missing(asks)
-        if not work:
-            return drafts
-        found, going = self._run(work, [asks[i].sampling for i in ready]), ready
+        spans, going = self._missing(asks)
+        if spans and not going:
+            self._forward(spans)
         while going:
+            found = self._run(spans, [asks[i] for i in going], min(asks[i].depth - len(drafts[i]) for i in going))
             going = self._take(asks, drafts, going, found)
-            if going:
-                last = [
-                    Span(asks[i].row, len(asks[i].tokens) + len(drafts[i]) - 1, (drafts[i][-1].token,)) for i in going
-                ]
-                found = self._run(last, [asks[i].sampling for i in going])
+            spans = [_continued(asks[i], drafts[i]) for i in going]
         return drafts
 
     def _missing(self, asks: Sequence[Ask]) -> tuple[list[Span], list[int]]:
@@ -194,31 +133,33 @@ class Drafter:
         Their spans come first. One that has more missing tokens than a pass takes continues in the next step.
         """
         ready, spans, later, left = list[int](), list[Span](), list[Span](), self._max_tokens
-        for i, (row, tokens, _, _) in enumerate(asks):
+        for i, (sequence, row, tokens, _, _) in enumerate(asks):
             known = len(tokens)
             # Two tokens if one or two are missing: then all steps have one shape, which is recorded once.
-            start = max(0, min(self._filled.end(row, known - 1), known - 2))
+            start = max(0, min(self._filled.right(sequence, row, known - 1), known - 2))
             run = tokens[start : min(known, start + left)]
             left -= len(run)
             if start + len(run) == known:
                 ready.append(i)
-                spans.append(Span(row, start, run))
+                spans.append(Span(sequence, row, start, run))
             elif run:
-                later.append(Span(row, start, run))
+                later.append(Span(sequence, row, start, run))
         return spans + later, ready
 
     def _take(
-        self, asks: Sequence[Ask], drafts: Sequence[list[Draft]], going: Sequence[int], found: Best | Floats
+        self, asks: Sequence[Ask], drafts: Sequence[list[Draft]], going: Sequence[int], found: Sequence[Best | Floats]
     ) -> list[int]:
-        """Draw a draft for the sequences that go on; return those that want another."""
-        left = []
-        for i, draft in zip(going, self._drawn(asks, drafts, going, found), strict=True):
-            if draft is None:
-                continue
-            drafts[i].append(draft)
-            if len(drafts[i]) < asks[i].depth and not asks[i].sampling.is_end(draft.token):
-                left.append(i)
-        return left
+        """Draw drafts from the rounds that ran for some sequences; return those that want more."""
+        left = dict.fromkeys(going)
+        for one in found:
+            for i, draft in zip(going, self._drawn(asks, drafts, going, one), strict=True):
+                if i not in left:
+                    continue
+                if draft is not None:
+                    drafts[i].append(draft)
+                if draft is None or len(drafts[i]) == asks[i].depth or asks[i].sampling.is_end(draft.token):
+                    del left[i]
+        return list(left)
 
     def _drawn(
         self, asks: Sequence[Ask], drafts: Sequence[Sequence[Draft]], going: Sequence[int], found: Best | Floats
@@ -235,35 +176,40 @@ class Drafter:
             except RequestError:
                 yield None
 
-    def _run(self, spans: Sequence[Span], sampling: Sequence[SampleRow]) -> Best | Floats:
-        """Run tokens; return the logits [n, vocabulary], or the best tokens, after each of the first n spans.
+    def _run(self, spans: Sequence[Span], asks: Sequence[Ask], rounds: int) -> Sequence[Best | Floats]:
+        """Run tokens, and up to `rounds` rounds of drafts if nobody needs to draw them; return what each round found.
 
-        sampling: how the tokens after the n spans are drawn.
+        asks: the sequences of the first spans, which draft. Returns the logits [n, vocabulary] after each of their n
+        spans, or the best tokens.
         """
-        lengths = [len(span.tokens) for span in spans]
-        ends = np.cumsum(lengths)[: len(sampling)] - 1
-        decoded = self._recorded(spans, lengths) if max(lengths) <= RECORDED_TOKENS else None
-        if decoded is None:
-            return self._forward(spans, ends)
-        every = len(ends) == sum(lengths)
-        if all(row.wants_best() for row in sampling):
-            best, logits = np.asarray(decoded.best), np.asarray(decoded.best_logits)
-            return Best(best, logits) if every else Best(best[ends], logits[ends])
-        logits = self._memory.get(decoded.logits)
-        return logits if every else logits[ends]
+        if len(spans) == len(asks) and max(len(span.tokens) for span in spans) <= RECORDED_TOKENS:
+            greedy = all(ask.sampling.wants_best() for ask in asks)
+            made = self._recorded(spans, rounds if greedy else 1)
+            if made is not None and greedy:
+                pairs = zip(made.best, made.best_logits, strict=True)
+                return [Best(np.asarray(best), np.asarray(logits)) for best, logits in pairs]
+            if made is not None:
+                return [self._memory.get(made.logits)]
+        ends = np.cumsum([len(span.tokens) for span in spans])[: len(asks)] - 1
+        return [self._forward(spans, ends)]
 
-    def _recorded(self, spans: Sequence[Span], lengths: Sequence[int]) -> Decoded | None:
-        """Run tokens from a recording; None if there is none for so many."""
-        rows, starts, tokens = ([*x] for x in zip(*spans, strict=True))
+    def _recorded(self, spans: Sequence[Span], rounds: int) -> Rounds | None:
+        """Run tokens and the rounds after them from a recording; None if there is none for so many."""
+        sequences, rows, starts, tokens = ([*x] for x in zip(*spans, strict=True))
+        lengths = [len(run) for run in tokens]
         turned, tables = None, self._model.frequency_tables
         if tables is not None:
-            positions = Slices.plain(np.array(rows), np.array(starts), np.array(lengths)).positions()
+            slices = Slices.plain(np.array(rows), np.array(starts), np.array(lengths))
+            positions, ends = slices.positions(), slices.starts + slices.lengths
+            positions = np.concatenate([positions, *(ends + i for i in range(rounds - 1))])
             turned = tables.rows(np.zeros_like(positions), positions).tolist()
         ids = [min(token, self._most_id) for run in tokens for token in run]
-        decoded = self._graphs.run(rows, starts, lengths, ids, turned)
-        if decoded is not None:
-            self._filled.add(np.array(rows), np.array(starts), np.array(starts) + np.array(lengths))
-        return decoded
+        made = self._rounds.run(rows, starts, lengths, ids, rounds, turned)
+        self.is_usual &= not self._rounds.has_recorded
+        if made is not None:
+            for sequence, row, start, count in zip(sequences, rows, starts, lengths, strict=True):
+                self._filled.computed(sequence, row, start, start + count + rounds - 1)
+        return made
 
     def _forward(self, spans: Sequence[Span], logits: Ints | None = None) -> Floats:
         """Run tokens unrecorded; return the logits of some of them [n, vocabulary].
@@ -272,6 +218,7 @@ class Drafter:
         """
         rows, starts = np.array([span.row for span in spans]), np.array([span.start for span in spans])
         lengths = np.array([len(span.tokens) for span in spans])
+        self.is_usual &= bool(lengths.max() <= RECORDED_TOKENS)
         slices, memory = Slices.plain(rows, starts, lengths), self._memory
         tokens = np.fromiter((t for span in spans for t in span.tokens), np.int64, int(lengths.sum()))
         step = PagedStep(
@@ -287,7 +234,13 @@ class Drafter:
             self._table,
         )
         stream = self._model.forward(step)
-        self._filled.add(rows, starts, starts + lengths)
+        for span in spans:
+            self._filled.computed(span.sequence, span.row, span.start, span.start + len(span.tokens))
         if logits is None or not logits.size:
             return np.empty((0, self._most_id + 1), np.float32)
         return memory.get(self._model.logits(stream, memory.integers(logits)))
+
+
+def _continued(ask: Ask, drafts: Sequence[Draft]) -> Span:
+    """Return the last draft of a sequence, which the draft model runs next."""
+    return Span(ask.sequence, ask.row, len(ask.tokens) + len(drafts) - 1, (drafts[-1].token,))

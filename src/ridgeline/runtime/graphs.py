@@ -17,6 +17,7 @@ from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Buckets, PagedLayout
+from ridgeline.ops.driver import Recorded, Recorder
 from ridgeline.runtime.arena import Layers
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.layout import Ints, Slices
@@ -39,7 +40,7 @@ class Decoded(NamedTuple):
     stream: Stream
 
 
-class _Inputs(NamedTuple):
+class Inputs(NamedTuple):
     """Arrays that a recorded step reads: of its tokens [T], and of its sequences [n].
 
     starts: position of each sequence's first token. last: index of its last token among the T tokens. A step of one
@@ -58,35 +59,74 @@ class _Inputs(NamedTuple):
 class _Graph(NamedTuple):
     """A recorded step."""
 
-    inputs: _Inputs
+    inputs: Inputs
     made: Decoded
     run: Callable[[], None]
 
 
-class DecodeGraphs:
-    """Holds recorded decode steps of one engine, by their numbers of sequences and tokens.
+class Passes:
+    """Runs a model over arrays at fixed addresses, to be recorded.
 
-    refusal: why there are none.
+    refusal: why nothing can be recorded.
     """
 
     def __init__(
         self, model: Model, table: OpsTable, groups: Sequence[StateGroup], arena: Layers, drafts: DraftInputs,
         page_tables: Sequence[Ints],
     ) -> None:  # fmt: skip
-        self._model, self._table, self._groups, self._page_tables = model, table, groups, page_tables
+        self.model, self._table, self._groups, self._page_tables = model, table, groups, page_tables
         self._arena, self._drafts = arena, drafts
-        self._layout, self._best = table.primitive(api.DECODE_LAYOUT), table.primitive(api.BEST)
-        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._layout, self.best = table.primitive(api.DECODE_LAYOUT), table.primitive(api.BEST)
+        self.most = min(len(page_tables[0]), MOST_SEQUENCES)  # most sequences of a recorded step
         self.refusal = _refusal(table, groups)
         if self.refusal is None and table.driver is not None:
-            self._recorder = table.driver.recorder()
-            most = min(len(page_tables[0]), MOST_SEQUENCES)
-            of_tokens = [self._recorder.input(MOST_TOKENS) for _ in range(4)]
-            self._inputs = _Inputs(*of_tokens, *(self._recorder.input(most) for _ in range(3)))
-            self._single = self._recorder.input(most), self._recorder.input(most)
-            self._recorder.assign(self._single[0], [1] * most)
-            self._recorder.assign(self._single[1], range(most))
+            self.recorder = table.driver.recorder()
+            self.single = self.recorder.input(self.most), self.recorder.input(self.most)
+            self.recorder.assign(self.single[0], [1] * self.most)
+            self.recorder.assign(self.single[1], range(self.most))
             self._known = [*arena.pages, *page_tables, *model.constants()]
+
+    def run(self, slices: Slices, inputs: Inputs) -> Stream:
+        """Run one forward pass. slices: rows, starts and lengths of the pass that is recorded."""
+        rows, tokens, positions, frequency_rows, starts, lengths, last = inputs
+        layouts = []
+        for group, page_table in zip(self._groups, self._page_tables, strict=True):
+            pages, slots, tables = self._layout(page_table, rows, positions, last, group.page_tokens)
+            layouts.append(PagedLayout(pages, slots, starts, lengths, tables, _no_buckets))
+        step = PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows)
+        return self.model.forward(step)
+
+    def record(self, work: Callable[[], Sequence[Array]]) -> Recorded | None:
+        """Run and record work; None if it must run unrecorded, with the reason in `refusal`."""
+        try:
+            found = self.recorder.record(work, self._known)
+        except _AsksForBucketsError:  # the step runs again unrecorded and writes the same values to pages
+            found = "attention gathers what the pages of a step hold"
+        if isinstance(found, str):
+            left = sorted({c.op for c in self._table.choices() if c.refusals and c.level == "primitive"})
+            self.refusal = f"{found}; served beside the best kernels: {', '.join(left) or 'nothing'}"
+            return None
+        return found
+
+
+class DecodeGraphs:
+    """Holds recorded decode steps of one engine, by their numbers of sequences and tokens."""
+
+    def __init__(
+        self, model: Model, table: OpsTable, groups: Sequence[StateGroup], arena: Layers, drafts: DraftInputs,
+        page_tables: Sequence[Ints],
+    ) -> None:  # fmt: skip
+        self._passes = Passes(model, table, groups, arena, drafts, page_tables)
+        self._graphs: dict[tuple[int, int], _Graph] = {}
+        if self.refusal is None:
+            recorder, most = self._passes.recorder, self._passes.most
+            of_tokens = [recorder.input(MOST_TOKENS) for _ in range(4)]
+            self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
+
+    @property
+    def refusal(self) -> str | None:
+        """Why there are none."""
+        return self._passes.refusal
 
     def run(
         self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int], tokens: Sequence[int],
@@ -104,42 +144,27 @@ class DecodeGraphs:
         if graph is None:
             return self._record(rows, starts, lengths, tokens, frequency_rows or [0] * total)
         self._graphs[n, total] = graph  # the last of the dict is the one that was used last
-        self._fill(graph.inputs, rows, starts, lengths, tokens, frequency_rows)
+        fill(self._passes.recorder, graph.inputs, rows, starts, lengths, tokens, frequency_rows)
         graph.run()
         return graph.made
-
-    def _fill(
-        self, inputs: _Inputs, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int],
-        tokens: Sequence[int], frequency_rows: Sequence[int] | None,
-    ) -> None:  # fmt: skip
-        assign = self._recorder.assign
-        positions = starts
-        if len(tokens) > len(rows):
-            assign(inputs.starts, starts), assign(inputs.lengths, lengths)
-            assign(inputs.last, [end - 1 for end in accumulate(lengths)])
-            rows = [row for row, count in zip(rows, lengths, strict=True) for _ in range(count)]
-            positions = [first + i for first, count in zip(starts, lengths, strict=True) for i in range(count)]
-        assign(inputs.rows, rows), assign(inputs.tokens, tokens), assign(inputs.positions, positions)
-        if frequency_rows is not None:
-            assign(inputs.frequency_rows, frequency_rows)
 
     def _record(
         self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int], tokens: Sequence[int],
         frequency_rows: Sequence[int],
     ) -> Decoded | None:  # fmt: skip
-        n, total = len(rows), len(tokens)
-        of_tokens = [self._recorder.first(x, total) for x in self._inputs[:4]]
-        of_sequences = self._inputs[4:] if total > n else (self._inputs.positions, *self._single)
-        inputs = _Inputs(*of_tokens, *(self._recorder.first(x, n) for x in of_sequences))
-        self._fill(inputs, rows, starts, lengths, tokens, frequency_rows)
+        n, total, passes = len(rows), len(tokens), self._passes
+        inputs = cut(passes, self._inputs, n, total)
+        fill(passes.recorder, inputs, rows, starts, lengths, tokens, frequency_rows)
         slices = Slices.plain(np.array(rows), np.array(starts), np.array(lengths))
-        try:
-            found = self._recorder.record(lambda: self._step(slices, inputs), self._known)
-        except _AsksForBucketsError:  # the step runs again unrecorded and writes the same values to pages
-            found = "attention gathers what the pages of a step hold"
-        if isinstance(found, str):
-            left = sorted({c.op for c in self._table.choices() if c.refusals and c.level == "primitive"})
-            self.refusal = f"{found}; served beside the best kernels: {', '.join(left) or 'nothing'}"
+
+        def work() -> Sequence[Array]:
+            stream = passes.run(slices, inputs)
+            logits = passes.model.logits(stream)
+            made = (logits, *passes.best(logits), stream.residual)
+            return made if stream.delta is None else (*made, stream.delta)
+
+        found = passes.record(work)
+        if found is None:
             return None
         logits, best, best_logits, residual, *delta = found.results
         made = Decoded(logits, best, best_logits, Stream(residual, delta[0] if delta else None))
@@ -148,17 +173,28 @@ class DecodeGraphs:
         self._graphs[n, total] = _Graph(inputs, made, found.run)
         return made
 
-    def _step(self, slices: Slices, inputs: _Inputs) -> Sequence[Array]:
-        rows, tokens, positions, frequency_rows, starts, lengths, last = inputs
-        layouts = []
-        for group, page_table in zip(self._groups, self._page_tables, strict=True):
-            pages, slots, tables = self._layout(page_table, rows, positions, last, group.page_tokens)
-            layouts.append(PagedLayout(pages, slots, starts, lengths, tables, _no_buckets))
-        step = PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows)
-        stream = self._model.forward(step)
-        logits = self._model.logits(stream)
-        made = (logits, *self._best(logits), stream.residual)
-        return made if stream.delta is None else (*made, stream.delta)
+
+def cut(passes: Passes, inputs: Inputs, n: int, total: int) -> Inputs:
+    """Return the first parts of arrays, for a step of `n` sequences and `total` tokens."""
+    first = passes.recorder.first
+    of_sequences = inputs[4:] if total > n else (inputs.positions, *passes.single)
+    return Inputs(*(first(x, total) for x in inputs[:4]), *(first(x, n) for x in of_sequences))
+
+
+def fill(
+    recorder: Recorder, inputs: Inputs, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int],
+    tokens: Sequence[int], frequency_rows: Sequence[int] | None,
+) -> None:  # fmt: skip
+    """Write the inputs of a recorded step; see DecodeGraphs.run."""
+    assign, positions = recorder.assign, starts
+    if len(tokens) > len(rows):
+        assign(inputs.starts, starts), assign(inputs.lengths, lengths)
+        assign(inputs.last, [end - 1 for end in accumulate(lengths)])
+        rows = [row for row, count in zip(rows, lengths, strict=True) for _ in range(count)]
+        positions = [first + i for first, count in zip(starts, lengths, strict=True) for i in range(count)]
+    assign(inputs.rows, rows), assign(inputs.tokens, tokens), assign(inputs.positions, positions)
+    if frequency_rows is not None:
+        assign(inputs.frequency_rows, frequency_rows)
 
 
 def _refusal(table: OpsTable, groups: Sequence[StateGroup]) -> str | None:
