@@ -33,7 +33,10 @@ def run(
     seconds, tokens, chosen = 0.0, 0, [0] * (MOST + 1)
     sequences = range(batch)
     for step in range(steps):
-        depths = rule.depths(sequences, batch)
+        rests = rule.is_resting
+        if rests:
+            rule.rest()
+        depths = {} if rests else rule.depths(sequences, batch)
         rounds, drafts = max(depths.values(), default=0), sum(depths.values())
         own = (machine.plain + drafts * machine.draft) * (1 + JITTER * rng.random())
         drafting = machine.round * rounds * (1 + JITTER * rng.random())
@@ -45,7 +48,8 @@ def run(
                 accepted += 1
             tokens += accepted + 1
             results.append((sequence, depth, accepted))
-        rule.step(batch, drafts, rounds, own, drafting)
+        if not rests:
+            rule.step(batch, drafts, rounds, own, drafting)
         for result in results:
             if result[1]:
                 rule.verified(*result)
@@ -73,7 +77,10 @@ MACHINES = {
 def test_the_speed_is_nearly_that_of_the_best_depth(name: str, batch: int) -> None:
     machine = MACHINES[name]._replace(draft=MACHINES[name].draft * min(batch, 8) / batch)
     for a in (0.0, 0.3, 0.6, 0.95):
-        found, _ = run(machine, batch, lambda sequence, step, a=a: a)  # type: ignore[misc]
+        speeds = [
+            run(machine, batch, lambda sequence, step, a=a: a, seed)[0] for seed in range(1 if batch == 16 else 3)
+        ]  # type: ignore[misc]
+        found = sum(speeds) / len(speeds)
         assert found > 0.9 * best(machine, batch, a), f"acceptance {a}"
         assert found > 0.97, f"acceptance {a}"  # never slower than without drafts, but for probes
 

@@ -25,11 +25,12 @@ FIRST_SAMPLES = 3  # the first steps of a kind also record kernels; the least of
 FIRST_SEQUENCES = 4  # have drafts while their times are not known
 WEIGHT = 0.2  # of the newest time in a moving average
 OUTLIER = 3.0  # a time that is so many times the average is taken for a disturbance
-MEMORY = 0.95  # weight of all earlier verifications after one more
+PATIENCE = 8  # unless so many came one after the other
+MEMORY = 0.98  # weight of all earlier verifications after one more
 HOPED = 0.8  # acceptance before the first verification
 OWN_VERIFICATIONS = 6.0  # from so many on, a sequence's own acceptance counts more than that of all
-RECHECK = 4  # without drafts, the choice is made again after so many steps
-PROBE_STEPS, RAREST_PROBE = 16, 256  # steps without drafts between two probes
+RECHECK = 8  # without drafts, the choice is made again after so many steps
+PROBE_STEPS, RAREST_PROBE = 24, 96  # steps without drafts between two probes
 PLAIN_STEPS = 64  # with drafts, a step without them after so many, so that its time stays known
 GAIN = 1.02  # drafts must be so much faster than none: times are not exact
 
@@ -56,27 +57,34 @@ class Costs:
     """Seconds of the steps of one size of batch.
 
     plain: a step without drafts. draft: each draft more. round: each round of the draft model. since_plain: number of
-    steps since the last one without drafts.
+    steps since the last one without drafts. odd: number of the last times that were taken for disturbances.
     """
 
     plain: Mean = field(default_factory=Mean)
     draft: Mean = field(default_factory=Mean)
     round: Mean = field(default_factory=Mean)
     since_plain: int = 0
+    odd: int = 0
 
     def add(self, batch: int, drafts: int, rounds: int, seconds: float, drafting: float) -> None:
         """Record a step. drafting: seconds of its rounds of the draft model."""
         plain, draft = self.plain.value, self.draft.value
         self.since_plain = self.since_plain + 1 if drafts else 0
         usual = None if plain is None or (drafts and draft is None) else plain + drafts * (draft or 0.0)
-        if usual is not None and seconds > OUTLIER * usual:
+        if self._is_odd(seconds, usual):
             return
         if not drafts:
             self.plain.add(seconds)
         elif plain is not None:  # few drafts say little about the time of one
             self.draft.add(max(seconds - plain, 0.0) / drafts, WEIGHT * min(1.0, drafts / batch))
-        if rounds:
+        if rounds and not self._is_odd(drafting / rounds, self.round.value):
             self.round.add(drafting / rounds)
+
+    def _is_odd(self, seconds: float, usual: float | None) -> bool:
+        """Return whether a time is a disturbance. usual: the expected time; None: it is not known."""
+        is_odd = usual is not None and seconds > OUTLIER * usual and self.odd < PATIENCE
+        self.odd = self.odd + 1 if is_odd else 0
+        return is_odd
 
 
 @dataclass(slots=True)
@@ -115,6 +123,16 @@ class DepthRule:
         self._own: dict[int, Rates] = {}  # by sequence
         self._wait, self._off, self._probes = PROBE_STEPS, 0, 0  # steps between probes, steps since one, their number
         self._probing, self._pays = False, True
+        self._rest = 0  # steps that run before the next choice
+
+    @property
+    def is_resting(self) -> bool:
+        """Return whether the next step has no drafts, so that nothing need be chosen for it."""
+        return self._rest > 0
+
+    def rest(self) -> None:
+        """Count a step that runs while `is_resting`."""
+        self._rest -= 1
 
     def depths(self, sequences: Seq[int], batch: int) -> dict[int, int]:
         """Return the depth of each sequence of the next step; sequences with depth 0 are left out.
@@ -125,23 +143,27 @@ class DepthRule:
         self._probing = False
         if not sequences or costs.plain.value is None or costs.since_plain >= PLAIN_STEPS:
             return {}
-        if self._off % RECHECK == 0 and (found := self._best(sequences, batch, costs)):
+        if found := self._best(sequences, batch, costs):
             self._off = 0
             return found
-        self._off += 1
+        self._off += RECHECK
         if self._off < self._wait:
+            self._rest = RECHECK - 1
             return {}
         self._pays = self._could_pay(batch, costs)
         self._off, self._probing, self._probes = 0, True, self._probes + 1
         return {sequences[self._probes % len(sequences)]: 1}
 
     def step(self, batch: int, drafts: int, rounds: int, seconds: float, drafting: float) -> None:
-        """Record a step that only decoded: its sequences, drafts and rounds of the draft model; how long it took."""
+        """Record a step that only decoded: its sequences, drafts and rounds of the draft model; how long it took.
+
+        rounds: 0 if their time says nothing about later ones. drafting: seconds of the rounds.
+        """
         self._costs_of(batch).add(batch, drafts, rounds, seconds, drafting)
         if self._probing and drafts:  # nothing was found to probe with otherwise
             self._wait = min(2 * self._wait, RAREST_PROBE)
         elif self._probing:
-            self._off = self._wait - RECHECK
+            self._off, self._rest = self._wait - RECHECK, RECHECK - 1
 
     def verified(self, sequence: int, run: int, accepted: int) -> None:
         """Record how many drafts of a sequence were run and accepted."""

@@ -32,11 +32,17 @@ class Drafting(ABC):
         self._most, self._rule = most, rule
         self._proposed: Found = {}  # for the next step
         self._rounds, self._began, self._drafting = 0, 0.0, 0.0
+        self._rests = False  # the next step was not chosen for, and is not measured
 
     @property
     @abstractmethod
     def is_on(self) -> bool:
         """Return whether drafts may be proposed in the next step."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether the step that was submitted last must end before the next one is scheduled."""
+        return self.is_on and not (self._rests and self._rule is not None and self._rule.is_resting)
 
     @property
     @abstractmethod
@@ -68,7 +74,11 @@ class Drafting(ABC):
 
     def propose(self, scheduler: Scheduler, answers: Mapping[int, Answer]) -> None:
         """Get drafts for the next step. answers: by sequence; beams have none, and get no drafts."""
-        self._proposed, self._rounds, began = {}, 0, time.perf_counter()
+        self._proposed, self._rests = {}, self._rule is not None and self._rule.is_resting
+        if self._rests and self._rule is not None:
+            self._rule.rest()
+            return
+        self._rounds, began = 0, time.perf_counter()
         if self.is_on:
             able = scheduler.can_verify()
             room = {seq.id: min(self._most, self._room(seq)) for seq in able if seq.id in answers}
@@ -94,7 +104,7 @@ class Drafting(ABC):
     def collected(self, plan: StepPlan, results: Seq[Result]) -> None:
         """Take note of a step that ran after the last `propose`."""
         works, rule = plan.works, self._rule
-        if rule is None or not works:
+        if rule is None or self._rests or not works:
             return
         if all(work.sample and len(work.tokens) == work.num_draft + 1 for work in works):
             seconds, drafts = time.perf_counter() - self._began, sum(work.num_draft for work in works)

@@ -188,7 +188,7 @@ class RequestLoop(Generic[R]):
     @property
     def _depth(self) -> int:
         """Return how many steps may be in flight: beams and drafts need the tokens of the step before."""
-        return 1 if len(self._beams) or self._drafting.is_on else self.config.steps_in_flight
+        return 1 if len(self._beams) or self._drafting.is_alone else self.config.steps_in_flight
 
     def _sampling(self, works: Seq[Work]) -> Sampling:
         """Return the rows that the runner samples by itself, and the prompt tokens that it scores."""
