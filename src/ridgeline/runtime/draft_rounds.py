@@ -19,8 +19,8 @@ from ridgeline.runtime.layout import Slices
 class Rounds(NamedTuple):
     """Results of recorded rounds, valid until the next ones.
 
-    best, best_logits: for each round the best token after each of n sequences, and its logit, [n]. logits: of the last
-    round, [n, vocabulary].
+    best, best_logits: for each round the best token after each of n sequences, and its logit, [n]. logits: logits of
+    the last round, [n, vocabulary].
     """
 
     best: Sequence[Array]
