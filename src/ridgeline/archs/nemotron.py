@@ -121,7 +121,7 @@ def _experts(c: Config) -> MoE:
 
 def _kinds(c: Config) -> list[str]:
     """Return the kind of each layer, from a string of letters or a list of words, which has one of two names."""
-    letters, words = c.get_str("hybrid_override_pattern", None, None), c.get_list("layer_types", None, None)
+    letters, words = c.get_str("hybrid_override_pattern", None, None), c.get_list("layer_types", None)
     if letters is None and words is None:
         words = c.get_list("layers_block_type")
     block = c.get_list("layers_block_type", words, words)  # may also occur besides the letters
@@ -135,6 +135,8 @@ def _kinds(c: Config) -> list[str]:
         raise c.error(name, f"must have one entry per layer, each one of {', '.join(map(repr, known))}")
     if (count := c.get_int("num_hidden_layers", len(found))) != len(found):
         raise c.error("num_hidden_layers", f"is {count}, but {len(found)} layers are described")
+    if not {"mamba", "attention"}.intersection(known[kind] for kind in found):
+        raise c.error(name, "must have a layer of mamba or attention: without one, no token sees another")
     return [known[kind] for kind in found]
 
 
