@@ -46,7 +46,7 @@ class S4(RecurrentBase):
         return Cut(0, self.channels)
 
     def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
-        return _scan_numbers(self, 16 * self.state_size, tokens, padded, seqs)
+        return _scan_numbers(self, 8 * self.state_size, tokens, padded, seqs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,4 +114,4 @@ def _scan_numbers(mixer: S4 | S4D, matrices: int, tokens: int, padded: int, seqs
     along = mixer.channels * (13 * blocked + 6 * tokens)
     between = 4 * blocks * mixer.channels * n
     step = 16 * seqs * mixer.channels * n
-    return max(along + between, step) + 2 * mixer.channels * n * (matrices + 8 * S4_BLOCK)
+    return max(along + between, step) + mixer.channels * n * (matrices + 8 * S4_BLOCK)
