@@ -1,12 +1,16 @@
 // The first and last ops of a step: from token ids, positions and page tables to inputs; from logits to ids.
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "bind.h"
+#include "draw.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "philox.h"
 
 namespace ridgeline {
 namespace {
@@ -119,6 +123,36 @@ void best(Pool& pool, const Input& logits, const Places& ids, const Output& valu
     perform(pool, pool, job, logits, ids, values);
 }
 
+// Each half of the key, 128 bits, gives three parts; its last 32 bits are not used.
+DrawKey draw_key(const std::array<uint64_t, 4>& words) {
+    DrawKey key;
+    for (int half = 0; half < 2; ++half) {
+        const uint64_t one = words[size_t(2 * half)], two = words[size_t(2 * half + 1)];
+        key.parts[3 * half] = uint32_t(one);
+        key.parts[3 * half + 1] = uint32_t(one >> 32);
+        key.parts[3 * half + 2] = uint32_t(two);
+    }
+    return key;
+}
+
+int64_t draw_logits(const Input& logits, float top, double temperature, const std::array<uint64_t, 4>& key) {
+    const float* x = vector_of(logits, "logits", int64_t(logits.size()));
+    if (!logits.size()) refuse("there are no logits");
+    if (!(temperature > 1e-30)) refuse("the temperature must be above 1e-30");
+    nb::gil_scoped_release release;
+    return draw_kernels().logits(x, int64_t(logits.size()), top, temperature, draw_key(key));
+}
+
+int64_t draw_scores(const Given<const double>& scores, const std::optional<Ids>& ids,
+                    const std::array<uint64_t, 4>& key) {
+    const int64_t n = int64_t(scores.size());
+    const double* x = vector_of(scores, "scores", n);
+    const int64_t* id = ids ? vector_of(*ids, "ids", n) : nullptr;
+    if (!n) refuse("there are no scores");
+    nb::gil_scoped_release release;
+    return draw_kernels().scores(x, id, n, draw_key(key));
+}
+
 }  // namespace
 
 void bind_tokens(nb::module_& m) {
@@ -127,6 +161,9 @@ void bind_tokens(nb::module_& m) {
           array("sin"));
     m.def("decode_layout", decode_layout, nb::arg("pool"), array("table"), array("rows"), array("positions"),
           array("last"), nb::arg("page_tokens"), array("pages"), array("slots"), array("tables"));
+    m.def("philox", philox, nb::arg("key"), nb::arg("counter"));
+    m.def("draw_logits", draw_logits, array("logits"), nb::arg("top"), nb::arg("temperature"), nb::arg("key"));
+    m.def("draw_scores", draw_scores, array("scores"), nb::arg("ids").noconvert().none(), nb::arg("key"));
     m.def("best", best, nb::arg("pool"), array("logits"), array("ids"), array("values"));
 }
 

@@ -143,6 +143,18 @@ RL_INLINE F max(F a, F b) { return a > b ? a : b; }
 RL_INLINE F min(F a, F b) { return a < b ? a : b; }
 RL_INLINE I max(I a, I b) { return a > b ? a : b; }
 RL_INLINE F abs(F x) { return floats(bits(x) & 0x7fffffff); }
+// Whether any lane of a comparison's result is true.
+RL_INLINE bool any(I condition) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)condition, (__m512i)condition);
+#elif defined(__AVX2__)
+    return !_mm256_testz_si256((__m256i)condition, (__m256i)condition);
+#else
+    int32_t found = 0;
+    for (int i = 0; i < W; ++i) found |= condition[i];
+    return found;
+#endif
+}
 RL_INLINE F select(I condition, F a, F b) { return condition ? a : b; }  // condition: a comparison's result
 
 RL_INLINE F sqrt(F x) {

@@ -11,6 +11,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
+Doubles = np.ndarray[Any, np.dtype[np.float64]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 T = TypeVar("T")
 
@@ -474,6 +475,18 @@ def decode_layout(
 ) -> None:
     """Write the page and the slot of each token, and for each sequence the row of the page table up to the page of its
     last token, whose index is in `last`. Raises IndexError if the table is too short."""
+
+def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> list[int]:
+    """Return the 256 random bits of a key and a counter, as four words (Philox4x64-10)."""
+
+def draw_logits(logits: Floats, top: float, temperature: float, key: tuple[int, int, int, int]) -> int:
+    """Return the index with the largest (logit - top) / temperature + noise; see ridgeline.sample.noise.draw_logits.
+
+    temperature: above 1e-30.
+    """
+
+def draw_scores(scores: Doubles, ids: Ints | None, key: tuple[int, int, int, int]) -> int:
+    """Return the index with the largest sum of score and noise; see ridgeline.sample.noise.draw."""
 
 def best(pool: Pool, logits: Floats, ids: Ints, values: Floats) -> None:
     """Write the index of each row's first NaN, or else of its first largest number, and that number."""

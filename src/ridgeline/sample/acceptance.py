@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ridgeline.errors import RequestError
+from ridgeline.sample.drawing import draw
 from ridgeline.sample.logits import Floats, Ints
-from ridgeline.sample.noise import PURPOSE_ACCEPT, PURPOSE_DRAFT, PURPOSE_RESIDUAL, draw
+from ridgeline.sample.noise import PURPOSE_ACCEPT, PURPOSE_DRAFT, PURPOSE_RESIDUAL
 from ridgeline.sample.rejection import Distribution, Draft, choose, is_typical, softmax
 from ridgeline.sample.sampler import Pick, SampleRow, distribution, draw_index, sample
 from ridgeline.spec.acceptance import Acceptance

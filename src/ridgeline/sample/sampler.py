@@ -18,16 +18,18 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.errors import RequestError
+from ridgeline.sample.drawing import draw, draw_logits, random_words
 from ridgeline.sample.edits import Edits
 from ridgeline.sample.filters import Filter, filters_of, keep_top_k, kept_ids
 from ridgeline.sample.logits import Floats, Ints, row_logprobs, top_k
 from ridgeline.sample.masks import Grammar
-from ridgeline.sample.noise import PURPOSE_SAMPLE, Key, draw
+from ridgeline.sample.noise import PURPOSE_SAMPLE, Key
 from ridgeline.sample.rejection import Distribution, point_mass, softmax
 from ridgeline.spec.request import SamplingParams, TokenLogprobs
 
 # Number of scores that are processed at once: it bounds the workspace (2 MiB of float64, a few times).
 BLOCK = 2**18
+LEAST_TEMPERATURE = 1e-30  # of draws by logits; below it, scores are too large for float32
 BROKEN = "the model's logits hold NaN or infinity"
 NOTHING_LEFT = "allowed_token_ids, bad_token_ids, bad_words, min_tokens and structured_outputs together leave no token"
 
@@ -41,9 +43,7 @@ class NoiseKey:
 
     def key(self, position: int, purpose: int, index: int = 0) -> Key:
         """Return 256 random bits for one position (Philox, Salmon et al. 2011). index: counts draws for one purpose."""
-        key = np.array([self.seed, self.choice], np.uint64)
-        one, two, three, four = np.random.Philox(key=key, counter=[0, purpose, position, index]).random_raw(4).tolist()
-        return one, two, three, four
+        return random_words((self.seed, self.choice), (1, purpose, position, index))
 
     def uniform(self, position: int, purpose: int, index: int = 0) -> float:
         """Return a number in [0, 1) for one position."""
@@ -129,6 +129,10 @@ class SampleRow:
     def is_plain(self) -> bool:
         """Return whether the next token is simply the most likely one."""
         return self.params.temperature == 0 and self.edits is None
+
+    def is_unfiltered(self) -> bool:
+        """Return whether the next token is drawn from all tokens, by their logits and a temperature alone."""
+        return self.edits is None and not self.filters and self.params.temperature > LEAST_TEMPERATURE
 
     def wants_best(self) -> bool:
         """Return whether only the most likely token is needed, and no log probabilities."""
@@ -225,6 +229,9 @@ def _sample(logits: Floats, row: SampleRow, token: int, pick: Pick) -> SampledTo
     if row.wants_best():
         return SampledToken(token)
     params = row.params
+    if row.is_unfiltered() and pick is draw_index and params.logprobs is None:
+        key = row.noise.key(row.position, PURPOSE_SAMPLE)
+        return SampledToken(draw_logits(logits, float(logits[token]), params.temperature, key))
     scores, ids = logits, None  # ids: the token ids of the scores; None: all are there
     if not row.is_plain():
         try:

@@ -1,0 +1,120 @@
+"""Draws by kernels take the token that numpy takes, and Philox gives numpy's bits."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
+
+from cpu.instruction_sets import OTHERS, fingerprint_under  # noqa: E402
+from ridgeline.sample import drawing, noise  # noqa: E402
+from ridgeline.sample.noise import Key, gumbel  # noqa: E402
+from ridgeline.sample.sampler import NoiseKey  # noqa: E402
+
+SIZES = [1, 15, 16, 17, 63, 100, 257, 5_000, 40_000]
+TEMPERATURES = [1e-29, 0.01, 0.7, 1.0, 40.0]
+
+
+def keys(count: int) -> list[Key]:
+    return [NoiseKey(7, 2).key(position, 0) for position in range(count)]
+
+
+def made(size: int, spread: float = 4.0, seed: int = 0) -> np.ndarray:
+    """Return logits, some of which are minus infinity."""
+    rng = np.random.default_rng((size, seed))
+    logits = (rng.normal(size=size) * spread).astype(np.float32)
+    logits[rng.random(size) < 0.2] = -np.inf
+    logits[rng.integers(size)] = spread
+    return logits
+
+
+def exact(scores: np.ndarray, ids: np.ndarray, key: Key) -> int:
+    return int((scores + gumbel(key, ids)).argmax())
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("size", SIZES)
+def test_logits(size: int, temperature: float) -> None:
+    for key in keys(12):
+        logits = made(size)
+        top = float(logits.max())
+        with np.errstate(over="ignore"):
+            scores = (logits.astype(np.float64) - top) / temperature
+        assert kernels.draw_logits(logits, top, temperature, key) == exact(scores, np.arange(size), key)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 4.0, 400.0])
+@pytest.mark.parametrize("size", SIZES)
+def test_scores(size: int, spread: float) -> None:
+    ids = np.sort(np.random.default_rng(size).choice(200_000, size, replace=False))
+    for key in keys(12):
+        scores = made(size, spread).astype(np.float64)
+        scores -= scores.max()
+        scores[scores < -300] = -1e300  # minus infinity in float32
+        assert kernels.draw_scores(scores, None, key) == exact(scores, np.arange(size), key)
+        assert kernels.draw_scores(scores, ids, key) == exact(scores, ids, key)
+        assert noise.draw(scores, ids, key) == exact(scores, ids, key)
+
+
+def test_large_ids_and_keys() -> None:
+    ids = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+    for key in ((0, 0, 0, 0), (2**64 - 1,) * 4, (1, 2, 3, 2**63)):
+        assert kernels.draw_scores(np.zeros(5), ids, key) == exact(np.zeros(5), ids, key)
+
+
+def test_a_view_is_drawn_from() -> None:
+    logits = np.stack([made(100, seed=i) for i in range(3)]).T  # rows are not dense
+    for key in keys(4):
+        top = float(logits[:, 1].max())
+        whole = np.ascontiguousarray(logits[:, 1])
+        assert drawing.draw_logits(logits[:, 1], top, 0.8, key) == kernels.draw_logits(whole, top, 0.8, key)
+        assert drawing.draw(made(64).astype(np.float64)[::2], np.arange(64)[::2], key) in range(32)
+
+
+@pytest.mark.parametrize("words", [(0, 0), (1, 2), (2**64 - 1, 2**63)])
+@pytest.mark.parametrize("counter", [(1, 0, 0, 0), (1, 4, 100_000, 3), (1, 2**64 - 1, 2**32, 2**64 - 1)])
+def test_philox(words: tuple[int, int], counter: tuple[int, int, int, int]) -> None:
+    wanted = np.random.Philox(key=np.array(words, np.uint64), counter=np.array([0, *counter[1:]], np.uint64))
+    assert kernels.philox(words, counter) == wanted.random_raw(4).tolist()
+
+
+def test_without_kernels_the_tokens_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    plain = runpy.run_path(str(Path(drawing.__file__)))
+    assert plain["draw"] is noise.draw
+    for key in keys(20):
+        logits = made(300)
+        top = float(logits.max())
+        assert plain["draw_logits"](logits, top, 0.7, key) == drawing.draw_logits(logits, top, 0.7, key)
+    assert plain["random_words"]((5, 1), (1, 0, 9, 0)) == drawing.random_words((5, 1), (1, 0, 9, 0))
+
+
+def test_what_cannot_be_drawn_from() -> None:
+    none = np.zeros(0, np.float32)
+    with pytest.raises(ValueError, match="there are no logits"):
+        kernels.draw_logits(none, 0.0, 1.0, keys(1)[0])
+    with pytest.raises(ValueError, match="there are no scores"):
+        kernels.draw_scores(none.astype(np.float64), None, keys(1)[0])
+    with pytest.raises(ValueError, match="temperature"):
+        kernels.draw_logits(made(5), 0.0, 0.0, keys(1)[0])
+    with pytest.raises(ValueError, match="ids"):
+        kernels.draw_scores(np.zeros(5), np.arange(4), keys(1)[0])
+    with pytest.raises(TypeError):
+        kernels.draw_logits(made(5).astype(np.float64), 0.0, 1.0, keys(1)[0])
+
+
+def fingerprint() -> bytes:
+    drawn = [
+        kernels.draw_logits(logits, float(logits.max()), t, key)
+        for size in SIZES for logits in [made(size)] for t in TEMPERATURES for key in keys(4)
+    ]  # fmt: skip
+    return np.array(drawn).tobytes()
+
+
+@pytest.mark.parametrize("isa", OTHERS)
+def test_instruction_sets_draw_the_same_tokens(isa: str) -> None:
+    assert fingerprint_under(isa, "test_kernels_draw") == fingerprint()
