@@ -74,6 +74,7 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "seed": ((*WHOLE, -1, 2**63, HUGE), str(2**63 - 1)),
     "stop_token_ids": (((-1,), (1.0,), (True,), (3, NAN), ("a",), ([1],)), "0"),
     "ignore_eos": ((1, "no", None), ""),
+    "num_speculative_tokens": ((*WHOLE, -1), "0"),
     "logprobs": ((*WHOLE, -1, 21, HUGE), "20"),
     "skip_special_tokens": ((0, "yes", None), ""),
     "structured_outputs": (

@@ -178,6 +178,11 @@ class SamplingParams:
     ignore_eos: bool = declare(False, Flag(
         stage=Stage.END, help="Continue after an end-of-sequence token.",
     ))
+    num_speculative_tokens: int | None = declare(None, Whole(
+        stage=Stage.SPEED, low=0, flag=False, none="as many as --num-speculative-tokens says",
+        help="Largest number of draft tokens that a step verifies for an answer, if the engine has drafts. 0 turns "
+        "drafts off for this request.",
+    ))
     logprobs: int | None = declare(None, Whole(
         stage=Stage.REPORT, low=0, high=MAX_LOGPROBS, api=False, none="no report",
         help="Number of most likely tokens whose log probabilities are reported at each position, besides the token "

@@ -51,7 +51,7 @@ OWN: dict[str, Any] = {"stop": Stop}
 RESPONSE_FIELDS = (
     "bad_words",
     *(name for name, _, one in SAMPLING
-      if one.api and one.stage in (Stage.PENALTY, Stage.TEMPERATURE, Stage.FILTER, Stage.DRAW)),
+      if one.api and one.stage in (Stage.PENALTY, Stage.TEMPERATURE, Stage.FILTER, Stage.DRAW, Stage.SPEED)),
 )  # fmt: skip
 
 
