@@ -25,8 +25,10 @@ from ridgeline.engine.model_drafts import ModelDrafting
 from ridgeline.errors import RequestError
 from ridgeline.runtime.drafter import Drafter
 from ridgeline.runtime.filled import Filled
+from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.sample.rejection import Draft
+from ridgeline.sample.sampler import NoiseKey
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.settings import EngineConfig, EngineOptions, resolve
 from ridgeline.spec import GatedMLP, Layer, ModelSpec, TokenMixer, to_json
@@ -179,6 +181,33 @@ def test_a_bug_in_the_draft_costs_only_drafts(bug: Any, monkeypatch: pytest.Monk
     assert serve(engine) == plain("attention")
     counts = engine.stats().drafts
     assert counts.accepted_at[0] < counts.verifications
+
+
+def test_a_request_limits_its_drafts() -> None:
+    """The first request has none, the second one at most one in a step, and the third as many as the engine."""
+    engine = Engine(loaded("attention"), settings("attention", "attention"), draft=draft_of("attention"))
+    limits = {0: 0, 1: 1, 2: None}
+    for i, limit in limits.items():
+        params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True, num_speculative_tokens=limit)
+        engine.add(i, GenerationRequest(PROMPTS[1], params, (NoiseKey(0, 0),)))
+    most, found = dict.fromkeys(limits, 0), dict[int, list[int]]()
+    while len(engine):
+        for event in engine.step():
+            found.setdefault(event.request, []).extend(event.tokens)
+            most[event.request] = max(most[event.request], len(event.tokens))
+    assert most == {0: 1, 1: 2, 2: DRAFTS + 1}
+    assert found[0] == found[1] == found[2]
+
+
+def test_the_gain_is_measured_where_depths_are_chosen() -> None:
+    config = settings("attention", "attention", draft_depth="chosen")
+    engine = Engine(loaded("attention"), config, draft=draft_of("attention"))
+    assert serve(engine, rounds=4) == plain("attention")
+    speed = engine.stats().draft_speed
+    assert speed is not None and speed.factor is not None and speed.expected_factor is not None
+    assert speed.seconds > speed.drafting > 0
+    assert len(speed.depths) == DRAFTS + 1 and speed.depths[0] > 0
+    assert sum(speed.depths[1:]) == engine.stats().drafts.verifications
 
 
 @pytest.mark.parametrize("draft", DRAFT_STACKS)

@@ -49,9 +49,9 @@ def run(
             tokens += accepted + 1
             results.append((sequence, depth, accepted))
         if not rests:
-            rule.step(batch, drafts, rounds, own, drafting)
+            rule.step(batch, drafts, rounds, own, drafting, sum(accepted + 1 for *_, accepted in results))
         for result in results:
-            if result[1]:
+            if not rests:
                 rule.verified(*result)
         seconds += own + drafting
     return tokens / seconds / (batch / (machine.plain * (1 + JITTER / 2))), chosen
@@ -106,7 +106,7 @@ def test_a_disturbance_does_not_turn_drafts_off() -> None:
     for step in range(60):
         depths = rule.depths([0], 1)
         slow = 50.0 if step % 20 == 19 else 1.0
-        rule.step(1, depths.get(0, 0), 0, slow * (1 + 0.1 * depths.get(0, 0)), 0.0)
+        rule.step(1, depths.get(0, 0), 0, slow * (1 + 0.1 * depths.get(0, 0)), 0.0, 1 + depths.get(0, 0))
         if depths:
             rule.verified(0, depths[0], depths[0])
     assert rule.depths([0], 1) == {0: 2}

@@ -21,6 +21,8 @@ from itertools import accumulate
 from math import log2
 from operator import mul
 
+from ridgeline.sched.stats import DraftSpeed
+
 FIRST_SAMPLES = 3  # the first steps of a kind also record kernels; the least of their times counts
 FIRST_SEQUENCES = 4  # have drafts while their times are not known
 WEIGHT = 0.2  # of the newest time in a moving average
@@ -114,16 +116,21 @@ class Rates:
 
 
 class DepthRule:
-    """Chooses depths from what it is told of every step. most: largest depth. rounds: whether a draft model runs."""
+    """Chooses depths from what it is told of every step. most: largest depth. rounds: whether a draft model runs.
+
+    speed: times of all steps so far, with the drafts and as they would have been without.
+    """
 
     def __init__(self, most: int, *, rounds: bool) -> None:
+        self.speed = DraftSpeed(depths=[0] * (most + 1))
         self._most, self._has_rounds = most, rounds
         self._costs: dict[int, Costs] = {}
         self._all = Rates.of(most)
         self._own: dict[int, Rates] = {}  # by sequence
         self._wait, self._off, self._probes = PROBE_STEPS, 0, 0  # steps between probes, steps since one, their number
         self._probing, self._pays = False, True
-        self._rest = 0  # steps that run before the next choice
+        self._rest, self._batch = 0, 0  # steps that run before the next choice, and their sequences
+        self._expected = 0.0, 0.0  # tokens and seconds of the step that was chosen last; no tokens: they are not known
 
     @property
     def is_resting(self) -> bool:
@@ -131,8 +138,14 @@ class DepthRule:
         return self._rest > 0
 
     def rest(self) -> None:
-        """Count a step that runs while `is_resting`."""
+        """Count a step that runs while `is_resting`, which takes as long as any step without drafts."""
         self._rest -= 1
+        plain = self._costs_of(self._batch).plain.value or 0.0
+        self.speed.seconds += plain
+        self.speed.plain += plain
+        self.speed.expected += plain
+        self.speed.expected_plain += plain
+        self.speed.depths[0] += self._batch
 
     def depths(self, sequences: Seq[int], batch: int) -> dict[int, int]:
         """Return the depth of each sequence of the next step; sequences with depth 0 are left out.
@@ -140,7 +153,7 @@ class DepthRule:
         sequences: ids that can have drafts. batch: number of sequences of the step, others included.
         """
         costs = self._costs_of(batch)
-        self._probing = False
+        self._probing, self._batch, self._expected = False, batch, (0.0, 0.0)
         if not sequences or costs.plain.value is None or costs.since_plain >= PLAIN_STEPS:
             return {}
         if found := self._best(sequences, batch, costs):
@@ -154,11 +167,13 @@ class DepthRule:
         self._off, self._probing, self._probes = 0, True, self._probes + 1
         return {sequences[self._probes % len(sequences)]: 1}
 
-    def step(self, batch: int, drafts: int, rounds: int, seconds: float, drafting: float) -> None:
+    def step(self, batch: int, drafts: int, rounds: int, seconds: float, drafting: float, tokens: int) -> None:
         """Record a step that only decoded: its sequences, drafts and rounds of the draft model; how long it took.
 
-        rounds: 0 if their time says nothing about later ones. drafting: seconds of the rounds.
+        rounds: 0 if their time says nothing about later ones. drafting: seconds of the rounds. tokens: number of tokens
+        that the step gave.
         """
+        self._measure(batch, drafts, seconds, drafting, tokens)
         self._costs_of(batch).add(batch, drafts, rounds, seconds, drafting)
         if self._probing and drafts:  # nothing was found to probe with otherwise
             self._wait = min(2 * self._wait, RAREST_PROBE)
@@ -166,7 +181,10 @@ class DepthRule:
             self._off, self._rest = self._wait - RECHECK, RECHECK - 1
 
     def verified(self, sequence: int, run: int, accepted: int) -> None:
-        """Record how many drafts of a sequence were run and accepted."""
+        """Record how many drafts of a sequence were run and accepted in a step."""
+        self.speed.depths[run] += 1
+        if not run:
+            return
         self._all.add(run, accepted)
         self._own.setdefault(sequence, Rates.of(self._most)).add(run, accepted)
         if self._probing and accepted and self._pays:
@@ -175,6 +193,18 @@ class DepthRule:
     def end(self, sequence: int) -> None:
         """Forget a sequence that is over."""
         self._own.pop(sequence, None)
+
+    def _measure(self, batch: int, drafts: int, seconds: float, drafting: float, tokens: int) -> None:
+        """Add a step to `speed`, if the time without drafts is known. A step without drafts is its own measure."""
+        plain, (expected, took) = self._costs_of(batch).plain.value, self._expected
+        if plain is None or (drafts and not expected):
+            return
+        speed = self.speed
+        speed.seconds += seconds + drafting
+        speed.drafting += drafting
+        speed.plain += tokens * plain / batch if drafts else seconds
+        speed.expected += took if drafts else plain
+        speed.expected_plain += expected * plain / batch if drafts else plain
 
     def _best(self, sequences: Seq[int], batch: int, costs: Costs) -> dict[int, int]:
         """Return the depths with the most tokens a second; none if that is a step without drafts."""
@@ -185,6 +215,7 @@ class DepthRule:
         chances = [(c, s, j) for s in sequences for j, c in enumerate(self._chances(s, usual))]
         chances.sort(key=lambda x: -x[0])  # of one sequence, in the order of depth
         speed, taken = GAIN * batch / plain, list[tuple[float, int, int]]()
+        self._expected = float(batch), plain
         for deepest in range(1, self._most + 1) if self._has_rounds else (self._most,):
             tokens, seconds, count = float(batch), plain + deepest * (each or 0.0), 0
             reached = [x for x in chances if x[2] < deepest]
@@ -193,7 +224,7 @@ class DepthRule:
                     break  # this draft and all after it would lower the tokens a second
                 tokens, seconds, count = tokens + chance, seconds + draft, count + 1
                 if tokens / seconds > speed:
-                    speed, taken = tokens / seconds, reached[:count]
+                    speed, taken, self._expected = tokens / seconds, reached[:count], (tokens, seconds)
         return {sequence: j + 1 for _, sequence, j in taken}
 
     def _chances(self, sequence: int, usual: Seq[float]) -> list[float]:

@@ -14,6 +14,7 @@ from ridgeline.propose import Drafts, GivenDrafts, Guard, Proposer, Wanted
 from ridgeline.sample.rejection import Distribution
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.sequence import Sequence
+from ridgeline.sched.stats import DraftSpeed
 from ridgeline.sched.watcher import NO_WATCHER, Watcher
 from ridgeline.sched.work import Result, StepPlan, Work
 
@@ -54,6 +55,11 @@ class Drafting(ABC):
         """Return what is told of commits, forks, preemptions and ends."""
         return NO_WATCHER
 
+    @property
+    def speed(self) -> DraftSpeed | None:
+        """Return what drafts gained so far; None if nothing chooses how many there are."""
+        return None if self._rule is None else self._rule.speed.copy()
+
     @abstractmethod
     def reset(self) -> None:
         """Forget all sequences, and the failure of what proposes."""
@@ -81,7 +87,7 @@ class Drafting(ABC):
         self._rounds, began = 0, time.perf_counter()
         if self.is_on:
             able = scheduler.can_verify()
-            room = {seq.id: min(self._most, self._room(seq)) for seq in able if seq.id in answers}
+            room = {seq.id: min(self._limit(answers[seq.id]), self._room(seq)) for seq in able if seq.id in answers}
             room = {sequence: most for sequence, most in room.items() if most > 0}
             depths = room
             if self._rule is not None:
@@ -92,6 +98,11 @@ class Drafting(ABC):
                 scheduler.propose(sequence, drafts.tokens)
         self._began = time.perf_counter()
         self._drafting = self._began - began
+
+    def _limit(self, answer: Answer) -> int:
+        """Return how many drafts the settings and the request of an answer allow in a step."""
+        own = answer.row.params.num_speculative_tokens
+        return self._most if own is None else min(own, self._most)
 
     def distributions(self, work: Work) -> Seq[Distribution] | None:
         """Return the distributions that a work's drafts were drawn from; None: they are point masses.
@@ -106,11 +117,13 @@ class Drafting(ABC):
         works, rule = plan.works, self._rule
         if rule is None or self._rests or not works:
             return
-        if all(work.sample and len(work.tokens) == work.num_draft + 1 for work in works):
+        decodes = all(work.sample and len(work.tokens) == work.num_draft + 1 for work in works)
+        if decodes:
             seconds, drafts = time.perf_counter() - self._began, sum(work.num_draft for work in works)
-            rule.step(len(works), drafts, self._rounds, seconds, self._drafting)
+            tokens = sum(len(result.tokens) for result in results)
+            rule.step(len(works), drafts, self._rounds, seconds, self._drafting, tokens)
         for work, result in zip(works, results, strict=True):
-            if work.num_draft:
+            if decodes or work.num_draft:
                 rule.verified(work.sequence, work.num_draft, max(len(result.tokens) - 1, 0))
 
     def end(self, sequence: int) -> None:

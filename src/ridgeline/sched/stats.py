@@ -58,6 +58,38 @@ class DraftCounts:
         return replace(self, accepted_at=list(self.accepted_at))
 
 
+@dataclass(slots=True)
+class DraftSpeed:
+    """Measures what drafts gain, over the steps that only decode.
+
+    seconds: duration of these steps and of making their drafts. drafting: the part of it in which drafts were made.
+    plain: seconds that their tokens would have taken without drafts. expected: seconds that the steps were expected to
+    take when their depths were chosen. expected_plain: seconds that the tokens expected from them would have taken
+    without drafts. depths: number of times that each depth was chosen for a sequence.
+    """
+
+    seconds: float = 0.0
+    drafting: float = 0.0
+    plain: float = 0.0
+    expected: float = 0.0
+    expected_plain: float = 0.0
+    depths: list[int] = field(default_factory=list)
+
+    @property
+    def factor(self) -> float | None:
+        """Speed over the speed without drafts; None before the first step."""
+        return self.plain / self.seconds if self.seconds else None
+
+    @property
+    def expected_factor(self) -> float | None:
+        """The expected speed over the speed without drafts; None before the first step."""
+        return self.expected_plain / self.expected if self.expected else None
+
+    def copy(self) -> DraftSpeed:
+        """Return the measurements so far."""
+        return replace(self, depths=list(self.depths))
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The state of the scheduler now, and its counters since the start.
@@ -67,7 +99,8 @@ class Stats:
     recomputed_tokens: tokens that an earlier prompt shared, but after the nearest snapshot. drafts: counts of drafts.
     unrecorded: why decode steps are not run from a recording; None if they are. unproposed: why the proposer of drafts
     is not used any more; None if it is, or if there is none. last_step: the sequences of the last step that computed.
-    draft_acceptance: how drafts are accepted; "typical" is lossy. page_times: histograms that are still filled; None if
+    draft_acceptance: how drafts are accepted; "typical" is lossy. draft_speed: times with drafts and without;
+    None if there are none, or if their depth is fixed. page_times: histograms that are still filled; None if
     they are not measured.
     """
 
@@ -86,6 +119,7 @@ class Stats:
     unproposed: str | None = None
     last_step: StepShape = ()
     draft_acceptance: Acceptance = "same"
+    draft_speed: DraftSpeed | None = None
     page_times: PageTimes | None = None
 
     @property

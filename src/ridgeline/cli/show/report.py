@@ -105,12 +105,20 @@ def _drafts(stats: Stats) -> list[str]:
     counts = stats.drafts
     if not counts.verifications:
         return []
+    speed = stats.draft_speed
+    gain = []
+    if speed is not None and speed.factor is not None and speed.expected_factor is not None:
+        gain.append(
+            f"drafts: decoding ran at {speed.factor:.2f} times the speed without drafts, {speed.expected_factor:.2f} "
+            f"expected; drafting took {speed.drafting / speed.seconds:.0%} of its time"
+        )
     tokens = 1 + counts.accepted / counts.verifications
     shares = ", ".join(f"{100 * n / counts.verifications:.0f}" for n in counts.accepted_at)
     return [
         f"drafts: {counts.accepted:,} of {counts.run:,} accepted; {tokens:.2f} tokens a verification; "
         f"drafts 1 to {len(counts.accepted_at)} accepted in {shares} % of verifications; "
-        f"{MEANING[stats.draft_acceptance]}"
+        f"{MEANING[stats.draft_acceptance]}",
+        *gain,
     ]
 
 

@@ -206,6 +206,12 @@ def _engine(page: Page, report: Report) -> None:
     page.values("counter", "vllm:spec_decode_num_accepted_tokens_per_pos_total",
                 "Number of accepted draft tokens, by their position in the draft.",
                 [({"position": str(i)}, float(n)) for i, n in enumerate(stats.drafts.accepted_at)])  # fmt: skip
+    if (speed := stats.draft_speed) is not None:
+        page.values("counter", "ridgeline:draft_depth_total", "Number of steps of sequences, by number of drafts.",
+                    [({"depth": str(depth)}, float(n)) for depth, n in enumerate(speed.depths)])  # fmt: skip
+        for name, factor in (("measured", speed.factor), ("expected", speed.expected_factor)):
+            page.value("gauge", f"ridgeline:draft_speedup_{name}",
+                       f"Speed of decoding over the speed without drafts, {name}.", factor or 1.0)  # fmt: skip
     page.values("gauge", "ridgeline:pages_used", "Number of pages that sequences use, by group of layers.",
                 [({"group": g.name}, float(g.used_pages)) for g in stats.groups])  # fmt: skip
     page.values("gauge", "ridgeline:pages", "Number of pages, by group of layers.",
