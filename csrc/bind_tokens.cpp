@@ -1,6 +1,7 @@
 // The first and last ops of a step: from token ids, positions and page tables to inputs; from logits to ids.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -143,6 +144,19 @@ int64_t draw_logits(const Input& logits, float top, double temperature, const st
     return draw_kernels().logits(x, int64_t(logits.size()), top, temperature, draw_key(key));
 }
 
+std::pair<int64_t, double> likely(const Input& logits, float top, double temperature, float least,
+                                  const Places& found) {
+    const int64_t n = int64_t(logits.size());
+    const float* x = vector_of(logits, "logits", n);
+    int64_t* ids = vector_of(found, "found", n + 1);
+    if (!(temperature > 1e-30)) refuse("the temperature must be above 1e-30");
+    if (!(least > -80)) refuse("least must be above -80");
+    nb::gil_scoped_release release;
+    double total = 0;
+    const int64_t count = draw_kernels().likely(x, n, top, temperature, least, ids, total);
+    return {count, total};
+}
+
 int64_t draw_scores(const Given<const double>& scores, const std::optional<Ids>& ids,
                     const std::array<uint64_t, 4>& key) {
     const int64_t n = int64_t(scores.size());
@@ -163,6 +177,8 @@ void bind_tokens(nb::module_& m) {
           array("last"), nb::arg("page_tokens"), array("pages"), array("slots"), array("tables"));
     m.def("philox", philox, nb::arg("key"), nb::arg("counter"));
     m.def("draw_logits", draw_logits, array("logits"), nb::arg("top"), nb::arg("temperature"), nb::arg("key"));
+    m.def("likely", likely, array("logits"), nb::arg("top"), nb::arg("temperature"), nb::arg("least"),
+          array("found"));
     m.def("draw_scores", draw_scores, array("scores"), nb::arg("ids").noconvert().none(), nb::arg("key"));
     m.def("best", best, nb::arg("pool"), array("logits"), array("ids"), array("values"));
 }

@@ -83,8 +83,39 @@ int64_t draw_scores(const double* scores, const int64_t* ids, int64_t n, const D
     return draw(n, key, narrow, exact, gathered, [=](int64_t i) { return ids[i]; });
 }
 
+int64_t likely(const float* x, int64_t n, float top, double temperature, float least, int64_t* found, double& total) {
+    constexpr int64_t BLOCK = 2048;  // weights that are added in float
+    const F most = set(top), factor = set(float(1 / temperature)), limit = set(least);
+    int64_t count = 0;
+    for (int64_t begin = 0; begin < n; begin += BLOCK) {
+        const int64_t end = std::min(n, begin + BLOCK);
+        Sum16 sum = Sum16::zero();
+        for (int64_t i = begin; i < end; i += 16)
+            RL_FOR(v, V) {
+                const int64_t at = i + v * W;
+                const int left = int(std::clamp<int64_t>(end - at, 0, W));
+                const F score = (load(x + at, left) - most) * factor;
+                I is_likely = score >= limit;
+                if (left == W) {
+                    sum.v[v] += exp(score);
+                } else {
+                    F weight = exp(score);
+                    for (int lane = left; lane < W; ++lane) weight[lane] = 0, is_likely[lane] = 0;
+                    sum.v[v] += weight;
+                }
+                if (!any(is_likely)) continue;
+                for (int lane = 0; lane < left; ++lane) {
+                    found[count] = at + lane;
+                    count -= is_likely[lane];  // a true lane is -1
+                }
+            }
+        total += double(::ridgeline::RL_ISA::total(sum));
+    }
+    return count;
+}
+
 }  // namespace
 
-extern const DrawKernels draw_kernels = {draw_logits, draw_scores};
+extern const DrawKernels draw_kernels = {draw_logits, draw_scores, likely};
 
 }  // namespace ridgeline::RL_ISA

@@ -485,6 +485,13 @@ def draw_logits(logits: Floats, top: float, temperature: float, key: tuple[int, 
     temperature: above 1e-30.
     """
 
+def likely(logits: Floats, top: float, temperature: float, least: float, found: Ints) -> tuple[int, float]:
+    """Find the tokens whose score (logit - top) / temperature is at least `least`, up to rounding in float32.
+
+    found [n + 1]: their ids are written to it, ascending. Returns their number, and the sum of e^score of all tokens.
+    least: above -80. temperature: above 1e-30.
+    """
+
 def draw_scores(scores: Doubles, ids: Ints | None, key: tuple[int, int, int, int]) -> int:
     """Return the index with the largest sum of score and noise; see ridgeline.sample.noise.draw."""
 

@@ -11,9 +11,10 @@ import pytest
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 
 from cpu.instruction_sets import OTHERS, fingerprint_under  # noqa: E402
-from ridgeline.sample import drawing, noise  # noqa: E402
+from ridgeline import SamplingParams  # noqa: E402
+from ridgeline.sample import drawing, noise, sampler  # noqa: E402
 from ridgeline.sample.noise import Key, gumbel  # noqa: E402
-from ridgeline.sample.sampler import NoiseKey  # noqa: E402
+from ridgeline.sample.sampler import NoiseKey, SampleRow, distribution, sample  # noqa: E402
 
 SIZES = [1, 15, 16, 17, 63, 100, 257, 5_000, 40_000]
 TEMPERATURES = [1e-29, 0.01, 0.7, 1.0, 40.0]
@@ -75,6 +76,41 @@ def test_a_view_is_drawn_from() -> None:
         assert drawing.draw(made(64).astype(np.float64)[::2], np.arange(64)[::2], key) in range(32)
 
 
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("size", SIZES)
+def test_likely_tokens(size: int, temperature: float) -> None:
+    logits = made(size)
+    top = float(logits.max())
+    with np.errstate(over="ignore"):
+        scores = (logits.astype(np.float64) - top) / temperature
+    found = np.full(size + 1, -1, np.int64)
+    count, total = kernels.likely(logits, top, temperature, -10.0, found)
+    assert total == pytest.approx(np.exp(scores).sum(), rel=1e-6)
+    assert (np.diff(found[:count]) > 0).all()
+    is_found = np.zeros(size, bool)
+    is_found[found[:count]] = True
+    assert is_found[scores > -9.9999].all() and not is_found[scores < -10.0001].any()
+
+
+@pytest.mark.parametrize(
+    "params", [{"top_p": 0.9}, {"top_p": 0.5, "min_p": 0.1}, {"top_p": 0.999, "typical_p": 0.8, "xtc_probability": 0.5}]
+)
+@pytest.mark.parametrize("spread", [0.5, 3.0, 12.0])
+def test_a_nucleus_of_likely_tokens_is_the_whole_one(
+    params: dict[str, float], spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(3)
+    logits = (rng.normal(size=(20, 30_000)) * spread).astype(np.float32)
+    sampling = SamplingParams(temperature=0.8, logprobs=3, logprobs_mode="processed", **params)
+    rows = [SampleRow.start(sampling, [1], NoiseKey(i, 0), ()) for i in range(20)]
+    found, ways = sample(logits, rows), [distribution(x, row) for x, row in zip(logits, rows, strict=True)]
+    monkeypatch.setattr(sampler, "likely", lambda *args: None)
+    assert sample(logits, rows) == found
+    for x, row, way in zip(logits, rows, ways, strict=True):
+        other = distribution(x, row)
+        assert np.array_equal(other.ids, way.ids) and np.allclose(other.probabilities, way.probabilities, rtol=1e-12)
+
+
 @pytest.mark.parametrize("words", [(0, 0), (1, 2), (2**64 - 1, 2**63)])
 @pytest.mark.parametrize("counter", [(1, 0, 0, 0), (1, 4, 100_000, 3), (1, 2**64 - 1, 2**32, 2**64 - 1)])
 def test_philox(words: tuple[int, int], counter: tuple[int, int, int, int]) -> None:
@@ -101,6 +137,10 @@ def test_what_cannot_be_drawn_from() -> None:
         kernels.draw_scores(none.astype(np.float64), None, keys(1)[0])
     with pytest.raises(ValueError, match="temperature"):
         kernels.draw_logits(made(5), 0.0, 0.0, keys(1)[0])
+    with pytest.raises(ValueError, match="found"):
+        kernels.likely(made(5), 0.0, 1.0, -10.0, np.zeros(5, np.int64))
+    with pytest.raises(ValueError, match="least"):
+        kernels.likely(made(5), 0.0, 1.0, -90.0, np.zeros(6, np.int64))
     with pytest.raises(ValueError, match="ids"):
         kernels.draw_scores(np.zeros(5), np.arange(4), keys(1)[0])
     with pytest.raises(TypeError):
@@ -112,7 +152,9 @@ def fingerprint() -> bytes:
         kernels.draw_logits(logits, float(logits.max()), t, key)
         for size in SIZES for logits in [made(size)] for t in TEMPERATURES for key in keys(4)
     ]  # fmt: skip
-    return np.array(drawn).tobytes()
+    found = np.zeros(40_001, np.int64)
+    counts = [kernels.likely(made(n), float(made(n).max()), 0.7, -10.0, found[: n + 1])[0] for n in SIZES]
+    return np.array(drawn + counts).tobytes()
 
 
 @pytest.mark.parametrize("isa", OTHERS)

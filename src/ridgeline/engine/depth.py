@@ -187,8 +187,8 @@ class DepthRule:
             return
         self._all.add(run, accepted)
         self._own.setdefault(sequence, Rates.of(self._most)).add(run, accepted)
-        if self._probing and accepted and self._pays:
-            self._wait = PROBE_STEPS
+        if self._probing and accepted and self._pays:  # `step` has doubled it
+            self._wait = max(self._wait // 4, PROBE_STEPS)
 
     def end(self, sequence: int) -> None:
         """Forget a sequence that is over."""

@@ -16,6 +16,7 @@ from ridgeline.sample.noise import Key
 if find_spec("ridgeline._kernels") is not None:
     from ridgeline._kernels import draw_logits as _draw_logits
     from ridgeline._kernels import draw_scores as _draw_scores
+    from ridgeline._kernels import likely as _likely
     from ridgeline._kernels import philox as _philox
 
     def draw(scores: Floats, ids: Ints | None, key: Key) -> int:
@@ -29,6 +30,16 @@ if find_spec("ridgeline._kernels") is not None:
         """
         return _draw_logits(np.ascontiguousarray(logits), top, temperature, key)
 
+    def likely(logits: Floats, top: float, temperature: float, least: float) -> tuple[Ints, float] | None:
+        """Find the tokens with a score (logits - top) / temperature of at least `least`, up to rounding in float32.
+
+        logits [n], float32. top: the largest of them. temperature: above 1e-30. least: above -80. Returns their ids,
+        ascending, and the sum of e^score of all tokens; None where there are no kernels.
+        """
+        found = np.empty(logits.size + 1, np.int64)
+        count, total = _likely(np.ascontiguousarray(logits), top, temperature, least, found)
+        return found[:count], total
+
     def random_words(key: tuple[int, int], counter: tuple[int, int, int, int]) -> Key:
         """Return the block of 256 random bits of Philox for a key and a counter, as four words."""
         one, two, three, four = _philox(key, counter)
@@ -40,6 +51,10 @@ else:
     def draw_logits(logits: Floats, top: float, temperature: float, key: Key) -> int:
         """Return the token that `draw` takes from the scores (logits - top) / temperature, float64."""
         return draw((logits.astype(np.float64) - top) / temperature, None, key)
+
+    def likely(logits: Floats, top: float, temperature: float, least: float) -> tuple[Ints, float] | None:
+        """Return None: without kernels, computing all scores is as fast."""
+        return None
 
     def random_words(key: tuple[int, int], counter: tuple[int, int, int, int]) -> Key:
         """Return the block of 256 random bits of Philox for a key and a counter, as four words."""

@@ -33,9 +33,12 @@ def top_k(scores: Floats, count: int) -> Ints:
     return ids
 
 
-def nucleus(rank: Floats, weights: Floats, mass: float) -> Ints:
-    """Return the fewest ids of the highest ranks that have `mass` of all weight, ascending. rank: at most 0."""
-    total, before = weights.sum(), 0.0
+def nucleus(rank: Floats, weights: Floats, mass: float, total: float | None = None) -> Ints:
+    """Return the fewest ids of the highest ranks that have `mass` of all weight, ascending.
+
+    rank: at most 0. total: all weight, if there are ids of lower ranks that are not given; None: the sum of weights.
+    """
+    total, before = weights.sum() if total is None else total, 0.0
     kept, open_ids = np.zeros(rank.size, np.bool_), _best(rank, _FEW)
     if weights[open_ids].sum() <= mass * total * (1 + 1e-12):  # sums in other orders differ in the last digits
         bins = np.minimum(rank * (-_BINS / 64), _BINS - 1).astype(np.int64)

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.errors import RequestError
-from ridgeline.sample.drawing import draw, draw_logits, random_words
+from ridgeline.sample.drawing import draw, draw_logits, likely, random_words
 from ridgeline.sample.edits import Edits
-from ridgeline.sample.filters import Filter, filters_of, keep_top_k, kept_ids
-from ridgeline.sample.logits import Floats, Ints, row_logprobs, top_k
+from ridgeline.sample.filters import Filter, filters_of, keep_top_k, keep_top_p, kept_ids
+from ridgeline.sample.logits import Floats, Ints, exp_scores, nucleus, row_logprobs, top_k
 from ridgeline.sample.masks import Grammar
 from ridgeline.sample.noise import PURPOSE_SAMPLE, Key
 from ridgeline.sample.rejection import Distribution, point_mass, softmax
@@ -30,6 +30,7 @@ from ridgeline.spec.request import SamplingParams, TokenLogprobs
 # Number of scores that are processed at once: it bounds the workspace (2 MiB of float64, a few times).
 BLOCK = 2**18
 LEAST_TEMPERATURE = 1e-30  # of draws by logits; below it, scores are too large for float32
+LIKELY = -10.0  # scores from which on tokens are counted as likely: 4.5e-5 of the best one's probability
 BROKEN = "the model's logits hold NaN or infinity"
 NOTHING_LEFT = "allowed_token_ids, bad_token_ids, bad_words, min_tokens and structured_outputs together leave no token"
 
@@ -204,6 +205,8 @@ def distribution(logits: Floats, row: SampleRow) -> Distribution:
         raise RequestError(BROKEN)
     if row.is_plain():
         return point_mass(best)
+    if (found := _nucleus_first(logits, float(logits[best]), row)) is not None:
+        return softmax(*found)
     scores, ids = _edit(logits, row)
     if row.params.temperature == 0:
         return point_mass(int(scores.argmax()))
@@ -233,7 +236,10 @@ def _sample(logits: Floats, row: SampleRow, token: int, pick: Pick) -> SampledTo
         key = row.noise.key(row.position, PURPOSE_SAMPLE)
         return SampledToken(draw_logits(logits, float(logits[token]), params.temperature, key))
     scores, ids = logits, None  # ids: the token ids of the scores; None: all are there
-    if not row.is_plain():
+    if (found := _nucleus_first(logits, float(logits[token]), row)) is not None:
+        scores, ids = found
+        token = int(ids[pick(scores, ids, row)])
+    elif not row.is_plain():
         try:
             scores, ids = _edit(logits, row)
         except RequestError as e:  # its grammar failed, or no token is left
@@ -268,14 +274,41 @@ def _edit(logits: Floats, row: SampleRow) -> tuple[Floats, Ints | None]:
     return scores, None
 
 
+def _nucleus_first(logits: Floats, top: float, row: SampleRow) -> tuple[Floats, Ints] | None:
+    """Return the scores that are drawn from, the largest 0, and their ids, if top_p is the first thing that acts.
+
+    Only likely tokens are computed in float64. top: the largest logit. Returns None if something else acts first, if
+    the likely tokens have too little probability, or without kernels.
+    """
+    temperature = row.params.temperature
+    if row.edits is not None or row.filters[:1] != (keep_top_p,) or temperature <= LEAST_TEMPERATURE:
+        return None
+    found = likely(logits, top, temperature, LIKELY)
+    if found is None:
+        return None
+    ids, total = found
+    scores = (logits[ids].astype(np.float64) - top) / temperature
+    weights = exp_scores(scores)
+    if weights.sum() <= row.params.top_p * total * (1 + 1e-6):
+        return None
+    kept = nucleus(scores, weights, row.params.top_p, total)
+    left, which = _keep(scores[kept], ids[kept], row, row.filters[1:])
+    assert which is not None
+    return left, which
+
+
 def _filter(scores: Floats, ids: Ints | None, row: SampleRow) -> tuple[Floats, Ints | None]:
     """Return the scores that are drawn from, the largest 0, and their ids. The given scores are changed."""
-    params = row.params
     scores -= scores.max()
-    if params.temperature != 1:
+    if row.params.temperature != 1:
         with np.errstate(over="ignore"):  # a tiny temperature makes all other scores minus infinity
-            scores /= params.temperature
-    kept = kept_ids(scores, params, partial(row.noise.uniform, row.position), row.filters) if row.filters else None
+            scores /= row.params.temperature
+    return _keep(scores, ids, row, row.filters)
+
+
+def _keep(scores: Floats, ids: Ints | None, row: SampleRow, filters: tuple[Filter, ...]) -> tuple[Floats, Ints | None]:
+    """Return the scores that some filters keep, the largest 0, and their ids. scores: after the temperature."""
+    kept = kept_ids(scores, row.params, partial(row.noise.uniform, row.position), filters) if filters else None
     if kept is not None:
         scores, ids = scores[kept], kept if ids is None else ids[kept]
         scores -= scores.max()  # XTC removes the best
