@@ -73,7 +73,7 @@ class DraftRounds:
         round. tokens: their ids, one sequence after the other. frequency_rows: frequency rows of all these tokens, and
         then of the sequences in each later round.
         """
-        n, total = len(rows), len(tokens)
+        n, total, self.has_recorded = len(rows), len(tokens), False
         if self._passes.refusal is not None or n > MOST_SEQUENCES or total > MOST_TOKENS:
             return None
         graph = self._graphs.pop((n, total, rounds), None)
