@@ -96,7 +96,7 @@ def test_layers_of_bamba_and_lfm2_moe() -> None:
         (NEMOTRON, {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern must have one entry per layer"),
         (NEMOTRON, {"layers_block_type": ["mamba", "conv"]}, "layers_block_type must have one entry per layer"),
         (NEMOTRON, {"num_hidden_layers": 5}, "num_hidden_layers is 5, but 4 layers are described"),
-        (NEMOTRON, {"hybrid_override_pattern": "--E"}, "at least one layer with a token mixer"),
+        (NEMOTRON, {"hybrid_override_pattern": "--E"}, "must have a layer of mamba or attention"),
         (NEMOTRON, {"n_shared_experts": 2}, "n_shared_experts is 2"),
         (NEMOTRON, {"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, which is not supported"),
         (NEMOTRON, {"moe_latent_size": 12, "mlp_bias": True}, "mlp_bias is True"),
