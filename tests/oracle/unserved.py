@@ -32,6 +32,7 @@ UNSERVED: Final[tuple[tuple[str, str], ...]] = (
     (r"more than the \d+ experts|is not in 1\.\.", "More experts are chosen than there are."),
     (r"^n(um)?_shared_experts: .*the checkpoint has", "No published file has the empty tensors of no expert."),
     (r"both must be equal", "Two names of one field with two values leave open which is meant."),
+    (r"no token sees another", "Without mamba and attention, a model computes each token from itself alone."),
     (r"layers are described|to which|that it could change", "Two fields contradict each other."),
 )  # fmt: skip
 
