@@ -199,10 +199,12 @@ def test_a_request_limits_its_drafts() -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_the_gain_is_measured_where_depths_are_chosen() -> None:
-    config = settings("attention", "attention", draft_depth="chosen")
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_the_gain_is_measured_where_depths_are_chosen(in_flight: int) -> None:
+    """With two steps in flight, steps overlap while the rule rests, and none does when drafts are made."""
+    config = settings("attention", "attention", draft_depth="chosen", steps_in_flight=in_flight, max_num_seqs=16)
     engine = Engine(loaded("attention"), config, draft=draft_of("attention"))
-    assert serve(engine, rounds=4) == plain("attention")
+    assert serve(engine, rounds=4, n=2) == plain("attention", n=2)
     speed = engine.stats().draft_speed
     assert speed is not None and speed.factor is not None and speed.expected_factor is not None
     assert speed.seconds > speed.drafting > 0

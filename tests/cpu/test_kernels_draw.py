@@ -111,6 +111,32 @@ def test_a_nucleus_of_likely_tokens_is_the_whole_one(
         assert np.array_equal(other.ids, way.ids) and np.allclose(other.probabilities, way.probabilities, rtol=1e-12)
 
 
+def nucleus_of(logits: np.ndarray, **params: float) -> tuple[bool, np.ndarray]:
+    """Return whether likely tokens were enough, and the ids that are kept."""
+    row = SampleRow.start(SamplingParams(**params), [1], NoiseKey(1, 0), ())
+    found = sampler._nucleus_first(logits, float(logits.max()), row)
+    return found is not None, distribution(logits, row).ids
+
+
+def test_a_total_that_rounding_could_decide_is_summed_exactly() -> None:
+    even = np.zeros(1_000, np.float32)  # 500 tokens have exactly the mass 0.5
+    assert nucleus_of(even, top_p=0.5) == (False, pytest.approx(np.arange(500)))
+    assert nucleus_of(even, top_p=0.5004) == (True, pytest.approx(np.arange(501)))
+
+
+@pytest.mark.parametrize("temperature", [1e-29, 1e30, 1e46, 1e300])
+def test_extreme_temperatures_keep_the_same_nucleus(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = made(300)
+    _, ids = nucleus_of(logits, temperature=temperature, top_p=0.7)
+    monkeypatch.setattr(sampler, "likely", lambda *args: None)
+    assert np.array_equal(nucleus_of(logits, temperature=temperature, top_p=0.7)[1], ids)
+    for key in keys(8):
+        with np.errstate(over="ignore"):
+            scores = (logits.astype(np.float64) - float(logits.max())) / temperature
+        drawn = kernels.draw_logits(logits, float(logits.max()), temperature, key)
+        assert drawn == exact(scores, np.arange(300), key)
+
+
 @pytest.mark.parametrize("words", [(0, 0), (1, 2), (2**64 - 1, 2**63)])
 @pytest.mark.parametrize("counter", [(1, 0, 0, 0), (1, 4, 100_000, 3), (1, 2**64 - 1, 2**32, 2**64 - 1)])
 def test_philox(words: tuple[int, int], counter: tuple[int, int, int, int]) -> None:

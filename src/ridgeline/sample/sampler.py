@@ -31,6 +31,7 @@ from ridgeline.spec.request import SamplingParams, TokenLogprobs
 BLOCK = 2**18
 LEAST_TEMPERATURE = 1e-30  # of draws by logits; below it, scores are too large for float32
 LIKELY = -10.0  # scores from which on tokens are counted as likely: 4.5e-5 of the best one's probability
+TOTAL_ERROR = 1e-5  # relative; sums of weights in float32 by blocks are off by less than 1e-6
 BROKEN = "the model's logits hold NaN or infinity"
 NOTHING_LEFT = "allowed_token_ids, bad_token_ids, bad_words, min_tokens and structured_outputs together leave no token"
 
@@ -277,8 +278,8 @@ def _edit(logits: Floats, row: SampleRow) -> tuple[Floats, Ints | None]:
 def _nucleus_first(logits: Floats, top: float, row: SampleRow) -> tuple[Floats, Ints] | None:
     """Return the scores that are drawn from, the largest 0, and their ids, if top_p is the first thing that acts.
 
-    Only likely tokens are computed in float64. top: the largest logit. Returns None if something else acts first, if
-    the likely tokens have too little probability, or without kernels.
+    Only likely tokens are computed in float64; the result is that of all tokens. top: the largest logit. Returns None
+    if something else acts first, if the likely tokens do not decide which are kept, or without kernels.
     """
     temperature = row.params.temperature
     if row.edits is not None or row.filters[:1] != (keep_top_p,) or temperature <= LEAST_TEMPERATURE:
@@ -288,10 +289,14 @@ def _nucleus_first(logits: Floats, top: float, row: SampleRow) -> tuple[Floats, 
         return None
     ids, total = found
     scores = (logits[ids].astype(np.float64) - top) / temperature
-    weights = exp_scores(scores)
-    if weights.sum() <= row.params.top_p * total * (1 + 1e-6):
+    weights, mass = exp_scores(scores), row.params.top_p * total
+    if not weights.sum() > mass + TOTAL_ERROR * total:  # also for a total that is NaN
         return None
     kept = nucleus(scores, weights, row.params.top_p, total)
+    held = weights[kept]
+    whole = held.sum()
+    if min(abs(whole - mass), abs(whole - held.min() - mass)) < TOTAL_ERROR * total:
+        return None  # the rounding of the total could decide whether a token is kept
     left, which = _keep(scores[kept], ids[kept], row, row.filters[1:])
     assert which is not None
     return left, which
