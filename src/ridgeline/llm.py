@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ridgeline.load.chat import Message
+    from ridgeline.runtime.heads import LoadedHead
 
 UNKNOWN_FREE_BYTES = 1 << 32  # 4 GiB, if the system does not tell the free memory
 CACHE_CHOICES = ("on", "off")
@@ -138,15 +139,15 @@ class LLM:
         loaded = load_model(model, self.options, progress_bar)
         return loaded, (appraisal.describe(loaded),)
 
-    def _load_draft(self, name: str | None, progress_bar: ProgressBar) -> LoadedModel | None:
-        """Return the draft model that `speculative` names; None for other values."""
+    def _load_draft(self, name: str | None, progress_bar: ProgressBar) -> LoadedModel | LoadedHead | None:
+        """Return the draft model or head that `speculative` names; None for other values."""
         if name is None or name in PROPOSERS:
             return None
         from ridgeline.runtime.load_draft import load_draft
 
         return load_draft(name, self.loaded, self.tokenizer, self.options, progress_bar)
 
-    def _resolve(self, options: EngineOptions, draft: LoadedModel | None) -> EngineConfig:
+    def _resolve(self, options: EngineOptions, draft: LoadedModel | LoadedHead | None) -> EngineConfig:
         memory, driver = self.loaded.table.memory, self.loaded.table.driver
         free = memory.free_bytes()
         advice = self._advice() if driver else None

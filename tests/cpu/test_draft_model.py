@@ -23,10 +23,11 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.engine.model_drafts import ModelDrafting
 from ridgeline.errors import RequestError
-from ridgeline.runtime.drafter import Drafter
+from ridgeline.runtime import drafter
 from ridgeline.runtime.filled import Filled
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.model_drafter import ModelDrafter
 from ridgeline.sample.rejection import Draft
 from ridgeline.sample.sampler import NoiseKey
 from ridgeline.sched.scheduler import Scheduler
@@ -130,18 +131,18 @@ def wrong_second_drafts(patch: pytest.MonkeyPatch) -> None:
             propose(self, scheduler, answers)
 
     patch.setattr(ModelDrafting, "propose", every_third)
-    take = Drafter._take
+    extend = drafter.extend
 
-    def taken(self: Drafter, asks: Any, drafts: Any, going: Any, found: Any) -> list[int]:
-        left = take(self, asks, drafts, going, found)
+    def extended(drafts: Any, asks: Any, going: Any, *rest: Any) -> list[int]:
+        left = extend(drafts, asks, going, *rest)
         for i in going:
             if len(drafts[i]) == 2:
                 drafts[i][-1] = Draft((drafts[i][-1].token + 1) % VOCAB)
         return left
 
-    patch.setattr(Drafter, "_take", taken)
-    run = Drafter._run  # one round at a time, so that the wrong draft is in the draft's state too
-    patch.setattr(Drafter, "_run", lambda self, spans, asks, rounds: run(self, spans, asks, 1))
+    patch.setattr(drafter, "extend", extended)
+    run = ModelDrafter._run  # one round at a time, so that the wrong draft is in the draft's state too
+    patch.setattr(ModelDrafter, "_run", lambda self, spans, asks, rounds: run(self, spans, asks, 1))
 
 
 def rejected_rows_stay(patch: pytest.MonkeyPatch) -> None:
@@ -153,9 +154,9 @@ def missing_rows_are_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_position_late(patch: pytest.MonkeyPatch) -> None:
-    run = Drafter._run
+    run = ModelDrafter._run
     patch.setattr(
-        Drafter, "_run",
+        ModelDrafter, "_run",
         lambda self, spans, asks, rounds: run(self, [s._replace(start=s.start + 1) for s in spans], asks, rounds),
     )  # fmt: skip
 
@@ -214,7 +215,7 @@ def test_the_gain_is_measured_where_depths_are_chosen(in_flight: int) -> None:
 
 @pytest.mark.parametrize("draft", DRAFT_STACKS)
 def test_recorded_rounds_draft_what_single_passes_draft(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, found = Drafter.draft, dict[bool, list[Any]]()
+    run, found = ModelDrafter.draft, dict[bool, list[Any]]()
     for recorded in (True, False):
         engine = Engine(loaded("attention"), settings("attention", draft), draft=draft_of(draft))
         assert engine._runner.drafter is not None
@@ -222,12 +223,12 @@ def test_recorded_rounds_draft_what_single_passes_draft(draft: str, monkeypatch:
         if not recorded:
             monkeypatch.setattr(rounds._passes, "refusal", "not in this test")
 
-        def noted(self: Drafter, asks: Any, said: list[Any] = said, **options: Any) -> Any:
+        def noted(self: ModelDrafter, asks: Any, said: list[Any] = said, **options: Any) -> Any:
             drafts = run(self, asks, **options)
             said.append(drafts)
             return drafts
 
-        monkeypatch.setattr(Drafter, "draft", noted)
+        monkeypatch.setattr(ModelDrafter, "draft", noted)
         assert serve(engine, rounds=2) == plain("attention")
         if recorded and rounds._passes.refusal is None:
             assert {count for *_, count in rounds._graphs} > {1}
@@ -240,7 +241,7 @@ def test_a_draft_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     def broken(*args: Any) -> None:
         raise ValueError("no such kernel")
 
-    monkeypatch.setattr(Drafter, "_run", broken)
+    monkeypatch.setattr(ModelDrafter, "_run", broken)
     for i, request in enumerate(requests()):
         engine.add(i, request)
     found: Answers = {}
@@ -253,7 +254,7 @@ def test_a_draft_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_nan_of_a_draft_gives_no_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Drafter, "_run", lambda self, spans, asks, rounds: [np.full((len(asks), VOCAB), np.nan, np.float32)]
+        ModelDrafter, "_run", lambda self, spans, asks, rounds: [np.full((len(asks), VOCAB), np.nan, np.float32)]
     )
     engine = Engine(loaded("attention"), settings("attention", "full"), draft=draft_of("full"))
     assert serve(engine) == plain("attention")

@@ -25,6 +25,7 @@ from ridgeline.errors import RequestError
 from ridgeline.propose import Drafts, Proposer
 from ridgeline.runtime.arena import Bytes
 from ridgeline.runtime.generator import Event, GenerationRequest
+from ridgeline.runtime.heads import LoadedHead
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.runner import DeviceRunner
 from ridgeline.runtime.sampling import HostRow, Late, PromptTokens, Sampling
@@ -331,12 +332,12 @@ class Engine(RequestLoop[DeviceRunner]):
     """Answers any number of requests with one model on one device. Not for several threads at once.
 
     proposer: proposes draft tokens, at most config.num_speculative_tokens for a sequence in a step; without one,
-    `propose` takes them. draft: a model that proposes them instead; config.groups holds its layers too.
+    `propose` takes them. draft: a model or a head that proposes them instead; config.groups holds its layers too.
     """
 
     def __init__(
         self, loaded: LoadedModel, config: EngineConfig, *, proposer: Proposer | None = None,
-        draft: LoadedModel | None = None,
+        draft: LoadedModel | LoadedHead | None = None,
     ) -> None:  # fmt: skip
         runner = DeviceRunner(
             loaded,
@@ -373,14 +374,16 @@ class Engine(RequestLoop[DeviceRunner]):
 
 def _drafting(
     loaded: LoadedModel, config: EngineConfig, proposer: Proposer | None, runner: DeviceRunner,
-    draft: LoadedModel | None,
+    draft: LoadedModel | LoadedHead | None,
 ) -> Drafting:  # fmt: skip
-    most, rule = config.num_speculative_tokens, None
+    most, rule, drafter = config.num_speculative_tokens, None, runner.drafter
+    if drafter is not None and drafter.most is not None:
+        most = min(most, drafter.most)
     if config.draft_depth == "chosen":
-        rule = DepthRule(most, rounds=draft is not None)
-    if draft is None or runner.drafter is None:
+        rule = DepthRule(most, rounds=drafter is not None)
+    if draft is None or drafter is None:
         return ProposerDrafting(most, loaded.spec.vocab_size, proposer, rule)
-    return ModelDrafting(runner.drafter, most, draft.max_model_len, rule)
+    return ModelDrafting(drafter, most, draft.max_model_len, rule)
 
 
 def _shape(works: Seq[Work]) -> StepShape:

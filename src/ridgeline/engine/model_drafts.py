@@ -1,4 +1,4 @@
-"""Drafts of a draft model in the engine."""
+"""Drafts of a draft model or a head in the engine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from ridgeline.sched.sequence import Sequence
 
 
 class ModelDrafting(Drafting):
-    """Asks a draft model. length: the draft's longest context.
+    """Asks a draft model or a head. length: the longest context for which it drafts.
 
-    After its first error the draft model is not used any more; answers continue without drafts.
+    After its first error it is not used any more; answers continue without drafts.
     """
 
     def __init__(self, drafter: Drafter, most: int, length: int, rule: DepthRule | None = None) -> None:
         super().__init__(most, rule)
-        self._drafter, self._length, self.lookahead = drafter, length, most
+        self._drafter, self._length = drafter, length
+        self.lookahead = most if drafter.lookahead else 0
         self._refusal: str | None = None
 
     def reset(self) -> None:
@@ -39,14 +40,15 @@ class ModelDrafting(Drafting):
         return self._refusal
 
     def give(self, sequence: int, drafts: Seq[int] | Drafts) -> None:
-        raise RequestError("this engine has a draft model; drafts cannot be given as well")
+        raise RequestError("this engine has a draft model or a head; drafts cannot be given as well")
 
     def _room(self, seq: Sequence) -> int:
         """Return how many drafts a sequence can have: it decodes, and the pages for its drafts are there."""
         known = len(seq.tokens)
         if seq.row < 0 or seq.planned != known - 1:
             return 0
-        return min(seq.bound - known - 1, seq.covered - known + 1, self._length - known + 1)
+        room = min(seq.bound - known - 1, self._length - known + 1)
+        return min(room, seq.covered - known + 1) if self._drafter.lookahead else room
 
     def _find(
         self, depths: Mapping[int, int], sequences: Mapping[int, Sequence], answers: Mapping[int, Answer]
@@ -57,7 +59,7 @@ class ModelDrafting(Drafting):
         try:
             found = self._drafter.draft(asks, follow=self._rule is None or bool(depths))
         except Exception as e:  # a step of the target must not end with its draft
-            self._refusal = f"the draft model failed with {type(e).__name__}: {e!s:.500}"
+            self._refusal = f"drafting failed with {type(e).__name__}: {e!s:.500}"
             logging.getLogger(__name__).exception("%s; answers continue without drafts", self._refusal)
             return {}
         self._rounds = max(map(len, found), default=0) if self._drafter.is_usual else 0

@@ -21,6 +21,7 @@ SMALL_FILES = (
     "chat_template*",
     "additional_chat_templates/*",
 )
+HEAD_FILES = ("model.safetensors", "medusa_lm_head.safetensors")  # a head has all of its weights in one file
 MODEL_FILES = (*SMALL_FILES, "model*.safetensors", "model.safetensors.index.json")
 # Models that ship with Ridgeline, by name.
 BUILT_IN = {name: Path(__file__).parents[1] / "models" / name for name in ("pocket", "pocket-draft")}

@@ -29,15 +29,26 @@ MOST_SEQUENCES, MOST_TOKENS = 32, 72
 MOST_GRAPHS = 64  # recordings that are kept; the one that was not used for the longest time is dropped
 
 
+class Tap(NamedTuple):
+    """Takes what a head for speculative decoding reads from a forward pass.
+
+    aux: ids of layers, as in `Model.forward`. features: returns the features [T, hidden_size] of a stream.
+    """
+
+    aux: tuple[int, ...]
+    features: Callable[[Stream], Array]
+
+
 class Decoded(NamedTuple):
     """Results of a recorded step of T tokens, valid until the next one: logits [T, vocabulary], the best token of each
-    row and its logit [T], and the residual stream.
+    row and its logit [T], the residual stream, and the features that a tap takes.
     """
 
     logits: Array
     best: Array
     best_logits: Array
     stream: Stream
+    features: Array | None
 
 
 class Inputs(NamedTuple):
@@ -65,16 +76,16 @@ class _Graph(NamedTuple):
 
 
 class Passes:
-    """Runs a model over arrays at fixed addresses, to be recorded.
+    """Prepares forward passes over arrays at fixed addresses, and records them.
 
-    refusal: why nothing can be recorded.
+    constants: arrays that a pass reads besides its step and its state. refusal: why nothing can be recorded.
     """
 
     def __init__(
-        self, model: Model, table: OpsTable, groups: Sequence[StateGroup], arena: Layers, drafts: DraftInputs,
-        page_tables: Sequence[Ints],
+        self, constants: Sequence[Array], table: OpsTable, groups: Sequence[StateGroup], arena: Layers,
+        drafts: DraftInputs, page_tables: Sequence[Ints],
     ) -> None:  # fmt: skip
-        self.model, self._table, self._groups, self._page_tables = model, table, groups, page_tables
+        self._table, self._groups, self._page_tables = table, groups, page_tables
         self._arena, self._drafts = arena, drafts
         self._layout, self.best = table.primitive(api.DECODE_LAYOUT), table.primitive(api.BEST)
         self.most = min(len(page_tables[0]), MOST_SEQUENCES)  # most sequences of a recorded step
@@ -84,17 +95,16 @@ class Passes:
             self.single = self.recorder.input(self.most), self.recorder.input(self.most)
             self.recorder.assign(self.single[0], [1] * self.most)
             self.recorder.assign(self.single[1], range(self.most))
-            self._known = [*arena.pages, *page_tables, *model.constants()]
+            self._known = [*arena.pages, *page_tables, *constants]
 
-    def run(self, slices: Slices, inputs: Inputs) -> Stream:
-        """Run one forward pass. slices: rows, starts and lengths of the pass that is recorded."""
+    def step(self, slices: Slices, inputs: Inputs) -> PagedStep:
+        """Return the step of one pass. slices: rows, starts and lengths of the pass that is recorded."""
         rows, tokens, positions, frequency_rows, starts, lengths, last = inputs
         layouts = []
         for group, page_table in zip(self._groups, self._page_tables, strict=True):
             pages, slots, tables = self._layout(page_table, rows, positions, last, group.page_tokens)
             layouts.append(PagedLayout(pages, slots, starts, lengths, tables, _no_buckets))
-        step = PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows)
-        return self.model.forward(step)
+        return PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows)
 
     def record(self, work: Callable[[], Sequence[Array]]) -> Recorded | None:
         """Run and record work; None if it must run unrecorded, with the reason in `refusal`."""
@@ -110,13 +120,17 @@ class Passes:
 
 
 class DecodeGraphs:
-    """Holds recorded decode steps of one engine, by their numbers of sequences and tokens."""
+    """Holds recorded decode steps of one engine, by their numbers of sequences and tokens.
+
+    tap: takes features from each step; None if nobody reads any.
+    """
 
     def __init__(
         self, model: Model, table: OpsTable, groups: Sequence[StateGroup], arena: Layers, drafts: DraftInputs,
-        page_tables: Sequence[Ints],
+        page_tables: Sequence[Ints], tap: Tap | None = None,
     ) -> None:  # fmt: skip
-        self._passes = Passes(model, table, groups, arena, drafts, page_tables)
+        self._model, self._tap = model, tap
+        self._passes = Passes(model.constants(), table, groups, arena, drafts, page_tables)
         self._graphs: dict[tuple[int, int], _Graph] = {}
         if self.refusal is None:
             recorder, most = self._passes.recorder, self._passes.most
@@ -158,16 +172,19 @@ class DecodeGraphs:
         slices = Slices.plain(np.array(rows), np.array(starts), np.array(lengths))
 
         def work() -> Sequence[Array]:
-            stream = passes.run(slices, inputs)
-            logits = passes.model.logits(stream)
-            made = (logits, *passes.best(logits), stream.residual)
-            return made if stream.delta is None else (*made, stream.delta)
+            stream = self._model.forward(passes.step(slices, inputs), aux=self._tap.aux if self._tap else ())
+            logits = self._model.logits(stream)
+            made = [logits, *passes.best(logits), stream.residual]
+            if self._tap:
+                made.append(self._tap.features(stream))
+            return made if stream.delta is None else [*made, stream.delta]
 
         found = passes.record(work)
         if found is None:
             return None
-        logits, best, best_logits, residual, *delta = found.results
-        made = Decoded(logits, best, best_logits, Stream(residual, delta[0] if delta else None))
+        logits, best, best_logits, residual, *more = found.results
+        features = more.pop(0) if self._tap else None
+        made = Decoded(logits, best, best_logits, Stream(residual, more[0] if more else None), features)
         if len(self._graphs) >= MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
         self._graphs[n, total] = _Graph(inputs, made, found.run)

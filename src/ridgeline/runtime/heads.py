@@ -18,17 +18,25 @@ from ridgeline.runtime.load import LoadedModel, check_memory
 from ridgeline.spec import Weight
 from ridgeline.spec.dtype import DTYPE_NAMES, DType
 from ridgeline.spec.footprint import footprint
-from ridgeline.spec.heads import MedusaSpec
+from ridgeline.spec.heads import HeadSpec, MedusaSpec
 from ridgeline.spec.quant import FormatTable, format_of
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedHead:
-    """A head that is ready to run. weight_bytes: bytes of its weights in memory."""
+    """A head that is ready to run. max_model_len: longest context for which it drafts. weight_bytes: bytes of its
+    weights in memory. mapped_bytes: bytes of weights that become resident when they are used.
+    """
 
     head: AnyHead
     file: HeadFile
+    max_model_len: int
     weight_bytes: int
+    mapped_bytes: int = 0
+
+    @property
+    def spec(self) -> HeadSpec:
+        return self.file.spec
 
 
 def load_head(folder: Path, target: LoadedModel, weights: str = "auto", dtype: DType | None = None) -> LoadedHead:
@@ -51,7 +59,10 @@ def load_head(folder: Path, target: LoadedModel, weights: str = "auto", dtype: D
     check_memory(need, table)
     arrays = {w.name: _put(file.weights[w.name], w, table.memory, dtype) for w in file.spec.weights()}
     head = build_head(file.spec, arrays, target.model, table, target.max_model_len, file.vocabulary, formats)
-    return LoadedHead(head, file, need)
+    length = target.max_model_len
+    if not isinstance(file.spec, MedusaSpec):
+        length = min(length, file.spec.max_position_embeddings)
+    return LoadedHead(head, file, length, need)
 
 
 def _put(tensor: HostTensor, weight: Weight, memory: Memory, dtype: DType | None) -> Any:

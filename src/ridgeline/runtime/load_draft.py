@@ -1,4 +1,4 @@
-"""Load a draft model beside its target, and check that the two fit together."""
+"""Load a draft model or a head beside its target, and check that the two fit together."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 from ridgeline.errors import CheckpointError, RequestError
 from ridgeline.load.checkpoint import open_checkpoint
-from ridgeline.load.hub import SMALL_FILES, find_model
+from ridgeline.load.heads import is_head
+from ridgeline.load.hub import HEAD_FILES, SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer, has_tokenizer
+from ridgeline.runtime.heads import LoadedHead, load_head
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.spec import ModelSpec
 
@@ -16,18 +18,22 @@ from ridgeline.spec import ModelSpec
 def load_draft(
     name: str, target: LoadedModel, tokenizer: Tokenizer | None, options: LoadOptions,
     progress_bar: ProgressBar = no_progress,
-) -> LoadedModel:  # fmt: skip
-    """Return a draft model on the device of its target, with the target's kernels and options.
+) -> LoadedModel | LoadedHead:  # fmt: skip
+    """Return a draft model or a head on the device of its target, with the target's kernels and options.
 
     name: a folder, a GGUF file, a built-in model or a hub id. tokenizer: the target's; None: only the sizes of the
-    vocabularies are compared. Raises RequestError for a draft that does not fit, CheckpointError as `load_model` does.
+    vocabularies are compared. Raises RequestError for a draft model that does not fit; CheckpointError, ConfigError and
+    DeviceError as `load_model` and `load_head` do.
     """
     try:
-        folder = find_model(name, files=SMALL_FILES)
+        folder = find_model(name, files=(*SMALL_FILES, *HEAD_FILES))
     except CheckpointError as e:
         raise RequestError(
-            f"speculative (--speculative) is {name!r}: {e}; it must be off, ngram, or a draft model's folder or hub id"
+            f"speculative (--speculative) is {name!r}: {e}; it must be off, ngram, or a draft model's or "
+            "head's folder or hub id"
         ) from None
+    if folder.is_dir() and is_head(folder):
+        return load_head(folder, target, options.weights)
     spec = open_checkpoint(folder).spec
     _check_state(name, spec)
     _check_vocabulary(name, folder, spec, target, tokenizer)

@@ -12,14 +12,17 @@ import numpy as np
 
 from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
-from ridgeline.ops.api import Memory, PagedLayout, SnapshotLayout
+from ridgeline.ops.api import Array, Memory, PagedLayout, SnapshotLayout
 from ridgeline.runtime.arena import Arena, Bytes
-from ridgeline.runtime.drafter import Drafter
+from ridgeline.runtime.drafter import Place
 from ridgeline.runtime.drafts import DraftInputs
+from ridgeline.runtime.features import is_decode
 from ridgeline.runtime.generator import prompt_entries
 from ridgeline.runtime.graphs import Decoded, DecodeGraphs
+from ridgeline.runtime.heads import LoadedHead
 from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout, ranges
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.open_drafter import open_drafter
 from ridgeline.runtime.sampling import (
     HostRow,
     Late,
@@ -48,13 +51,14 @@ class Forward:
     """The forward pass of a step, up to the head. Its logits must be read before the next step runs.
 
     Rows are the tokens of the works, one work after the other. decoded: set if the step was run from a recording,
-    which includes the head for all rows.
+    which includes the head for all rows. features: [T, hidden_size], which the drafter's tap takes from it.
     """
 
     model: Model
     stream: Stream
     memory: Memory
     decoded: Decoded | None = None
+    features: Array | None = None
 
     def logits(self, rows: Ints | None = None) -> Floats:
         """Return the logits [n, vocabulary] of n of the step's tokens (None: of all)."""
@@ -89,8 +93,8 @@ class DeviceRunner:
     num_pages, num_host_pages: per group, with the null page. max_seqs: rows of the page tables. max_model_len: tokens
     of the longest sequence. num_drafts: most drafts of a work. acceptance: how drafts are accepted. threaded: steps of
     at least `thread_works` works run in a thread of their own, so that the caller can do its part of one step while the
-    next one is computed. draft: a model that proposes drafts; its layers are in `groups` after those of `loaded`.
-    max_tokens: most tokens of its passes.
+    next one is computed. draft: a model or a head that proposes drafts; its layers are in `groups` after those of
+    `loaded`. max_tokens: most tokens of a step.
     """
 
     # Two cores, pocket model, greedy: handing a step to the thread costs more than the overlap saves for 1 sequence
@@ -109,7 +113,7 @@ class DeviceRunner:
         num_drafts: int = 0,
         acceptance: Acceptance = "same",
         threaded: bool = False,
-        draft: LoadedModel | None = None,
+        draft: LoadedModel | LoadedHead | None = None,
         max_tokens: int = 0,
     ) -> None:
         self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
@@ -120,21 +124,17 @@ class DeviceRunner:
         self._num_host_pages = num_host_pages[0]
         self._last, self._acceptance = np.zeros(max_seqs, np.int64), acceptance
         self._inputs = DraftInputs(max_seqs, num_drafts, loaded.table)
-        self.graphs = DecodeGraphs(loaded.model, loaded.table, groups, self.arena, self._inputs, self._tables)
         self.drafter = None
         if draft is not None:
-            self.drafter = Drafter(
-                draft,
-                len(loaded.spec.layers),
-                groups,
-                self._tables,
-                self.arena,
-                num_pages,
-                num_host_pages,
-                max_tokens,
-                loaded.spec.vocab_size,
-                acceptance,
-            )
+            place = Place(
+                loaded.table, self.arena, len(loaded.spec.layers), groups, self._tables, num_pages, num_host_pages,
+                max_seqs, num_drafts, max_tokens, loaded.spec.vocab_size, acceptance,
+            )  # fmt: skip
+            self.drafter = open_drafter(draft, loaded.model, place)
+        self._tap = None if self.drafter is None else self.drafter.tap
+        self.graphs = DecodeGraphs(
+            loaded.model, loaded.table, groups, self.arena, self._inputs, self._tables, self._tap
+        )
         self._thread = ThreadPoolExecutor(1, "ridgeline-runner") if threaded else None
         self._open: set[Future[Computed]] = set()  # steps that the thread has not finished
 
@@ -275,26 +275,36 @@ class DeviceRunner:
             self.drafter.follow(plan)
         if not plan.works:
             return None
-        decoded = self._decode(plan.works)
+        tokens = self._tokens(plan.works)
+        decoded = self._decode(plan.works, tokens)
         if decoded is not None:
-            return Forward(self._model, decoded.stream, self._memory, decoded)
-        return Forward(self._model, self._model.forward(self._step(plan.works)), self._memory)
+            forward = Forward(self._model, decoded.stream, self._memory, decoded, decoded.features)
+        else:
+            stream = self._model.forward(self._step(plan.works, tokens), aux=self._tap.aux if self._tap else ())
+            features = self._tap.features(stream) if self._tap else None
+            forward = Forward(self._model, stream, self._memory, features=features)
+        if self.drafter is not None and forward.features is not None:
+            self.drafter.ran(plan, tokens, forward.features)
+        return forward
 
-    def _decode(self, works: Sequence[Work]) -> Decoded | None:
+    def _tokens(self, works: Sequence[Work]) -> Ints:
+        """Return the ids of a step's tokens [T]."""
+        lengths = [len(work.tokens) for work in works]
+        tokens = np.fromiter((t for work in works for t in work.tokens), np.int64, sum(lengths))
+        return np.where(tokens == LAST, np.repeat(self._last[[work.row for work in works]], lengths), tokens)
+
+    def _decode(self, works: Sequence[Work], tokens: Ints) -> Decoded | None:
         """Run the step from a recording, if each work is one token and its drafts; None if it must run unrecorded."""
-        for work in works:
-            if len(work.tokens) != 1 + work.num_draft:
-                return None
-        last = self._last
-        tokens = [t if t != LAST else int(last[work.row]) for work in works for t in work.tokens]
+        if not all(is_decode(work) for work in works):
+            return None
         starts, lengths = [work.start for work in works], [len(work.tokens) for work in works]
         rows = None
         if (tables := self._model.frequency_tables) is not None:
             positions = np.repeat(starts, lengths) + ranges(np.array(lengths))
             rows = tables.rows(np.repeat([work.floor for work in works], lengths), positions).tolist()
-        return self.graphs.run([work.row for work in works], starts, lengths, tokens, rows)
+        return self.graphs.run([work.row for work in works], starts, lengths, tokens.tolist(), rows)
 
-    def _step(self, works: Sequence[Work]) -> PagedStep:
+    def _step(self, works: Sequence[Work], tokens: Ints) -> PagedStep:
         slices = Slices(
             np.array([w.row for w in works]),
             np.array([w.start for w in works]),
@@ -303,8 +313,6 @@ class DeviceRunner:
             np.array([w.start - w.replay_from for w in works]),
             np.array([w.floor for w in works]) if self._model.frequency_tables else np.zeros(len(works), np.int64),
         )
-        tokens = np.fromiter((t for w in works for t in w.tokens), np.int64, int(slices.lengths.sum()))
-        tokens = np.where(tokens == LAST, np.repeat(self._last[slices.rows], slices.lengths), tokens)
         return PagedStep(
             self._memory.integers(tokens),
             self._memory.integers(slices.positions()),

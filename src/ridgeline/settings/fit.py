@@ -24,10 +24,12 @@ from fractions import Fraction
 from functools import partial
 from math import sqrt
 
+from ridgeline.cost.head_memory import HeadWorkspace
 from ridgeline.cost.memory import BOOKKEEPING_BYTES, Workspace
 from ridgeline.settings.config import EngineOptions
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import StateGroup, state_groups, with_layers
+from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.storage import SNAPSHOTS, Storage
 
 SEQS, TOKENS, PAGE_TOKENS = 256, 512, 16  # the choice if memory allows it
@@ -42,7 +44,7 @@ class Problem:
 
     storage: how keys and values are stored. swap: bytes of swap space. float_bytes: bytes of a number in the type in
     which the device computes. most_seqs, most_tokens: sequences and tokens of a step if memory allows them. draft: the
-    draft model that runs over the same pages; None without one.
+    draft model or head that runs over the same pages; None without one.
     """
 
     spec: ModelSpec
@@ -57,7 +59,7 @@ class Problem:
     float_bytes: int
     most_seqs: int = SEQS
     most_tokens: int = TOKENS
-    draft: ModelSpec | None = None
+    draft: ModelSpec | HeadSpec | None = None
 
     @property
     def limit(self) -> int:
@@ -84,15 +86,16 @@ class Problem:
         drafts = self.options.num_speculative_tokens or 0
         groups = own = self._groups(self.spec, page_tokens)
         count = partial(Workspace, on_cpu=self.on_host, drafts=drafts, float_bytes=self.float_bytes)
-        counts = [count(self.spec, own)]
+        counts: list[Workspace | HeadWorkspace] = [count(self.spec, own)]
         if self.draft is not None:
             more = self._groups(self.draft, page_tokens)
             groups = with_layers(own, more, len(self.spec.layers))
-            counts.append(count(self.draft, more))
+            of_head = partial(HeadWorkspace, on_cpu=self.on_host, drafts=drafts, float_bytes=self.float_bytes)
+            counts.append(count(self.draft, more) if isinstance(self.draft, ModelSpec) else of_head(self.draft, more))
         tokens, seqs = self.options.max_num_batched_tokens or 1, self.options.max_num_seqs or 1
         return Settings(self, page_tokens, groups, tuple(counts), tokens, seqs, length)
 
-    def _groups(self, spec: ModelSpec, page_tokens: int) -> tuple[StateGroup, ...]:
+    def _groups(self, spec: ModelSpec | HeadSpec, page_tokens: int) -> tuple[StateGroup, ...]:
         return state_groups(
             spec,
             page_tokens=page_tokens,
@@ -125,13 +128,13 @@ class Settings:
 
     page_tokens: tokens of a page of keys and values. tokens, seqs: tokens and sequences of a step. length: tokens of
     the longest sequence. groups: state groups, with the largest possible number of snapshots until `with_snapshots`.
-    counts: count the workspace of the model, and of its draft model.
+    counts: count the workspace of the model, and of its draft model or head.
     """
 
     problem: Problem
     page_tokens: int
     groups: tuple[StateGroup, ...]
-    counts: tuple[Workspace, ...]
+    counts: tuple[Workspace | HeadWorkspace, ...]
     tokens: int
     seqs: int
     length: int

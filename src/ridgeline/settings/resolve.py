@@ -12,6 +12,7 @@ from ridgeline.settings.config import DraftDepth, EngineConfig, EngineOptions
 from ridgeline.settings.fit import PAGE_TOKENS, Problem, Settings
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.acceptance import ACCEPTANCES
+from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.storage import EXACT, STORAGES, Storage, has_rows
 from ridgeline.spec.text import num_bytes
 
@@ -51,14 +52,14 @@ def resolve(
     kv_cache_dtype: str = "auto",
     float_bytes: int = 4,
     advice: Advice | None = None,
-    draft: ModelSpec | None = None,
+    draft: ModelSpec | HeadSpec | None = None,
 ) -> EngineConfig:
     """Choose the settings that the user has not set. Raises RequestError if even the smallest do not fit.
 
     free_bytes: device memory after weights are loaded. fraction: share of it to use, unless kv_cache_memory_bytes is
     set. fixed_len: the user set max_model_len, so it is not reduced. device_is_host: the device is a CPU; swap space is
     in free_bytes. host_free_bytes: free memory of another host, None if unknown. float_bytes: bytes of a computed
-    number. advice: choices of the cost model. draft: the draft model, whose state shares the pages.
+    number. advice: choices of the cost model. draft: the draft model or head, whose state shares the pages.
     """
     given, options = _given(options), with_drafts(options)
     storage, why_storage = choose_storage(kv_cache_dtype)

@@ -18,6 +18,18 @@ S4_BLOCK: Final = 64  # the longest block of a state space: a power of two
 DELTA_CHUNK: Final = 64  # the longest chunk whose corrections are one triangular system: a power of two
 
 
+KEPT_FEATURES: Final = 64  # positions of a sequence, besides its drafts, whose features a head's drafter keeps
+
+
+def feature_rows(rows: int, drafts: int, tokens: int) -> int:
+    """Return how many features the drafter of a head holds (runtime/features.py).
+
+    rows: lines of the page tables. drafts: draft tokens of a sequence in a step. tokens: tokens of a step that are kept
+    as well.
+    """
+    return rows * (KEPT_FEATURES + 2 * (drafts + 1)) + 1 + tokens
+
+
 @dataclass(frozen=True, slots=True)
 class StepSize:
     """The largest step that settings allow.

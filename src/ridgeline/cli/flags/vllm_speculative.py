@@ -9,7 +9,7 @@ from typing import Any
 from ridgeline.errors import RequestError
 
 NAME = "--speculative-config"
-METHODS = ("ngram", "draft_model")
+METHODS = ("ngram", "draft_model", "medusa", "eagle", "eagle3")
 # Fields that hold for every draft here, with the only value that they may have.
 FIXED: Mapping[str, Any] = {"draft_tensor_parallel_size": 1, "disable_padded_drafter_batch": False}
 
@@ -31,10 +31,12 @@ def speculative_flags(text: str) -> tuple[str, ...]:
     if fields:
         raise RequestError(f"{NAME}: Ridgeline has no {next(iter(fields))!r}; leave the field out")
     if method not in (None, *METHODS):
-        raise RequestError(f"{NAME}: method is {method!r}; it must be {' or '.join(METHODS)}")
+        raise RequestError(f"{NAME}: method is {method!r}; it must be {', '.join(METHODS[:-1])} or {METHODS[-1]}")
     chosen = "ngram" if method == "ngram" or model == "ngram" else model
     if not isinstance(chosen, str) or not chosen:
-        raise RequestError(f"{NAME}: model is {model!r}; it must name the draft model, unless method is ngram")
+        raise RequestError(
+            f"{NAME}: model is {model!r}; it must name the draft model or the head, unless method is ngram"
+        )
     if depth is None:
         return ("--speculative", chosen)
     if type(depth) is not int or depth < 1:

@@ -57,6 +57,7 @@ class EagleHead:
         self._join, self._add = parts.table.primitive(api.JOIN), parts.table.primitive(api.ADD)
         self.frequency_tables = self._layer.rotations.tables
         self.to_target: Callable[[Array], Array] = parts.to_target
+        self.vocabulary = parts.vocabulary
 
     def fuse(self, streams: Sequence[Array]) -> Array:
         """Return the features [T, hidden_size] of the target's streams: the only one, `Model.hidden`, itself."""
@@ -100,6 +101,7 @@ class Eagle3Head:
         self._head = parts.head("head", spec.norm)
         self.frequency_tables = self._layer.rotations.tables
         self.to_target: Callable[[Array], Array] = parts.to_target
+        self.vocabulary = parts.vocabulary
 
     def fuse(self, streams: Sequence[Array]) -> Array:
         """Return the features [T, hidden_size] of the target's streams [T, target's width], in the order of its ids."""

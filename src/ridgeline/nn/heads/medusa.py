@@ -25,14 +25,15 @@ class MedusaHead:
         ]
         self._heads = [parts.head(f"heads.{h}", None) for h in range(1 if spec.shared_head else spec.num_heads)]
         self.to_target: Callable[[Array], Array] = parts.to_target
+        self.vocabulary = parts.vocabulary
 
-    def logits(self, hidden: Array) -> list[Array]:
+    def logits(self, hidden: Array, count: int | None = None) -> list[Array]:
         """Return the logits [n, draft_vocab_size] of each head for the target's hidden states after its last norm.
 
-        hidden: [n, hidden_size], as `Model.hidden` returns them.
+        hidden: [n, hidden_size], as `Model.hidden` returns them. count: only the first heads, so many; None: all.
         """
         found = []
-        for h, blocks in enumerate(self._blocks):
+        for h, blocks in enumerate(self._blocks[:count]):
             x = hidden
             for block in blocks:
                 x = self._add(x, self._act(block(x)), 1.0)

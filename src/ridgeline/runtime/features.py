@@ -1,0 +1,101 @@
+"""Keep what a head for speculative decoding reads of its target: a feature for each of the last tokens of a sequence.
+
+A step of the target leaves one feature [hidden_size] for each of its tokens. Whether the next token of a row is known,
+and whether a draft was accepted, is known only after the step. So features are kept until the head has read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.api import Array
+from ridgeline.runtime.layout import Ints
+from ridgeline.sched.work import Work
+from ridgeline.spec.workspace import KEPT_FEATURES, feature_rows
+
+
+@dataclass(slots=True)
+class Held:
+    """Positions [first, end) of a sequence whose features are kept. Later positions hold drafts, if any."""
+
+    sequence: int
+    first: int
+    end: int
+
+
+class Features:
+    """Holds features of each row of the page tables, and those of all tokens of one step.
+
+    max_seqs: rows of the page tables. drafts: most drafts of a sequence in a step. tokens: most tokens of a step.
+    array: all of them, [max_seqs * size + 1 + tokens, hidden_size]. Position p of row r is at r * size + p % size.
+    After these comes a feature of zeros, and then those of the step.
+    """
+
+    def __init__(self, max_seqs: int, drafts: int, tokens: int, hidden_size: int, table: OpsTable) -> None:
+        self.size = KEPT_FEATURES + 2 * (drafts + 1)
+        self._zero = max_seqs * self.size
+        self.array: Array = table.memory.zeros((feature_rows(max_seqs, drafts, tokens), hidden_size))
+        self._memory, self._write = table.memory, table.primitive(api.WRITE_STATE)
+        self._take = table.primitive(api.EMBEDDING)
+        self._tokens = np.zeros((max_seqs, self.size), np.int64)
+        self.rows: dict[int, Held] = {}  # by row of the page tables
+
+    def of(self, sequence: int, row: int) -> Held | None:
+        """Return which features of a sequence are kept; None if there are none."""
+        held = self.rows.get(row)
+        return held if held is not None and held.sequence == sequence else None
+
+    def at(self, row: int, start: int, end: int) -> Ints:
+        """Return the indices in `array` of positions [start, end) of a row."""
+        return row * self.size + np.arange(start, end) % self.size
+
+    def zeros(self, count: int) -> Ints:
+        """Return indices in `array` of features of zeros."""
+        return np.full(count, self._zero)
+
+    def of_step(self, start: int, end: int) -> Ints:
+        """Return the indices in `array` of tokens [start, end) of the step that `keep_step` was called for."""
+        return self._zero + 1 + np.arange(start, end)
+
+    def tokens(self, row: int, start: int, end: int) -> list[int]:
+        """Return the tokens at positions [start, end) of a row whose features are kept."""
+        found: list[int] = self._tokens[row, np.arange(start, end) % self.size].tolist()
+        return found
+
+    def take(self, indices: Array) -> Array:
+        """Return features [n, hidden_size] by their indices in `array`."""
+        return self._take(self.array, indices)
+
+    def keep_step(self, features: Array) -> None:
+        """Keep the features [T, hidden_size] of all tokens of a step until the next step."""
+        self.put(self.of_step(0, features.shape[0]), features)
+
+    def keep(self, works: Sequence[Work], tokens: Ints, features: Array) -> None:
+        """Keep the features of a step's works [T, hidden_size]; of a chunk of a prompt, only the last one.
+
+        tokens: ids of the step's tokens [T].
+        """
+        lengths = np.array([len(work.tokens) for work in works])
+        counts = np.array([n if is_decode(work) else 1 for n, work in zip(lengths, works, strict=True)])
+        ends = np.cumsum(lengths)
+        chosen = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
+        stops = [work.start + len(work.tokens) for work in works]
+        at = [self.at(w.row, stop - n, stop) for w, n, stop in zip(works, counts, stops, strict=True)]
+        indices = np.concatenate(at)
+        if chosen.size < tokens.size:
+            features = self._take(features, self._memory.integers(chosen))
+        self.put(indices, features)
+        self._tokens.reshape(-1)[indices] = tokens[chosen]
+
+    def put(self, indices: Ints, features: Array) -> None:
+        """Write features [n, hidden_size] to indices of `array`."""
+        self._write(self.array, self._memory.integers(indices), features)
+
+
+def is_decode(work: Work) -> bool:
+    """Return whether a work is one token and its drafts."""
+    return len(work.tokens) == 1 + work.num_draft

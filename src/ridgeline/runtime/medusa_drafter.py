@@ -1,0 +1,114 @@
+"""Propose drafts with the heads of a Medusa model, which read the target's last hidden state and keep nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ridgeline.nn.heads import MedusaHead
+from ridgeline.nn.model import Model
+from ridgeline.ops.api import Array
+from ridgeline.runtime.chain import spread
+from ridgeline.runtime.drafter import Ask, Place, extend
+from ridgeline.runtime.drafts import DraftInputs
+from ridgeline.runtime.features import Features, Held, is_decode
+from ridgeline.runtime.graphs import MOST_SEQUENCES, Passes, Tap
+from ridgeline.runtime.layout import Ints
+from ridgeline.sample.logits import Floats
+from ridgeline.sample.rejection import Draft
+from ridgeline.sample.sampler import Best
+from ridgeline.sched.work import StepPlan
+
+
+class _Made(NamedTuple):
+    """Results of the first heads for n sequences: of each the logits [n, vocabulary of the drafts], the best tokens of
+    the target's vocabulary, and their logits.
+    """
+
+    logits: Sequence[Array]
+    best: Sequence[Array]
+    best_logits: Sequence[Array]
+
+
+class MedusaDrafter:
+    """Proposes one token with each head. A sequence whose last state is not kept, such as a fork, has no drafts until
+    its next step.
+    """
+
+    lookahead = False
+
+    def __init__(self, head: MedusaHead, target: Model, place: Place) -> None:
+        self._head, self._memory, self._place = head, place.table.memory, place
+        self._features = Features(place.max_seqs, place.num_drafts, 0, head.spec.hidden_size, place.table)
+        self.most: int | None = head.spec.num_heads
+        self.tap: Tap | None = Tap((), target.hidden)
+        constants = [self._features.array, *head.constants()]
+        inputs = DraftInputs(place.max_seqs, 0, place.table)
+        self._passes = Passes(constants, place.table, (), place.arena, inputs, place.tables)
+        self._graphs: dict[tuple[int, int], tuple[_Made, Callable[[], None]]] = {}
+        if self._passes.refusal is None:
+            self._indices = self._passes.recorder.input(self._passes.most)
+        self.is_usual = True
+
+    def follow(self, plan: StepPlan) -> None:
+        """Do nothing: there is no state in pages."""
+
+    def ran(self, plan: StepPlan, tokens: Ints, features: Array) -> None:
+        """Keep the hidden states of a step."""
+        for work in plan.works:
+            stop = work.start + len(work.tokens)
+            self._features.rows[work.row] = Held(work.sequence, work.start if is_decode(work) else stop - 1, stop)
+        self._features.keep(plan.works, tokens, features)
+
+    def draft(self, asks: Sequence[Ask], *, follow: bool = True) -> list[list[Draft]]:
+        """Return drafts for each sequence; see Drafter."""
+        self.is_usual = True
+        drafts: list[list[Draft]] = [[] for _ in asks]
+        going = [i for i, ask in enumerate(asks) if self._is_kept(ask)]
+        if not going:
+            return drafts
+        asked = [asks[i] for i in going]
+        at = [int(self._features.at(ask.row, len(ask.tokens) - 2, len(ask.tokens) - 1)[0]) for ask in asked]
+        made = self._run(at, max(ask.depth for ask in asked))
+        extend(drafts, asks, going, self._found(made, asked), self._place.vocab_size, self._place.acceptance)
+        return drafts
+
+    def _is_kept(self, ask: Ask) -> bool:
+        """Return whether the state before the last token of a sequence is kept."""
+        held = self._features.of(ask.sequence, ask.row)
+        return held is not None and held.first <= len(ask.tokens) - 2 < held.end
+
+    def _found(self, made: _Made, asks: Sequence[Ask]) -> Sequence[Best | Floats]:
+        """Return what the heads found: best tokens if nobody needs to draw them, otherwise logits [n, vocabulary]."""
+        if all(ask.sampling.wants_best() for ask in asks):
+            pairs = zip(made.best, made.best_logits, strict=True)
+            return [Best(np.asarray(best), np.asarray(logits)) for best, logits in pairs]
+        vocabulary, size = self._head.vocabulary, self._place.vocab_size
+        return [spread(self._memory.get(logits), vocabulary, size) for logits in made.logits]
+
+    def _run(self, at: Sequence[int], count: int) -> _Made:
+        """Run the first heads on kept states. at: their indices in `Features.array`."""
+        n, passes = len(at), self._passes
+        if passes.refusal is not None or n > MOST_SEQUENCES:
+            return self._heads(self._memory.integers(np.array(at)), count)
+        indices = passes.recorder.first(self._indices, n)
+        passes.recorder.assign(indices, at)
+        if (n, count) in self._graphs:
+            made, run = self._graphs[n, count]
+            run()
+            return made
+        self.is_usual = False
+        found = passes.record(lambda: [array for arrays in self._heads(indices, count) for array in arrays])
+        if found is None:
+            return self._heads(indices, count)
+        results = found.results
+        made = _Made(*(results[i * count : (i + 1) * count] for i in range(3)))
+        self._graphs[n, count] = made, found.run
+        return made
+
+    def _heads(self, indices: Array, count: int) -> _Made:
+        logits = self._head.logits(self._features.take(indices), count)
+        best = [self._passes.best(x) for x in logits]
+        return _Made(logits, [self._head.to_target(ids) for ids, _ in best], [values for _, values in best])
