@@ -254,7 +254,10 @@ class ChainDrafter(ABC):
         return passed
 
     def _after(self, spans: Sequence[Span], features: Array | None, rounds: int) -> None:
-        """Take note of rows and rounds that ran. features: [n, hidden_size], which the rows after the first n spans read."""
+        """Take note of rows and rounds that ran.
+
+        features: [n, hidden_size], which the rows after the first n spans read.
+        """
         for span in spans:
             self._computed(span, rounds)
         if features is not None and self._chain.features is not None:

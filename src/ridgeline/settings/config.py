@@ -30,8 +30,8 @@ class EngineOptions:
         swap_space_bytes: Bytes of host memory for the pages of preempted sequences. With 0 they are recomputed.
         num_speculative_tokens: Largest number of draft tokens of a sequence in one step. Above 0 it needs a proposer.
         speculative: What proposes draft tokens: "ngram" looks up the last tokens of a sequence in its own tokens and in
-            earlier answers; a folder or hub id names a draft model or a head; "off": nothing, unless the engine is given a
-            proposer.
+            earlier answers; a folder or hub id names a draft model or a head; "off": nothing, unless the engine is
+            given a proposer.
         draft_depth: "chosen": each step verifies as many drafts as give tokens faster, by measured times and
             acceptance, at most num_speculative_tokens, and none if none do; "fixed": always num_speculative_tokens.
         draft_acceptance: When a draft token is accepted. "same": if the model samples it, so that drafts change no
