@@ -77,7 +77,7 @@ class Run:
         self.said: dict[tuple[int, int], list[int]] = {}
         self.propose = propose
         self.graphs = self.engine._runner.graphs
-        self.num_recorded = 0
+        self.num_recorded = self.num_filled = 0
         if not recorded:
             self.graphs._passes.refusal = "not in this test"
         run = self.engine._runner.forward
@@ -86,7 +86,9 @@ class Run:
             forward = run(plan)
             if forward is not None:
                 self.num_recorded += forward.decoded is not None
-                self.logits.append(forward.logits().tobytes())
+                total = sum(len(work.tokens) for work in plan.works)  # a recorded step may have more
+                self.num_filled += len(forward.logits()) > total
+                self.logits.append(forward.logits()[:total].tobytes())
             return forward
 
         self.engine._runner.forward = watched  # type: ignore[method-assign]
@@ -203,6 +205,7 @@ def test_recorded_steps_with_drafts_are_the_unrecorded_ones(name: str, tight: bo
     assert stats.accepted_tokens > 20
     assert runs[0].num_recorded > 0.5 * len(runs[0].logits)
     assert {tokens > n for n, tokens in runs[0].graphs._graphs} == {False, True}
+    assert 0 < runs[0].num_filled < runs[0].num_recorded and not runs[1].num_filled
 
 
 def test_few_recordings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

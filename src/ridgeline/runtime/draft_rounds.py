@@ -12,9 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.ops.api import Array
+from ridgeline.ops.driver import Recorder
 from ridgeline.runtime.chain import Chain, Passed
+from ridgeline.runtime.features import Features
 from ridgeline.runtime.graphs import MOST_GRAPHS, MOST_SEQUENCES, MOST_TOKENS, Inputs, Passes, cut, fill
 from ridgeline.runtime.layout import Slices
+from ridgeline.runtime.padding import Tokens, more_drafting
 
 
 class Rounds(NamedTuple):
@@ -29,6 +32,32 @@ class Rounds(NamedTuple):
     best_logits: Sequence[Array]
     logits: Array
     features: Array | None
+
+    def of_first(self, recorder: Recorder, n: int) -> Rounds:
+        """Return the results of the first n sequences."""
+        best, best_logits = ([recorder.first(x, n) for x in arrays] for arrays in (self.best, self.best_logits))
+        features = None if self.features is None else recorder.first(self.features, n)
+        return Rounds(best, best_logits, recorder.first(self.logits, n), features)
+
+
+class First(NamedTuple):
+    """What the rounds of n sequences read.
+
+    first: the tokens of the first round. later: frequency rows [n] of each later round; None if there are none.
+    features: indices in `Features.array` for all tokens of the first round; None if the drafts come from a model.
+    """
+
+    first: Tokens
+    later: Sequence[Sequence[int]] | None
+    features: Sequence[int] | None
+
+    def with_more(self, lengths: Sequence[int], row: int, features: Features | None) -> First:
+        """Return these sequences, and more with the given lengths. row: their row of the page tables."""
+        later = None if self.later is None else [[*rows, *[0] * len(lengths)] for rows in self.later]
+        indices = self.features
+        if indices is not None and features is not None:
+            indices = [*indices, *features.zeros(sum(lengths)).tolist()]
+        return First(self.first.with_more(lengths, row), later, indices)
 
 
 class _Later(NamedTuple):
@@ -65,67 +94,58 @@ class DraftRounds:
             self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
             self._owners, self._features = recorder.input(most), recorder.input(MOST_TOKENS)
 
-    def run(
-        self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int], tokens: Sequence[int], rounds: int,
-        frequency_rows: Sequence[int] | None = None, features: Sequence[int] | None = None,
-    ) -> Rounds | None:  # fmt: skip
+    def run(self, given: First, rounds: int) -> Rounds | None:
         """Run the next tokens of n sequences, and then the best token of each, so that there are `rounds` passes.
 
         Returns None if they must run unrecorded.
-
-        rows, starts, lengths: each sequence's row of the page tables, first position and number of tokens in the first
-        round. tokens: their ids, one sequence after the other. frequency_rows: frequency rows of all these tokens, and
-        then of the sequences in each later round. features: indices in `Features.array` for all these tokens.
         """
-        n, total, self.has_recorded = len(rows), len(tokens), False
-        if self._passes.refusal is not None or n > MOST_SEQUENCES or total > MOST_TOKENS:
+        n, total, self.has_recorded = len(given.first.rows), len(given.first.tokens), False
+        passes = self._passes
+        if passes.refusal is not None or n > MOST_SEQUENCES or total > MOST_TOKENS:
             return None
-        graph = self._graphs.pop((n, total, rounds), None)
+        more = () if (n, total, rounds) in self._graphs else more_drafting(n, total, passes.most, MOST_TOKENS)
+        given = given.with_more(more, passes.spare, self._chain.features) if more else given
+        key = len(given.first.rows), len(given.first.tokens), rounds
+        graph = self._graphs.pop(key, None)
         self.has_recorded = graph is None
         if graph is None:
-            return self._record(rows, starts, lengths, tokens, rounds, frequency_rows, features)
-        self._graphs[n, total, rounds] = graph  # the last of the dict is the one that was used last
-        self._fill(graph.inputs, graph.owners, graph.later, rows, starts, lengths, tokens, frequency_rows)
-        if features is not None:
-            self._passes.recorder.assign(graph.features, features)
-        graph.run()
-        return graph.made
+            made = self._record(given, rounds)
+        else:
+            self._graphs[key] = graph  # the last of the dict is the one that was used last
+            self._fill(graph.inputs, graph.owners, graph.features, graph.later, given)
+            graph.run()
+            made = graph.made
+        return made.of_first(passes.recorder, n) if made and more else made
 
-    def _fill(
-        self, inputs: Inputs, owners: Array, later: Sequence[_Later], rows: Sequence[int], starts: Sequence[int],
-        lengths: Sequence[int], tokens: Sequence[int], frequency_rows: Sequence[int] | None,
-    ) -> None:  # fmt: skip
-        recorder, n, total = self._passes.recorder, len(rows), len(tokens)
-        first = None if frequency_rows is None else frequency_rows[:total]
-        fill(recorder, inputs, rows, starts, lengths, tokens, first)
+    def _fill(self, inputs: Inputs, owners: Array, features: Array, later: Sequence[_Later], given: First) -> None:
+        recorder, first = self._passes.recorder, given.first
+        fill(recorder, inputs, first)
+        if given.features is not None:
+            recorder.assign(features, given.features)
         if later:
-            recorder.assign(owners, rows)
-        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+            recorder.assign(owners, first.rows)
+        ends = [start + length for start, length in zip(first.starts, first.lengths, strict=True)]
         for i, one in enumerate(later):
             recorder.assign(one.positions, [end + i for end in ends])
-            if frequency_rows is not None:
-                recorder.assign(one.frequency_rows, frequency_rows[total + i * n : total + (i + 1) * n])
+            if given.later is not None:
+                recorder.assign(one.frequency_rows, given.later[i])
 
-    def _record(
-        self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int], tokens: Sequence[int], rounds: int,
-        frequency_rows: Sequence[int] | None, features: Sequence[int] | None,
-    ) -> Rounds | None:  # fmt: skip
+    def _record(self, given: First, rounds: int) -> Rounds | None:
+        rows, starts, lengths, tokens, _ = given.first
         n, total, passes, chain = len(rows), len(tokens), self._passes, self._chain
         recorder = passes.recorder
         while len(self._later) < rounds - 1:
             self._later.append(_Later(recorder.input(passes.most), recorder.input(passes.most)))
         inputs, owners = cut(passes, self._inputs, n, total), recorder.first(self._owners, n)
         later = [_Later(*(recorder.first(x, n) for x in one)) for one in self._later[: rounds - 1]]
-        self._fill(inputs, owners, later, rows, starts, lengths, tokens, frequency_rows)
         indices = recorder.first(self._features, total)
-        if features is not None:
-            recorder.assign(indices, features)
+        self._fill(inputs, owners, indices, later, given)
         ends = np.array(starts) + np.array(lengths)
 
         def work() -> Sequence[Array]:
             slices = Slices.plain(np.array(rows), np.array(starts), np.array(lengths))
-            given = chain.features.take(indices) if chain.features else None
-            passed = chain.run(passes.step(slices, inputs), given, inputs.last if total > n else None)
+            features = chain.features.take(indices) if chain.features else None
+            passed = chain.run(passes.step(slices, inputs), features, inputs.last if total > n else None)
             best = [self._best(passed)]
             ones, order = (recorder.first(x, n) for x in passes.single)
             for i, one in enumerate(later):

@@ -18,11 +18,12 @@ from ridgeline.ops import OpsTable
 from ridgeline.ops.api import Array
 from ridgeline.runtime.arena import Arena, ArenaPart
 from ridgeline.runtime.chain import Chain, Passed
-from ridgeline.runtime.draft_rounds import DraftRounds, Rounds
+from ridgeline.runtime.draft_rounds import DraftRounds, First, Rounds
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.filled import Filled
 from ridgeline.runtime.graphs import Passes, Tap
 from ridgeline.runtime.layout import Ints, Slices, build_layout
+from ridgeline.runtime.padding import Tokens
 from ridgeline.runtime.step import PagedStep
 from ridgeline.sample.acceptance import draw_draft
 from ridgeline.sample.logits import Floats
@@ -207,15 +208,15 @@ class ChainDrafter(ABC):
         """Run rows and the rounds after them from a recording; None if there is none for so many."""
         rows, starts = [span.row for span in spans], [span.start for span in spans]
         lengths = [len(span.tokens) for span in spans]
-        turned, tables = None, self._chain.frequency_tables
+        turned, later, tables = None, None, self._chain.frequency_tables
         if tables is not None:
             slices = Slices.plain(np.array(rows), np.array(starts), np.array(lengths))
             positions, ends = slices.positions(), slices.starts + slices.lengths
-            positions = np.concatenate([positions, *(ends + i for i in range(rounds - 1))])
             turned = tables.rows(np.zeros_like(positions), positions).tolist()
+            later = [tables.rows(np.zeros_like(ends), ends + i).tolist() for i in range(rounds - 1)]
         ids = [min(token, self._most_id) for span in spans for token in span.tokens]
         features = None if self._chain.features is None else _features(spans).tolist()
-        made = self._rounds.run(rows, starts, lengths, ids, rounds, turned, features)
+        made = self._rounds.run(First(Tokens(rows, starts, lengths, ids, turned), later, features), rounds)
         self.is_usual &= not self._rounds.has_recorded
         if made is not None:
             self._after(spans, made.features, rounds)

@@ -86,7 +86,7 @@ class Features:
         stops = [work.start + len(work.tokens) for work in works]
         at = [self.at(w.row, stop - n, stop) for w, n, stop in zip(works, counts, stops, strict=True)]
         indices = np.concatenate(at)
-        if chosen.size < tokens.size:
+        if chosen.size < features.shape[0]:
             features = self._take(features, self._memory.integers(chosen))
         self.put(indices, features)
         self._tokens.reshape(-1)[indices] = tokens[chosen]

@@ -21,6 +21,7 @@ from ridgeline.ops.driver import Recorded, Recorder
 from ridgeline.runtime.arena import Layers
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.layout import Ints, Slices
+from ridgeline.runtime.padding import Shapes, Tokens
 from ridgeline.runtime.step import PagedStep
 from ridgeline.spec.groups import StateGroup
 
@@ -89,6 +90,7 @@ class Passes:
         self._arena, self._drafts = arena, drafts
         self._layout, self.best = table.primitive(api.DECODE_LAYOUT), table.primitive(api.BEST)
         self.most = min(len(page_tables[0]), MOST_SEQUENCES)  # most sequences of a recorded step
+        self.spare = len(page_tables[0]) - 1  # a row of the page tables that no sequence has
         self.refusal = _refusal(table, groups)
         if self.refusal is None and table.driver is not None:
             self.recorder = table.driver.recorder()
@@ -136,6 +138,7 @@ class DecodeGraphs:
             recorder, most = self._passes.recorder, self._passes.most
             of_tokens = [recorder.input(MOST_TOKENS) for _ in range(4)]
             self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
+        self._shapes = Shapes(self._passes.most, MOST_TOKENS)
 
     @property
     def refusal(self) -> str | None:
@@ -149,27 +152,29 @@ class DecodeGraphs:
         """Run the next tokens of n sequences, with their drafts; None if the step must run unrecorded.
 
         rows, starts, lengths: each sequence's row of the page tables, first position and number of tokens.
-        tokens, frequency_rows: ids and frequency rows of all tokens, one sequence after the other.
+        tokens, frequency_rows: ids and frequency rows of all tokens, one sequence after the other. The result may have
+        more rows after theirs.
         """
         n, total = len(rows), len(tokens)
         if self.refusal is not None or n > MOST_SEQUENCES or total > MOST_TOKENS:
             return None
+        given = Tokens(rows, starts, lengths, tokens, frequency_rows)
+        if (n, total) not in self._graphs and (more := self._shapes.more(n, total)):
+            given = given.with_more(more, self._passes.spare)
+            n, total = len(given.rows), len(given.tokens)
         graph = self._graphs.pop((n, total), None)
         if graph is None:
-            return self._record(rows, starts, lengths, tokens, frequency_rows or [0] * total)
+            return self._record(given)
         self._graphs[n, total] = graph  # the last of the dict is the one that was used last
-        fill(self._passes.recorder, graph.inputs, rows, starts, lengths, tokens, frequency_rows)
+        fill(self._passes.recorder, graph.inputs, given)
         graph.run()
         return graph.made
 
-    def _record(
-        self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int], tokens: Sequence[int],
-        frequency_rows: Sequence[int],
-    ) -> Decoded | None:  # fmt: skip
-        n, total, passes = len(rows), len(tokens), self._passes
+    def _record(self, given: Tokens) -> Decoded | None:
+        n, total, passes = len(given.rows), len(given.tokens), self._passes
         inputs = cut(passes, self._inputs, n, total)
-        fill(passes.recorder, inputs, rows, starts, lengths, tokens, frequency_rows)
-        slices = Slices.plain(np.array(rows), np.array(starts), np.array(lengths))
+        fill(passes.recorder, inputs, given)
+        slices = Slices.plain(np.array(given.rows), np.array(given.starts), np.array(given.lengths))
 
         def work() -> Sequence[Array]:
             stream = self._model.forward(passes.step(slices, inputs), aux=self._tap.aux if self._tap else ())
@@ -198,11 +203,9 @@ def cut(passes: Passes, inputs: Inputs, n: int, total: int) -> Inputs:
     return Inputs(*(first(x, total) for x in inputs[:4]), *(first(x, n) for x in of_sequences))
 
 
-def fill(
-    recorder: Recorder, inputs: Inputs, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int],
-    tokens: Sequence[int], frequency_rows: Sequence[int] | None,
-) -> None:  # fmt: skip
-    """Write the inputs of a recorded step; see DecodeGraphs.run."""
+def fill(recorder: Recorder, inputs: Inputs, given: Tokens) -> None:
+    """Write the inputs of a recorded step. Without frequency rows, those that were written before stay."""
+    rows, starts, lengths, tokens, frequency_rows = given
     assign, positions = recorder.assign, starts
     if len(tokens) > len(rows):
         assign(inputs.starts, starts), assign(inputs.lengths, lengths)

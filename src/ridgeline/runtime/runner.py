@@ -119,7 +119,9 @@ class DeviceRunner:
         self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
         self._table = loaded.table
         self.arena = Arena(groups, num_pages, num_host_pages, self._memory)
-        self._tables: list[Ints] = [np.zeros((max_seqs, group.num_pages(max_model_len)), np.int64) for group in groups]
+        # One row more than sequences: steps are filled up with tokens that are in no page (runtime/padding.py).
+        lines = max_seqs + 1
+        self._tables: list[Ints] = [np.zeros((lines, group.num_pages(max_model_len)), np.int64) for group in groups]
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]
         self._last, self._acceptance = np.zeros(max_seqs, np.int64), acceptance
