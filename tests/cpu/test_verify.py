@@ -34,6 +34,7 @@ from ridgeline.sched.cache import StateCache
 from ridgeline.sched.sequence import Sequence as Sequence_
 from ridgeline.verify import CaseResult, Report, baseline, matrix, verify
 from ridgeline.verify.baseline import Baseline
+from ridgeline.verify.heads import HEADS
 from ridgeline.verify.matrix import AXES, Case, Scale, cases, lengths
 from ridgeline.verify.requests import DISTINCT, GREEDY, SAMPLED, Prompts
 from ridgeline.verify.run import run_case
@@ -92,7 +93,7 @@ def test_the_matrix_has_every_value_of_every_axis() -> None:
     assert {c.others for c in found} >= {0, 1, 7, 40}
     assert {c.preempt for c in found} == {None, "recompute", "swap"}
     assert {(c.drafts, c.wrong) for c in found} == {(0, 0.0), (4, 0.0), (4, 0.5)}
-    assert {c.source for c in found} == {"known", "ngram", "model"}
+    assert {c.source for c in found} == {"known", "ngram", "model", *HEADS}
     assert {c.n for c in found} == {1, 4}
     assert {c.page for c in found} == {1, 16, 64}
     assert {c.steps_in_flight for c in found} == {1, 2}

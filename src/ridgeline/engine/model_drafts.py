@@ -48,7 +48,7 @@ class ModelDrafting(Drafting):
         if seq.row < 0 or seq.planned != known - 1:
             return 0
         room = min(seq.bound - known - 1, self._length - known + 1)
-        return min(room, seq.covered - known + 1) if self._drafter.lookahead else room
+        return min(room, seq.rows_end - known + 1) if self._drafter.lookahead else room
 
     def _find(
         self, depths: Mapping[int, int], sequences: Mapping[int, Sequence], answers: Mapping[int, Answer]

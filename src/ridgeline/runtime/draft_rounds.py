@@ -41,7 +41,7 @@ class Rounds(NamedTuple):
 
 
 class First(NamedTuple):
-    """What the rounds of n sequences read.
+    """Inputs of the rounds of n sequences.
 
     first: the tokens of the first round. later: frequency rows [n] of each later round; None if there are none.
     features: indices in `Features.array` for all tokens of the first round; None if the drafts come from a model.

@@ -51,7 +51,12 @@ def load_head(folder: Path, target: LoadedModel, weights: str = "auto", dtype: D
         DeviceError: if its weights do not fit into memory, before they are read.
         RequestError: for an unknown format of matrices.
     """
-    file = _shared(open_head(folder, target.spec), target)
+    return prepare_head(open_head(folder, target.spec), target, weights, dtype)
+
+
+def prepare_head(file: HeadFile, target: LoadedModel, weights: str = "auto", dtype: DType | None = None) -> LoadedHead:
+    """Put a head that was read onto the device of its target; see `load_head`."""
+    file = _shared(file, target)
     table, formats = target.table, FormatTable(format_of(weights))
     packs = table.choose(api.PRODUCT, formats.default).backend != COMPOSED
     kinds = {w.name: dtype or DTYPE_NAMES[file.weights[w.name].dtype] for w in file.spec.weights()}

@@ -81,7 +81,7 @@ class StateCache:
     def take(self, seq: Sequence, limit: int, end: int) -> tuple[PageDelta, ...]:
         """Take the pages for a step that `room` allows; the changes of the page tables."""
         deltas: list[PageDelta] = []
-        covered = []
+        covered, of_rows = [], []
         for g, (group, pool, table) in enumerate(zip(self.groups, self.pools, seq.tables, strict=True)):
             stop = limit if group.snapshot else end
             first = group.page_of(limit - 1 if group.snapshot else seq.planned)
@@ -96,7 +96,9 @@ class StateCache:
                 deltas.append(PageDelta(g, seq.row, seq.sent[g], tuple(table[seq.sent[g] :])))
                 seq.sent[g] = len(table)
             covered.append(len(table) * group.page_tokens)
-        seq.covered = min(covered)
+            if not group.snapshot:
+                of_rows.append(covered[-1])
+        seq.covered, seq.rows_end = min(covered), min(of_rows, default=0)
         return tuple(deltas)
 
     def _copy_on_write(self, seq: Sequence, g: int, index: int, deltas: list[PageDelta]) -> None:
@@ -221,7 +223,7 @@ class StateCache:
             seq.sent.append(0 if first else live)
         seq.sealed = [position // group.page_tokens for group in self.groups]
         seq.computed = seq.replay_from = seq.planned = position
-        seq.covered = seq.next_event = 0
+        seq.covered = seq.rows_end = seq.next_event = 0
 
     def release(self, seq: Sequence) -> None:
         """Release all pages of a sequence, on the device and on the host."""

@@ -343,7 +343,7 @@ class Scheduler:
     def _branch(self, parent: Sequence, child: Sequence) -> None:
         position = child.num_cached = parent.computed
         self._cache.share(child, position, self._cache.pages_at(parent, position))
-        parent.covered = 0  # the page that both would write next is now shared
+        parent.covered = parent.rows_end = 0  # the page that both would write next is now shared
         self._watcher.fork(parent.id, child.id)
         self._run(child)
 

@@ -71,6 +71,7 @@ class Sequence:
         default_factory=list
     )  # host pages it was swapped to, one for each page of reads(computed)
     covered: int = 0  # a step that ends by here needs no page, copy or delta
+    rows_end: int = 0  # pages of rows up to here belong to it alone; those of states may not
     next_event: int = 0  # while `computed` is below this, there is no page to seal or to release
     _chain: list[bytes] = field(default_factory=list)
 

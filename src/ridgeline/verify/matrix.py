@@ -18,8 +18,9 @@ MANY = 3  # sequences of one page each, one of which is preempted for the others
 LEAST_COMBINED = 3  # settings of a combination that differ from the default
 
 Preempt = Literal["recompute", "swap"]
-# Proposes the tokens that are known to follow; looks them up in earlier text; or is the model itself, as a draft model.
-DraftSource = Literal["known", "ngram", "model"]
+# Proposes the tokens that are known to follow; looks them up in earlier text; is the model itself, as a draft model; or
+# is a head with random weights (heads.py).
+DraftSource = Literal["known", "ngram", "model", "medusa", "eagle", "eagle3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,10 @@ class Lengths:
 
 
 DEFAULT = Case()
-DRAFTED: Mapping[DraftSource, str] = {"known": "", "ngram": " looked up", "model": " of a draft model"}
+DRAFTED: Mapping[DraftSource, str] = {
+    "known": "", "ngram": " looked up", "model": " of a draft model", "medusa": " of a Medusa head",
+    "eagle": " of an EAGLE-1 head", "eagle3": " of an EAGLE-3 head",
+}  # fmt: skip
 # The default value of each axis is missing here: the default case has it.
 AXES: dict[str, tuple[Value, ...]] = {
     "chunks": (
@@ -120,6 +124,9 @@ AXES: dict[str, tuple[Value, ...]] = {
         Value("4, half of them wrong", {"drafts": 4, "wrong": 0.5}, quick=True),
         Value("4, looked up", {"drafts": 4, "source": "ngram"}),
         Value("4, of a draft model", {"drafts": 4, "source": "model"}),
+        Value("4, of a Medusa head", {"drafts": 4, "source": "medusa"}),
+        Value("4, of an EAGLE-1 head", {"drafts": 4, "source": "eagle"}),
+        Value("4, of an EAGLE-3 head", {"drafts": 4, "source": "eagle3"}),
     ),
     "forks": (Value("n 4", {"n": 4}, quick=True),),
     "pages": (Value("of 1", {"page": 1}, quick=True), Value("of 64", {"page": 64})),

@@ -91,8 +91,11 @@ class Observed:
             "a prefix was found": case.prefix == "hit" or not self.hits,
             "nothing was computed again": case.preempt != "recompute" or self.preempted_recompute > 0,
             "nothing was swapped": case.preempt != "swap" or self.preempted_swap > 0,
-            # What follows may occur nowhere before.
-            "no draft was accepted": not case.drafts or self.accepted_tokens > 0 or case.source == "ngram",
+            # What follows may occur nowhere before, and heads have random weights.
+            "no draft was accepted": self.accepted_tokens > 0
+            or not case.drafts
+            or case.source not in ("known", "model"),
+            "no draft was proposed": self.draft_tokens > 0 or not case.drafts or case.source == "ngram",
             "no draft was rejected": not case.wrong or self.accepted_tokens < self.draft_tokens,
             "no page was shared": case.n == 1 or self.shared_pages > 0,
         }

@@ -13,8 +13,10 @@ from ridgeline.runtime.load import LoadedModel
 from ridgeline.settings import EngineConfig, EngineOptions, resolve
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import state_groups
+from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.state import ALL
 from ridgeline.verify.baseline import Baseline
+from ridgeline.verify.heads import HEADS, head_spec, random_head
 from ridgeline.verify.matrix import Case, Scale, cases, lengths
 from ridgeline.verify.poison import poisoned
 from ridgeline.verify.report import CaseResult, Observed, Report
@@ -93,8 +95,17 @@ def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, ba
 
 
 def _engine(loaded: LoadedModel, config: EngineConfig, case: Case) -> Engine:
-    own = NgramProposer() if case.source == "ngram" else None
-    return Engine(loaded, config, proposer=own, draft=loaded if case.source == "model" else None)
+    own, draft = NgramProposer() if case.source == "ngram" else None, None
+    if case.source in HEADS:
+        draft = random_head(case.source, loaded, case.drafts, case.number)
+    return Engine(loaded, config, proposer=own, draft=loaded if case.source == "model" else draft)
+
+
+def _draft_spec(spec: ModelSpec, case: Case) -> ModelSpec | HeadSpec | None:
+    """Return the draft model or head of a case; None if there is none."""
+    if case.source in HEADS:
+        return head_spec(case.source, spec, case.drafts)
+    return spec if case.source == "model" else None
 
 
 def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig:
@@ -117,7 +128,7 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
         fixed_len=True,
         kv_cache_dtype=loaded.storage.dtype,
         float_bytes=loaded.table.memory.float_bytes,
-        draft=loaded.spec if case.source == "model" else None,
+        draft=_draft_spec(loaded.spec, case),
     )
     if not case.preempt:
         return config
