@@ -109,10 +109,12 @@ def gptqmodel_write(job: Job) -> None:
     from gptqmodel.quantization import AWQConfig, GPTQConfig
 
     options = dict(job["options"])
-    make = {"awq": AWQConfig, "gptq": GPTQConfig}[options.pop("method", "gptq")]
+    method = options.pop("method", "gptq")
+    make = {"awq": AWQConfig, "gptq": GPTQConfig}[method]
     # Its other ways to pack compile an extension first.
     config = make(device="cpu", offload_to_disk=False, pack_impl="original", **options)
-    model = GPTQModel.load(job["model"], config, dtype=torch.float32)
+    # It packs AWQ from 16 bits only.
+    model = GPTQModel.load(job["model"], config, dtype=torch.float16 if method == "awq" else torch.float32)
     sequences = json.loads(Path(job["calibration"]).read_text())
     model.quantize([{"input_ids": s, "attention_mask": [1] * len(s)} for s in sequences], batch_size=1)
     model.save(job["folder"])
