@@ -42,6 +42,12 @@ class KnownModel:
     dequantized: Mapping[str, Format] = field(default_factory=dict)
 
 
+def built_in_folder(name: str) -> Path | None:
+    """Return the folder of a model that ships with Ridgeline; None for any other name, or if it is in an archive."""
+    folder = files("ridgeline").joinpath("models", name)
+    return folder if name in BUILT_IN and isinstance(folder, Path) else None
+
+
 def find_writer(name: str) -> KnownModel:
     """Find a model as `find_model` does, but raise RequestError for a diffusion model."""
     return checked_writer(find_model(name))

@@ -115,6 +115,7 @@ def plan(
     plot: _Plot = None,
 ) -> None:
     """Predict what a model costs on a machine: memory, time, the bottleneck, and what each technique would change."""
+    from ridgeline.cli.flags.known import find_draft
     from ridgeline.errors import RequestError
     from ridgeline.plan.changes import change
     from ridgeline.plan.compare import compare as ranked
@@ -134,8 +135,8 @@ def plan(
         plan_denoiser(name, deployment, load, note, unsupported, json_output)
         return
     if changes and not compare:
-        deployment = change(deployment, ",".join(changes)).deployment
-    rows = ranked(deployment, load, changes or []) if compare else ()
+        deployment = change(deployment, ",".join(changes), find_draft).deployment
+    rows = ranked(deployment, load, changes or [], find_draft) if compare else ()
     report = _report(name, deployment, load, slo, rows, explain) | {"times": note}
     if weights and (made := how_to_make(weights)):
         report["weights"] = made

@@ -6,7 +6,8 @@
               layers with experts, recurrent layers of each kind
 
 Calibration measures the passes alone, and fits the seconds of the terms to steps of the engine (measure/). A step is
-"replayed" if the engine runs it from a recording: it only decodes few sequences, and every layer can be recorded.
+"replayed" if the engine runs it from a recording: few sequences only decode, or verify drafts, and every layer can be
+recorded.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ridgeline.cost.memory import RECORDED_SEQS
-from ridgeline.cost.operations import Operation, Slice
+from ridgeline.cost.memory import RECORDED_SEQS, RECORDED_TOKENS
+from ridgeline.cost.operations import Operation, Slice, num_logits
 from ridgeline.cost.precision import wider_storage
 from ridgeline.cost.roofline import StepTime, Timed, link_seconds
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.hardware import HardwareSpec
+from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.rates import Passes, Rates
 
 
@@ -29,7 +31,8 @@ class Facts:
     """Counts of a model that the terms use.
 
     recurrent: number of layers, and numbers of state, for each kind of recurrent mixer. expert_layers: layers with
-    experts. choices: experts that one token visits, over all layers.
+    experts. choices: experts that one token visits, over all layers. drafts: it proposes drafts, so that its steps are
+    recorded although only the last tokens of its sequences give logits.
     """
 
     vocab_size: int
@@ -38,10 +41,11 @@ class Facts:
     recurrent: Mapping[str, tuple[int, int]]
     expert_layers: int
     choices: int
+    drafts: bool = False
 
 
-def facts_of(spec: ModelSpec) -> Facts:
-    """Count the layers of a model by what the terms need."""
+def facts_of(spec: ModelSpec | HeadSpec, *, drafts: bool = False) -> Facts:
+    """Count the layers of a model, or of a head for speculative decoding, by what the terms need."""
     kinds: dict[str, tuple[int, int]] = {}
     for layer in spec.layers:
         if layer.mixer and layer.mixer.is_recurrent:
@@ -49,7 +53,8 @@ def facts_of(spec: ModelSpec) -> Facts:
             kinds[layer.mixer.kind] = layers + 1, numbers + layer.mixer.state().elements
     moes = [layer.mlp for layer in spec.layers if layer.mlp and layer.mlp.num_experts]
     latents = sum(layer.mixer.keeps_latents for layer in spec.layers if layer.mixer)
-    return Facts(spec.vocab_size, not kinds, latents, kinds, len(moes), sum(moe.num_experts_per_tok for moe in moes))
+    choices = sum(moe.num_experts_per_tok for moe in moes)
+    return Facts(num_logits(spec), not kinds, latents, kinds, len(moes), choices, drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,8 @@ class Counts:
 def terms_of(facts: Facts, counts: Counts, far: Any) -> dict[str, Any]:
     """Return the amount of each term in a step. far: share of the bytes read that come from memory; may be an array."""
     sequences, tokens, sampled = counts.sequences, counts.tokens, counts.sampled
-    replayed = facts.is_recorded and tokens == sequences == sampled and sequences <= RECORDED_SEQS
+    decodes = facts.drafts or tokens == sampled  # a step that verifies drafts has logits for all of its tokens
+    replayed = facts.is_recorded and decodes and sequences <= RECORDED_SEQS and tokens <= RECORDED_TOKENS
     way = "replayed" if replayed else "plain"
     found = {
         f"{way} step": 1.0,

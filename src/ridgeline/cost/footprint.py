@@ -15,8 +15,9 @@ from ridgeline.cost.memory import BOOKKEEPING_BYTES, Workspace
 from ridgeline.cost.precision import Precision, packed_bytes
 from ridgeline.cost.shard import Scheme, device_weight_bytes
 from ridgeline.spec import ModelSpec, Weight
-from ridgeline.spec.groups import StateGroup, state_groups
+from ridgeline.spec.groups import StateGroup, state_groups, with_layers
 from ridgeline.spec.hardware import HardwareSpec
+from ridgeline.spec.heads import HeadSpec
 
 # Share of the memory besides weights that the engine uses; the allocator and other programs get the rest.
 FRACTION = 0.9
@@ -67,20 +68,31 @@ class Memory:
         page_tokens: Tokens of a page of keys and values.
         chunk: Tokens of prompts in one step.
         drafts: Draft tokens of a sequence in one step.
+        draft: Model or head that proposes them on the same device, over the same pages; None without one.
     """
 
     def __init__(
         self, spec: ModelSpec, precision: Precision, hardware: HardwareSpec, scheme: Scheme, *, page_tokens: int,
-        chunk: int, drafts: int = 0,
+        chunk: int, drafts: int = 0, draft: ModelSpec | HeadSpec | None = None,
     ) -> None:  # fmt: skip
         self._spec, self._precision, self._hardware, self._scheme = spec, precision, hardware, scheme
-        self._chunk, self._drafts = chunk, drafts
+        self._chunk, self._drafts, self._draft = chunk, drafts, draft
         self.weight_bytes = _weight_bytes(spec, precision, hardware, scheme)
         self.groups = page_groups(spec, precision, page_tokens, tp=scheme.tp)
         self.bookkeeping_bytes = BOOKKEEPING_BYTES if hardware.kind == "cpu" else 0
         # The workspace is the engine's own count, with the pages that the engine has today: float32.
         own = state_groups(spec, page_tokens=page_tokens)
         self._workspace = Workspace(spec, own, on_cpu=hardware.kind == "cpu", drafts=drafts)
+        self.draft_weight_bytes = 0.0
+        self._more: Workspace | None = None  # of a draft model; a head works in that of its target
+        if draft is not None:
+            self.draft_weight_bytes = _weight_bytes(draft, precision, hardware, scheme)
+            self.weight_bytes += self.draft_weight_bytes
+            more = page_groups(draft, precision, page_tokens, tp=scheme.tp)
+            self.groups = with_layers(self.groups, more, len(spec.layers))
+        if isinstance(draft, ModelSpec):
+            own = state_groups(draft, page_tokens=page_tokens)
+            self._more = Workspace(draft, own, on_cpu=hardware.kind == "cpu", drafts=drafts)
 
     def with_chunk(self, chunk: int) -> Memory:
         """Return a copy with another number of tokens of prompts in one step."""
@@ -108,16 +120,27 @@ class Memory:
 
         Steps have `seqs` sequences of up to `length` tokens.
         """
-        step = self._workspace.bytes(max(self._chunk, seqs * (1 + self._drafts)), seqs, length)
+        tokens = max(self._chunk, seqs * (1 + self._drafts))
+        step = self._workspace.bytes(tokens, seqs, length) + self._draft_step_bytes(tokens, seqs, length)
         return int((self._hardware.memory_bytes - self.weight_bytes) * FRACTION) - step
 
     def _step_bytes(self, tokens: int, seqs: int, length: int) -> int:
         """Return the bytes of a step and of the model's RoPE frequencies for sequences of this length."""
-        return self._workspace.bytes(tokens, seqs, length) + self._spec.frequency_bytes(length)
+        own = self._workspace.bytes(tokens, seqs, length) + self._spec.frequency_bytes(length)
+        return own + self._draft_step_bytes(tokens, seqs, length)
+
+    def _draft_step_bytes(self, tokens: int, seqs: int, length: int) -> int:
+        return self._more.bytes(tokens, seqs, length) if self._more else 0
 
     def sequence_bytes(self, context: int) -> float:
         """Return the bytes of state of one sequence on one device, by the formula."""
-        return formula_bytes(self._spec, self._precision, context, tp=self._scheme.tp) / self._scheme.pp
+        own = formula_bytes(self._spec, self._precision, context, tp=self._scheme.tp) / self._scheme.pp
+        return own + self.draft_sequence_bytes(context)
+
+    def draft_sequence_bytes(self, context: int) -> float:
+        """Return the part of `sequence_bytes` that is the draft's."""
+        draft, tp = self._draft, self._scheme.tp
+        return formula_bytes(draft, self._precision, context, tp=tp) / self._scheme.pp if draft is not None else 0.0
 
     def largest_batch(self, context: int, most: int = 1 << 20) -> int:
         """Return how many sequences of `context` tokens fit on each replica; 0 if none does."""
@@ -128,7 +151,7 @@ class Memory:
         return largest(lambda n: self.footprint(batch, n).fits, self._spec.max_position_embeddings)
 
 
-def _weight_bytes(spec: ModelSpec, precision: Precision, hardware: HardwareSpec, scheme: Scheme) -> float:
+def _weight_bytes(spec: ModelSpec | HeadSpec, precision: Precision, hardware: HardwareSpec, scheme: Scheme) -> float:
     """Return the bytes of the weights on one device. One CPU has them as our kernels allocate them, in whole panels."""
     if hardware.kind == "cpu" and scheme.devices == scheme.replicas:
         return packed_bytes(spec, precision)
@@ -136,7 +159,7 @@ def _weight_bytes(spec: ModelSpec, precision: Precision, hardware: HardwareSpec,
     return sum(device_weight_bytes(w, precision.weight_bytes(w), scheme) for w in held) / scheme.pp
 
 
-def held_weights(spec: ModelSpec, precision: Precision) -> Iterator[Weight]:
+def held_weights(spec: ModelSpec | HeadSpec, precision: Precision) -> Iterator[Weight]:
     """Yield all weights. A tied head is a separate weight if it is rounded and the embedding is not."""
     yield from spec.weights()
     head = Weight("head.weight", (spec.vocab_size, spec.hidden_size), "out")
@@ -144,7 +167,7 @@ def held_weights(spec: ModelSpec, precision: Precision) -> Iterator[Weight]:
         yield head
 
 
-def formula_bytes(spec: ModelSpec, precision: Precision, context: int, *, tp: int = 1) -> float:
+def formula_bytes(spec: ModelSpec | HeadSpec, precision: Precision, context: int, *, tp: int = 1) -> float:
     """Return the bytes of state of a sequence: the numbers that its layers keep times their bytes, scales included."""
     total = 0.0
     for layer in spec.layers:
@@ -155,7 +178,9 @@ def formula_bytes(spec: ModelSpec, precision: Precision, context: int, *, tp: in
     return total
 
 
-def page_groups(spec: ModelSpec, precision: Precision, page_tokens: int, *, tp: int = 1) -> tuple[StateGroup, ...]:
+def page_groups(
+    spec: ModelSpec | HeadSpec, precision: Precision, page_tokens: int, *, tp: int = 1
+) -> tuple[StateGroup, ...]:
     """Return the engine's state groups, with the page size of a precision and of one device's share of the heads."""
     found = []
     for group in state_groups(spec, page_tokens=page_tokens):

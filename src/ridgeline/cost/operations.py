@@ -21,6 +21,7 @@ from typing import Literal
 
 from ridgeline.cost.precision import FLOAT_BYTES, Precision
 from ridgeline.spec import AnyLayer, ChannelMixer, ModelSpec, TokenMixer, Weight
+from ridgeline.spec.heads import LAYER, Eagle3Spec, HeadSpec, MedusaSpec
 
 Kind = Literal["weights", "state", "other"]  # the kind of most of its bytes
 # Groups of matrices that read the same activations, by the names of their weights.
@@ -107,17 +108,31 @@ def visited_experts(moe: ChannelMixer, tokens: float) -> float:
     return moe.num_experts * (1 - float(missed**tokens))
 
 
-class Forward:
-    """Counts any step of one model, in a few microseconds for each kind of operation."""
+def num_logits(spec: ModelSpec | HeadSpec) -> int:
+    """Return the logits of a row: those of all heads for Medusa, of the tokens that it can propose for EAGLE."""
+    if isinstance(spec, ModelSpec):
+        return spec.vocab_size
+    return spec.draft_vocab_size * (spec.num_heads if isinstance(spec, MedusaSpec) else 1)
 
-    def __init__(self, spec: ModelSpec, precision: Precision) -> None:
+
+class Forward:
+    """Counts any step of one model, in a few microseconds for each kind of operation.
+
+    A head for speculative decoding counts as a model: all heads of Medusa are one step, and so is one depth of EAGLE.
+    """
+
+    def __init__(self, spec: ModelSpec | HeadSpec, precision: Precision) -> None:
         self.spec, self.precision = spec, precision
         parts: dict[_Part, int] = {}
-        for layer, count in Counter(spec.layers).items():
-            for part in _parts(layer, spec.hidden_size, precision):
-                parts[part] = parts.get(part, 0) + count
-        head = Weight("head.weight", (spec.vocab_size, spec.hidden_size), "out")
-        self._head = _matrix((head,), precision)
+        if isinstance(spec, ModelSpec):
+            for layer, count in Counter(spec.layers).items():
+                for part in _parts(layer, spec.hidden_size, precision):
+                    parts[part] = parts.get(part, 0) + count
+        else:
+            for part in _head_parts(spec, precision):
+                parts[part] = parts.get(part, 0) + 1
+        self._logits = num_logits(spec)
+        self._head = _matrix((Weight("head.weight", (self._logits, spec.hidden_size), "out"),), precision)
         self._parts = parts
 
     def operations(self, batch: Sequence[Slice]) -> tuple[Operation, ...]:
@@ -130,7 +145,7 @@ class Forward:
         found = [embed, *(part.at(tokens, batch, layers) for part, layers in self._parts.items())]
         found.append(Operation("norm", "other", 1, 0.0, 0.0, 0.0, 2 * stream, precision.activations))
         if rows:
-            found.append(self._head.at(rows, batch, 1, results=rows * self.spec.vocab_size * FLOAT_BYTES))
+            found.append(self._head.at(rows, batch, 1, results=rows * self._logits * FLOAT_BYTES))
         return tuple(found)
 
     def state_operations(self, batch: Sequence[Slice]) -> tuple[Operation, ...]:
@@ -225,6 +240,33 @@ def _parts(layer: AnyLayer, width: int, precision: Precision) -> Iterator[_Part]
     if layer.mlp:
         yield _Norm(width, precision)
         yield from _matrices(layer.mlp.weights(width), precision, layer.mlp, width)
+
+
+def _head_parts(spec: HeadSpec, precision: Precision) -> Iterator[_Part]:
+    """Yield the parts of a head for speculative decoding, without its output matrix."""
+    if isinstance(spec, MedusaSpec):
+        for block in range(spec.num_blocks):  # all heads together: they do not depend on each other
+            own = [Weight(f"blocks.{h}.{block}.weight", (spec.hidden_size,) * 2) for h in range(spec.num_heads)]
+            yield replace(_matrix(own, precision), name="blocks")
+        return
+    width, norm = spec.hidden_size, _Norm(spec.hidden_size, precision)
+    yield from _matrices(_below(spec, "fc", keep=True), precision, None, width)
+    if isinstance(spec, Eagle3Spec):
+        yield norm
+    outs = list(_matrices(_below(spec, f"{LAYER}.mixer"), precision, None, width))
+    last = [m for m in outs if m.split == "in" and m.rows == width]
+    yield from (m for m in outs if m not in last)
+    yield _Core(spec.attention.cost_key(), precision)
+    yield from last
+    yield norm
+    yield from _matrices(_below(spec, f"{LAYER}.mlp"), precision, spec.mlp, width)
+
+
+def _below(spec: HeadSpec, part: str, *, keep: bool = False) -> Iterator[Weight]:
+    """Yield the weights of a part of a head. keep: with the part's name; without it they are named as in a layer."""
+    for w in spec.weights():
+        if w.name.startswith(f"{part}."):
+            yield w if keep else Weight(w.name.removeprefix(f"{part}."), w.shape, w.split)
 
 
 def _matrices(

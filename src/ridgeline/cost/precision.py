@@ -15,6 +15,7 @@ from ridgeline.spec import Weight
 from ridgeline.spec.dtype import DTYPE_NAMES, DType
 from ridgeline.spec.footprint import footprint
 from ridgeline.spec.hardware import HardwareSpec
+from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.quant import FORMATS, PLAIN, FormatTable, format_of
 from ridgeline.spec.schemes import scheme_of
@@ -240,12 +241,13 @@ def _head(spec: ModelSpec) -> Weight:
 
 
 @lru_cache(64)  # a search plans hundreds of settings of one model
-def packed_bytes(spec: ModelSpec, precision: Precision) -> int:
-    """Return the bytes of a model's weights as the kernels of device cpu allocate them.
+def packed_bytes(spec: ModelSpec | HeadSpec, precision: Precision) -> int:
+    """Return the bytes of the weights of a model or a head as the kernels of device cpu allocate them.
 
     Types that no kernel and no scheme has (mxfp4) are dequantized to bfloat16.
     """
-    kinds = {w.name: precision.stored_type(w) for w in (*spec.weights(), _head(spec)) if w.is_matrix}
+    tied = (_head(spec),) if isinstance(spec, ModelSpec) else ()
+    kinds = {w.name: precision.stored_type(w) for w in (*spec.weights(), *tied) if w.is_matrix}
     floats: dict[str, DType] = {
         name: DTYPE_NAMES.get(kind, "bfloat16")
         for name, kind in kinds.items() if kind in DTYPE_NAMES or kind == "mxfp4"

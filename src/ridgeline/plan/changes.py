@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from ridgeline.catalog.machines import nearest
+from ridgeline.catalog.models import find_writer
 from ridgeline.cost.precision import products_type, storage_of, storage_type, wide_type
 from ridgeline.errors import RequestError
 from ridgeline.plan import rewrite
-from ridgeline.plan.planner import Deployment, Speculation
+from ridgeline.plan.planner import Deployment
+from ridgeline.plan.speculation import (
+    DRAFT_COST,
+    NGRAM,
+    Draft,
+    Speculation,
+    is_acceptance,
+    parse_acceptance,
+    parse_draft,
+    speculation_of,
+)
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.schemes import scheme_of
 
@@ -24,8 +36,17 @@ class Changed:
     gives_up: str
 
 
-def change(deployment: Deployment, text: str) -> Changed:
-    """Apply one change, or several with commas between them.
+FindDraft = Callable[[str], Draft]
+
+
+def published_draft(name: str) -> Draft:
+    """Return a published model as a draft model. Raises RequestError for an unknown name."""
+    found = find_writer(name)
+    return Draft(found.name, found.spec)
+
+
+def change(deployment: Deployment, text: str, find_draft: FindDraft = published_draft) -> Changed:
+    """Apply one change, or several with commas between them. find_draft: finds a draft model or a head by its name.
 
     Raises RequestError for an unknown change (with the nearest names), for wrong syntax (with the right form), and for
     a change that the model cannot have (with the reason).
@@ -39,7 +60,7 @@ def change(deployment: Deployment, text: str) -> Changed:
         if not sign or not value:
             raise RequestError(f"change {part!r}: write {form}")
         try:
-            after, cost = apply(after, value)
+            after, cost = (partial(apply, find=find_draft) if apply is _speculate else apply)(after, value)
         except RequestError as e:
             raise RequestError(f"{part.strip()}: {e}") from None
         except ValueError as e:
@@ -137,10 +158,14 @@ def _devices(name: str, what: str) -> Callable[[Deployment, str], Applied]:
     return apply
 
 
-def _speculate(d: Deployment, value: str) -> Applied:
-    acceptance, _, rest = value.partition(":")
-    depth, _, cost = rest.partition(":")
-    drafts = Speculation(float(acceptance), _whole(depth or "4"), *([float(cost)] if cost else []))
+def _speculate(d: Deployment, value: str, find: FindDraft = published_draft) -> Applied:
+    first, _, rest = value.partition(":")
+    if is_acceptance(first):
+        depth, _, cost = rest.partition(":")
+        drafts = Speculation(parse_acceptance(first), _whole(depth or "4"), float(cost or DRAFT_COST))
+    else:
+        name, most, acceptance = parse_draft(value)
+        drafts = speculation_of(Draft(NGRAM, None) if name == NGRAM else find(name), most, acceptance)
     return replace(d, speculation=drafts), "nothing in the output; rejected drafts are computed in vain"
 
 
@@ -196,7 +221,10 @@ CHANGES: Mapping[str, tuple[str, Callable[[Deployment, str], Applied]]] = Mappin
     "tp": ("tp=2: devices that share every matrix", _devices("tp", "devices; two all-reduces in each layer")),
     "ep": ("ep=8: devices that share the experts", _devices("ep", "devices; the busiest expert sets the time")),
     "pp": ("pp=2: devices that share the layers", _devices("pp", "devices; no request is faster")),
-    "speculate": ("speculate=0.8:4: acceptance and number of drafts (:0.05, the cost of one in steps)", _speculate),
+    "speculate": (
+        "speculate=0.8:4: acceptance and number of drafts (:0.05, the cost of one in steps); or speculate=MODEL:4:0.8, "
+        "a draft model, the folder of a head or ngram, with the number of drafts and the acceptance", _speculate,
+    ),
     "prune": ("prune=mlp:0.25: share to remove from mlp, layers or heads", _prune),
     "chunk": ("chunk=2048: prompt tokens in one step", _chunk),
     "prefix": ("prefix=0.9: share of each prompt that is in the prefix cache", _prefix),

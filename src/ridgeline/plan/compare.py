@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ridgeline.cost.footprint import Footprint, formula_bytes
-from ridgeline.plan.changes import change, query_heads
+from ridgeline.plan.changes import FindDraft, change, published_draft, query_heads
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
+from ridgeline.plan.speculation import Speculation
+from ridgeline.plan.units import decimal_bytes
+from ridgeline.spec import ModelSpec
 
 BASE = "unchanged"
 
@@ -36,7 +39,9 @@ class Row:
         return self.figures.tokens_per_s / self.figures.devices
 
 
-def compare(deployment: Deployment, load: Load, changes: Sequence[str]) -> tuple[Row, ...]:
+def compare(
+    deployment: Deployment, load: Load, changes: Sequence[str], find_draft: FindDraft = published_draft
+) -> tuple[Row, ...]:
     """Return the deployment and each changed one, ranked by the load's decode tokens per second. Deployments that do
     not fit in memory come last.
 
@@ -44,7 +49,7 @@ def compare(deployment: Deployment, load: Load, changes: Sequence[str]) -> tuple
     """
     rows = [_row(deployment, load, BASE, "")]
     for text in changes:
-        after = change(deployment, text)
+        after = change(deployment, text, find_draft)
         rows.append(_row(after.deployment, load, text, after.gives_up))
     return tuple(sorted(rows, key=lambda row: (not row.footprint.fits, -row.figures.tokens_per_s)))
 
@@ -57,15 +62,22 @@ def _row(deployment: Deployment, load: Load, text: str, gives_up: str) -> Row:
     pays = planner.speculation_pays_below(load.context)
     return Row(
         text, gives_up, figures, planner.footprint(load),
-        formula_bytes(deployment.spec, deployment.precision, load.context), largest, best, pays,
-        tuple(_notes(deployment, text, pays)),
+        _sequence_bytes(deployment, load.context), largest, best, pays, tuple(_notes(planner, load, text, pays)),
     )  # fmt: skip
 
 
-def _notes(deployment: Deployment, text: str, pays_below: int | None) -> list[str]:
-    notes = []
+def _sequence_bytes(deployment: Deployment, context: int) -> float:
+    draft, precision = deployment.draft, deployment.precision
+    own = formula_bytes(deployment.spec, precision, context)
+    return own + (formula_bytes(draft.spec, precision, context) if draft and draft.spec is not None else 0.0)
+
+
+def _notes(planner: Planner, load: Load, text: str, pays_below: int | None) -> list[str]:
+    notes, deployment = [], planner.deployment
     if drafts := deployment.speculation:
         notes.append(f"{drafts.tokens:.2f} tokens expected per verification of {drafts.depth} drafts")
+        if drafts.draft is not None:
+            notes += _draft_notes(planner, drafts, load)
         if pays_below is None:
             notes.append("faster at every batch size")
         else:
@@ -74,3 +86,23 @@ def _notes(deployment: Deployment, text: str, pays_below: int | None) -> list[st
     if text == BASE and heads:
         notes.append(f"kv_heads={heads} is the figure often quoted, as if each query head had its own keys and values")
     return notes
+
+
+def _draft_notes(planner: Planner, drafts: Speculation, load: Load) -> Iterator[str]:
+    """Yield the acceptance and its source, the share of a step that drafting takes, and the memory of the draft."""
+    draft = drafts.draft
+    assert draft is not None
+    yield f"acceptance {drafts.acceptance_text} ({drafts.source})"
+    if draft.spec is None:
+        return
+    step = planner.decode(load.batch, load.context).seconds
+    verification, drafting = (f(load.batch, load.context) / step for f in (planner.verification_s, planner.drafting_s))
+    yield f"a verification takes {verification:.2f} steps, its drafts {drafting:.2f}"
+    state = planner.memory.draft_sequence_bytes(load.context)
+    weights = decimal_bytes(planner.memory.draft_weight_bytes)
+    yield f"{draft.name} takes {weights} of weights, and {decimal_bytes(state)} of state for each sequence"
+    if isinstance(draft.spec, ModelSpec) and draft.spec.vocab_size != planner.deployment.spec.vocab_size:
+        yield (
+            f"{draft.name} has {draft.spec.vocab_size:,} tokens and the model {planner.deployment.spec.vocab_size:,}; "
+            "both need the same tokenizer"
+        )

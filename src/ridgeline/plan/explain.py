@@ -9,6 +9,7 @@ from ridgeline.cost.footprint import FRACTION
 from ridgeline.cost.precision import FLOAT_BYTES, storage_of
 from ridgeline.cost.roofline import StepTime
 from ridgeline.plan.planner import Load, Planner
+from ridgeline.plan.speculation import Speculation
 from ridgeline.plan.textbook import Textbook
 from ridgeline.plan.units import decimal_bytes, flops, number, seconds
 from ridgeline.spec import State
@@ -36,6 +37,7 @@ def _machine(h: HardwareSpec) -> Iterator[Line]:
 
 def _memory(planner: Planner, load: Load) -> Iterator[Line]:
     d, f = planner.deployment, planner.footprint(load)
+    memory = planner.memory
     matrices = sum(w.num_params for w in d.spec.weights() if w.is_matrix)
     vectors, bits = d.spec.num_params() - matrices, storage_of(d.precision.weights).bits
     is_packed = d.hardware.kind == "cpu" and d.scheme.devices == d.scheme.replicas
@@ -44,9 +46,18 @@ def _memory(planner: Planner, load: Load) -> Iterator[Line]:
         "weights",
         (
             f"{matrices:,} x {bits} bits + scales + {vectors:,} x {8 * FLOAT_BYTES} bits"
-            f"{_split(planner)}{packed} = {decimal_bytes(f.weight_bytes)}"
+            f"{_split(planner)}{packed} = {decimal_bytes(f.weight_bytes - memory.draft_weight_bytes)}"
         ),
     )
+    if d.draft is not None and d.draft.spec is not None:
+        size, state = memory.draft_weight_bytes, memory.draft_sequence_bytes(load.context)
+        yield (
+            f"draft {d.draft.name}",
+            (
+                f"{d.draft.spec.num_params():,} parameters; weights {decimal_bytes(size)}, "
+                f"state {decimal_bytes(state)} for each sequence"
+            ),
+        )
     yield from _state(planner, load)
     for group in planner.memory.groups:
         pages = group.most_pages(load.context)
@@ -101,6 +112,8 @@ def _time(planner: Planner, load: Load) -> Iterator[Line]:
     decode = planner.decode(load.batch, load.context)
     yield from (_measured if d.hardware.rates else _operations)(decode, d.hardware)
     figures = planner.figures(load)
+    if d.speculation is not None:
+        yield from _speculation(planner, d.speculation, load)
     yield "TPOT", f"(t({load.prompt + 1:,}) + 4 t(middle) + t({load.context:,})) / 6 = {seconds(figures.tpot_s)}"
     yield (
         "latency",
@@ -121,6 +134,24 @@ def _time(planner: Planner, load: Load) -> Iterator[Line]:
                 f"{seconds(formula.step_s(load.batch))} a step (CS336)"
             ),
         )
+
+
+def _speculation(planner: Planner, drafts: Speculation, load: Load) -> Iterator[Line]:
+    at = load.batch, load.context
+    verification, drafting, plain = planner.verification_s(*at), planner.drafting_s(*at), planner.decode(*at).seconds
+    shares = " + ".join(f"{s:.3g}" for s in drafts.shares)
+    yield (
+        "tokens a verification",
+        f"1 + {shares} = {drafts.tokens:.2f}, at acceptance {drafts.acceptance_text} ({drafts.source})",
+    )
+    yield (
+        "token with drafts",
+        (
+            f"(verification of 1 + {drafts.depth} tokens {seconds(verification)} + drafting {seconds(drafting)}) / "
+            f"{drafts.tokens:.2f} = {seconds((verification + drafting) / drafts.tokens)}, {seconds(plain)} without "
+            "drafts"
+        ),
+    )
 
 
 def _measured(step: StepTime, hardware: HardwareSpec) -> Iterator[Line]:

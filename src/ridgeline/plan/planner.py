@@ -20,45 +20,18 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 
-from ridgeline.cost.calibrated import calibrated_step, facts_of
 from ridgeline.cost.footprint import Footprint, Memory
-from ridgeline.cost.operations import Forward, Slice
+from ridgeline.cost.operations import Slice
 from ridgeline.cost.precision import Precision
-from ridgeline.cost.roofline import StepTime, time_step
-from ridgeline.cost.shard import Scheme, device_operations
+from ridgeline.cost.roofline import StepTime
+from ridgeline.cost.shard import Scheme
 from ridgeline.errors import RequestError
+from ridgeline.plan.speculation import Draft, Speculation
+from ridgeline.plan.steps import Steps
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.hardware import HardwareSpec
 
 PAGE_TOKENS, CHUNK_TOKENS = 16, 512  # the engine's defaults if memory allows them (settings/fit.py)
-
-
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """Speculative decoding: `depth` drafts per step, each accepted with probability `acceptance` if those before it
-    were.
-
-    draft_cost: cost of a draft, in steps of one token (c in arXiv:2211.17192). Raises RequestError for values out of
-    range.
-    """
-
-    acceptance: float
-    depth: int
-    draft_cost: float = 0.05
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.acceptance <= 1:
-            raise RequestError(f"the acceptance of drafts is {self.acceptance}; it must be from 0 to 1")
-        if self.depth < 1:
-            raise RequestError(f"the number of drafts is {self.depth}; it must be at least 1")
-        if not self.draft_cost >= 0:
-            raise RequestError(f"the cost of a draft is {self.draft_cost} steps; it must not be negative")
-
-    @property
-    def tokens(self) -> float:
-        """Return the expected tokens of a verification: (1 - a^(k+1)) / (1 - a) (arXiv:2211.17192, equation 1)."""
-        a = self.acceptance
-        return self.depth + 1.0 if a == 1 else (1 - a ** (self.depth + 1)) / (1 - a)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +57,25 @@ class Deployment:
         if not 0 <= self.prefix_hit < 1:
             raise RequestError(f"the prefix hit rate is {self.prefix_hit}; it must be at least 0 and below 1")
         self.scheme.check(self.spec)
+        if self.draft is not None:
+            self._check_draft(self.draft)
+
+    @property
+    def draft(self) -> Draft | None:
+        """Return what proposes drafts; None if nothing does, or if only its cost is given."""
+        return self.speculation.draft if self.speculation else None
+
+    def _check_draft(self, draft: Draft) -> None:
+        if (problem := draft.misfit(self.spec)) is not None:
+            raise RequestError(f"{draft.name} cannot propose drafts here: {problem}")
+        if draft.spec is None:
+            return
+        if self.scheme.pp > 1:
+            raise RequestError(
+                f"drafts of {draft.name} are not planned over {self.scheme.pp} pipeline stages; set pp to 1"
+            )
+        if isinstance(draft.spec, ModelSpec):
+            Scheme(tp=self.scheme.tp).check(draft.spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +152,12 @@ class Planner:
 
     def __init__(self, deployment: Deployment) -> None:
         d = self.deployment = deployment
-        self.forward = Forward(d.spec, d.precision)
-        self._facts = facts_of(d.spec)
+        self._steps = Steps(d.spec, d.precision, d.hardware, d.scheme)
+        self.forward = self._steps.forward
         self.drafts = d.speculation.depth if d.speculation else 0
-        self.memory = Memory(
-            d.spec, d.precision, d.hardware, d.scheme, page_tokens=d.page_tokens, chunk=d.chunk, drafts=self.drafts
-        )
+        draft = d.draft.spec if d.draft else None
+        self._draft_steps = Steps(draft, d.precision, d.hardware, d.scheme, drafts=True) if draft is not None else None
+        self.memory = memory_of(d)
 
     def with_chunk(self, chunk: int) -> Planner:
         """Return a planner with another chunk size, which shares everything else with this one."""
@@ -176,10 +168,7 @@ class Planner:
 
     def step(self, batch: Sequence[Slice]) -> StepTime:
         """Return the time of a step with any mix of sequences. With pipeline stages, the step ends on the last one."""
-        ops, hardware = device_operations(self.forward, batch, self.deployment.scheme), self.deployment.hardware
-        if hardware.rates is None:
-            return time_step(ops, hardware)
-        return calibrated_step(ops, self._facts, batch, hardware)
+        return self._steps.time(batch)
 
     def decode(self, batch: int, context: int, tokens: int = 1) -> StepTime:
         """Return the time of a decode step: the last `tokens` tokens of `context` for each of `batch` sequences, with
@@ -198,8 +187,26 @@ class Planner:
         spec = self.deployment.speculation
         if spec is None:
             return step
-        verify = self.decode(batch, context, spec.depth + 1).seconds
-        return (verify + spec.depth * spec.draft_cost * step) / spec.tokens
+        return (self.verification_s(batch, context) + self.drafting_s(batch, context)) / spec.tokens
+
+    def verification_s(self, batch: int, context: int) -> float:
+        """Return the seconds of a step that verifies all drafts of `batch` sequences."""
+        return self.decode(batch, context, self.drafts + 1).seconds
+
+    def drafting_s(self, batch: int, context: int) -> float:
+        """Return the seconds in which the drafts for one verification of `batch` sequences are proposed."""
+        spec = self.deployment.speculation
+        if spec is None:
+            return 0.0
+        if spec.draft is None:
+            return spec.depth * spec.draft_cost * self.decode(batch, context).seconds
+        if self._draft_steps is None:
+            return 0.0
+        timed: dict[Slice, float] = {}
+        for one in (slices := spec.draft.slices(spec.depth, batch, context, spec.tokens)):
+            if one not in timed:
+                timed[one] = self._draft_steps.time([one]).seconds
+        return sum(timed[one] for one in slices)
 
     def chunks(self, prompt: int) -> Iterator[StepTime]:
         """Yield the steps that compute a prompt alone."""
@@ -273,6 +280,15 @@ class Planner:
             middle = (low + high) // 2
             low, high = (middle, high) if pays(middle) else (low, middle)
         return high
+
+
+def memory_of(d: Deployment) -> Memory:
+    """Return the memory of a deployment, with the weights and the state of what proposes drafts."""
+    drafts = d.speculation.depth if d.speculation else 0
+    return Memory(
+        d.spec, d.precision, d.hardware, d.scheme, page_tokens=d.page_tokens, chunk=d.chunk, drafts=drafts,
+        draft=d.draft.spec if d.draft else None,
+    )  # fmt: skip
 
 
 def batch_sizes(most: int) -> list[int]:

@@ -13,6 +13,7 @@ from ridgeline.plan.compare import Row
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
 from ridgeline.plan.slo import Answer, Setting, kept
+from ridgeline.plan.speculation import Speculation
 from ridgeline.spec.hardware import HardwareSpec
 
 Json = dict[str, Any]
@@ -35,10 +36,18 @@ def plan_json(name: str, planner: Planner, load: Load) -> Json:
             "largest_batch": planner.memory.largest_batch(load.context),
             "longest_context": planner.memory.longest_context(load.batch),
         },
-        "time": {**figures_json(figures), "knee_batch": planner.knee(load)},
+        "time": {**figures_json(figures), "knee_batch": planner.knee(load), **_drafts_json(planner, load)},
         "decode": step_json(decode, d.hardware),
         "prefill": step_json(largest_chunk(planner, load.prompt), d.hardware),
     }
+
+
+def _drafts_json(planner: Planner, load: Load) -> Json:
+    """Return the seconds of a verification and of its drafts at the full context; nothing without drafts."""
+    if planner.deployment.speculation is None:
+        return {}
+    at = load.batch, load.context
+    return {"verification_s": planner.verification_s(*at), "drafting_s": planner.drafting_s(*at)}
 
 
 def largest_chunk(planner: Planner, prompt: int) -> StepTime:
@@ -54,8 +63,17 @@ def deployment_json(d: Deployment) -> Json:
         "page_tokens": d.page_tokens,
         "chunk": d.chunk,
         "prefix_hit": d.prefix_hit,
-        "speculation": asdict(d.speculation) if d.speculation else None,
+        "speculation": speculation_json(d.speculation) if d.speculation else None,
     }
+
+
+def speculation_json(s: Speculation) -> Json:
+    """Return speculative decoding. draft_cost: steps of one token, if it is given; None if it is computed."""
+    return {
+        "draft": s.draft.name if s.draft else None, "kind": s.draft.kind if s.draft else None, "depth": s.depth,
+        "acceptance": list(s.by_depth), "acceptance_source": s.source, "shares": list(s.shares), "tokens": s.tokens,
+        "draft_cost": None if s.draft else s.draft_cost,
+    }  # fmt: skip
 
 
 def hardware_json(h: HardwareSpec) -> Json:

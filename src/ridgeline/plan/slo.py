@@ -122,7 +122,7 @@ def _schemes(deployment: Deployment) -> Iterator[Scheme]:
         for name in ("tp", "ep") if moe and count > 1 else ("tp",):
             scheme = replace(given, **{name: count})
             try:
-                scheme.check(deployment.spec)
+                replace(deployment, scheme=scheme)
             except RequestError:
                 continue
             yield scheme

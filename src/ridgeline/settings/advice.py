@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from ridgeline.cost.calibration import this_machine
 from ridgeline.cost.operations import Slice
 from ridgeline.cost.precision import cpu_precision
-from ridgeline.plan.planner import Deployment, Planner, Speculation
+from ridgeline.plan.planner import Deployment, Planner
+from ridgeline.plan.speculation import ASSUMED, DRAFT_COST, Speculation
 from ridgeline.plan.units import seconds
 from ridgeline.settings.preempt import PreemptCost
 from ridgeline.spec import ModelSpec
@@ -26,7 +27,8 @@ BATCHES = (16, 32, 64, 128, 256)
 NEARLY, ALMOST_ALL = 0.95, 0.99  # share of the best rate that a chunk and a batch must reach
 CONTEXT, SHORT = 1024, 128  # tokens of a sequence, or the model's longest context if that is shorter
 COPIES = 2  # times that a page is copied in one direction
-ACCEPTANCE, DRAFT_COST, DEPTHS, DRAFT_BATCHES = 0.7, 0.05, (1, 2, 3, 4, 6, 8), (1, 4, 16, 64)
+DEPTHS, DRAFT_BATCHES = (1, 2, 3, 4, 6, 8), (1, 4, 16, 64)
+ACCEPTANCE = ASSUMED["model"][0]  # no draft is known when this is asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ def advise(deployment: Deployment) -> Advice | None:
             "max_num_batched_tokens": why_chunk,
             "threads": f"one per physical core, since matrix products keep a core busy; memory is read at {rising}",
             "num_speculative_tokens": f"the best number of drafts is {said}, if {ACCEPTANCE:.0%} are accepted and each "
-            f"costs {DRAFT_COST:.0%} of a step",
+            f"costs {DRAFT_COST:.0%} of a step, as with small drafts in arXiv:2211.17192; `ridgeline plan` computes it "
+            "for a draft: speculate=MODEL",
             "preemption": why_preempt,
         },
     )  # fmt: skip

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ridgeline.catalog.models import KnownModel
     from ridgeline.cost.precision import Precision
     from ridgeline.load.checkpoint import Checkpoint
+    from ridgeline.plan.speculation import Draft
     from ridgeline.spec.dtype import DType
     from ridgeline.spec.hardware import HardwareSpec
     from ridgeline.spec.quant import Activations, Format, FormatTable
@@ -59,6 +60,27 @@ def find_known_writer(name: str, *, on_cpu: bool = True) -> KnownModel:
     from ridgeline.catalog.models import checked_writer
 
     return checked_writer(find_known(name, on_cpu=on_cpu))
+
+
+def find_draft(name: str) -> Draft:
+    """Find a draft model, or the head in a folder, with the acceptance that its card has.
+
+    Raises RequestError for an unknown name, and CheckpointError or ConfigError for files that are not read.
+    """
+    from ridgeline.catalog.cards import measured_acceptance
+    from ridgeline.catalog.models import built_in_folder
+    from ridgeline.plan.speculation import Draft
+    from ridgeline.spec.folders import existing
+
+    path = existing(name)
+    folder = built_in_folder(name) if path is None else path if path.is_dir() else None
+    acceptance = measured_acceptance(folder) if folder is not None else ()
+    if path is not None and path.is_dir():  # numpy is not imported for published models
+        from ridgeline.load.heads import is_head, read_head
+
+        if is_head(path):
+            return Draft(name, read_head(path).spec, acceptance)
+    return Draft(name, find_known_writer(name).spec, acceptance)
 
 
 def precision_of(

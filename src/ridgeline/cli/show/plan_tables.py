@@ -142,6 +142,8 @@ def _time(report: dict[str, Any], load: Load) -> Iterator[Figure]:
     )
     yield "TTFT", seconds(t["ttft_s"]), f"a prompt of {load.prompt:,} tokens alone, in chunks of {_chunk(report):,}"
     yield "TPOT", seconds(t["tpot_s"]), "mean time per token after the first, in steps without prefill"
+    if speculation := report["deployment"]["speculation"]:
+        yield "drafts", f"{speculation['tokens']:.2f} tokens", _drafts(speculation, t)
     yield "latency", seconds(t["latency_s"]), f"TTFT + {load.output - 1:,} x TPOT"
     yield "per request", f"{number(t['request_tokens_per_s'])} tokens/s", "1 / TPOT"
     yield "total", f"{number(t['tokens_per_s'])} tokens/s", "batch x replicas / TPOT"
@@ -165,6 +167,18 @@ def _time(report: dict[str, Any], load: Load) -> Iterator[Figure]:
             f"a step without a KV cache, which computes all {load.context:,} tokens again; it takes "
             f"{t['naive_step_s'] / t['step_s']:.0f} times as long"
         ),
+    )
+
+
+def _drafts(speculation: dict[str, Any], t: dict[str, Any]) -> str:
+    """Describe a verification, where the acceptance comes from, and the factor over plain decode."""
+    verification, drafting = t["verification_s"], t["drafting_s"]
+    factor = speculation["tokens"] * t["step_s"] / (verification + drafting)
+    acceptance = ", ".join(f"{a:.2g}" for a in speculation["acceptance"])
+    return (
+        f"in each verification of {speculation['depth']} drafts by {speculation['draft'] or 'anything'}, at acceptance "
+        f"{acceptance} ({speculation['acceptance_source']}); it takes {seconds(verification)}, its drafts "
+        f"{seconds(drafting)}: {factor:.2f} times plain decode"
     )
 
 
