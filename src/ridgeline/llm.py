@@ -26,6 +26,7 @@ from ridgeline.sample.grammar import Grammars
 from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.settings import EngineConfig, EngineOptions, choose_storage, resolve, with_drafts
 from ridgeline.settings.advice import Advice, machine_advice
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.quant import format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
 from ridgeline.spec.storage import Storage, has_rows
@@ -95,10 +96,12 @@ class LLM:
         if not skip_tokenizer_init:
             self.no_tokenizer = self._open_tokenizer(tokenizer)
         self.config: EngineConfig | None = None
+        self.draft_spec: ModelSpec | None = None  # of the draft model
         source: generator.Generator = NaiveGenerator(self.loaded)
         if cache == "on":
             options = engine or EngineOptions()
             draft = self._load_draft(options.speculative, progress_bar)
+            self.draft_spec = None if draft is None else draft.spec
             self.config = self._resolve(options, draft)
             source = Engine(
                 self.loaded, self.config, proposer=proposer or proposer_of(self.config.speculative), draft=draft

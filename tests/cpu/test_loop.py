@@ -15,7 +15,8 @@ from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.runner import DeviceRunner
 from ridgeline.sample.sampler import NoiseKey
 from ridgeline.sim import LinearCost, Request, Settings, Workload, simulate
-from ridgeline.sim.runner import ClockRunner, CostTable
+from ridgeline.sim.costs import CostTable
+from ridgeline.sim.runner import ClockRunner
 from ridgeline.sim.workload import SECOND
 from ridgeline.spec.request import SamplingParams
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli.flags.groups import grouped, values_of
+from ridgeline.cli.simulate import DraftFlags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ridgeline.cli.show.tables import Table
     from ridgeline.measure.client import Server
     from ridgeline.measure.load import Measured
+    from ridgeline.sched.stats import DraftCounts
     from ridgeline.sim import Report, Workload
 
 _SERVER, _WORK, _OUT, _PLAN = "Server", "Workload", "Output", "Prediction"
@@ -215,6 +217,7 @@ def bench_serve(
     json_output: JsonOutput = False,
     plot: Plot = None,
     prediction: PredictionFlags,
+    drafts: DraftFlags,
 ) -> None:
     """Measure an OpenAI-compatible server under load.
 
@@ -229,15 +232,17 @@ def bench_serve(
     limits = Slo.parse(slo) if slo else None
     if plot:
         check_name(plot)
-    server, workload, found, described = asyncio.run(_measure(target, work, limits))
-    predicted, times = _predict(prediction, described, workload, limits, work.seed)
+    server, workload, found, described, counts = asyncio.run(_measure(target, work, limits))
+    predicted, times = _predict(prediction, drafts, described, workload, limits, work.seed, counts)
     title = _title(target, work, server, workload)
     if plot:
         draw(title, found, plot)
     if json_output:
         import json
 
-        arguments = values_of(target, work, prediction, slo=slo, json_output=json_output, plot=plot, api_key=None)
+        arguments = values_of(
+            target, work, prediction, drafts, slo=slo, json_output=json_output, plot=plot, api_key=None
+        )
         line = {"benchmark": "serve", "model": server.model, "server": server.owner, "workload": title,
                 "arguments": arguments, "failures": dict(found.failures), "at_once": found.at_once,
                 "without_usage": found.without_usage,
@@ -250,20 +255,27 @@ def bench_serve(
 
 def columns(report: Report) -> dict[str, Any]:
     """Return the figures of a report that a client can measure."""
-    names = ("requests", "prompt_tokens", "output_tokens", "duration_s", *dict(LATENCIES).values(), "slo")
+    names = ("requests", "prompt_tokens", "output_tokens", "duration_s", *dict(LATENCIES).values(), "slo", "drafts")
     seen = {name: value for name, value in asdict(report).items() if name in names}
     return seen | {name: getattr(report, name) for name in dict(RATES).values()}
 
 
-async def _measure(target: ServerFlags, work: LoadTestFlags, limits: Any) -> tuple[Server, Workload, Measured, Any]:
-    """Send the workload. Return the server, the workload, the measurement, and the server's answer to GET /plan, which
-    is None for a server other than Ridgeline.
+async def _measure(
+    target: ServerFlags, work: LoadTestFlags, limits: Any
+) -> tuple[Server, Workload, Measured, Any, DraftCounts | None]:
+    """Send the workload. Return the server, the workload, the measurement, the server's answer to GET /plan, which is
+    None for a server other than Ridgeline, and the drafts that it verified, which are None if it does not count them.
     """
+    from dataclasses import replace
+
     from ridgeline.cli.show.progress import prompts_bar
     from ridgeline.measure.backends import backend_of
     from ridgeline.measure.client import Client
     from ridgeline.measure.load import Loop
+    from ridgeline.measure.scrape import PATH as METRICS
+    from ridgeline.measure.scrape import draft_counts
     from ridgeline.measure.served import PATH
+    from ridgeline.sim import DraftsUsed
 
     key = target.api_key or next(filter(None, map(os.environ.get, KEYS)), None)
     backend, extra = backend_of(target.backend), _extra(target.extra_body)
@@ -274,8 +286,13 @@ async def _measure(target: ServerFlags, work: LoadTestFlags, limits: Any) -> tup
         with prompts_bar(len(workload.requests)) as done:
             loop = Loop(client, server, vocab_size=target.vocab_size, seed=work.seed, extra=extra, on_done=done)
             await loop.warm_up(workload.requests[: work.warmup])
+            before = draft_counts(await client.text(METRICS) or "")
             found = await loop.run(workload, limits)
-        return server, workload, found, await client.get(PATH) if server.owner == "ridgeline" else None
+            after = draft_counts(await client.text(METRICS) or "")
+        counts = None if before is None or after is None else after.plus(before, -1)
+        used = None if counts is None else DraftsUsed.of([counts])
+        found = replace(found, report=replace(found.report, drafts=used))
+        return server, workload, found, await client.get(PATH) if server.owner == "ridgeline" else None, counts
 
 
 def _extra(text: str) -> dict[str, Any]:
@@ -314,25 +331,30 @@ def _workload(work: LoadTestFlags, limit: int | None) -> Workload:
 
 
 def _predict(
-    flags: PredictionFlags, described: Any, workload: Workload, limits: Any, seed: int
-) -> tuple[Report | None, str | None]:
-    """Simulate the workload. Return the report and the source of its step times; both are None without a model."""
-    from ridgeline.cli.simulate import DeploymentFlags, deployment_of, step_cost
+    flags: PredictionFlags, drafts: DraftFlags, described: Any, workload: Workload, limits: Any, seed: int,
+    counts: DraftCounts | None,
+) -> tuple[Report | None, str | None]:  # fmt: skip
+    """Simulate the workload. Return the report and the source of its step times; both are None without a model.
+
+    counts: drafts of the measured run, whose acceptance a simulated Ridgeline server has, too.
+    """
+    from ridgeline.cli.simulate import DeploymentFlags, deployment_of, draft_lines, simulated_drafts, step_cost
     from ridgeline.measure.served import predict
     from ridgeline.sim import settings, simulate
 
     if flags.predict is None:
-        return (None, None) if described is None else predict(described, workload, limits, seed)
+        return (None, None) if described is None else predict(described, workload, limits, seed, counts)
     machine = DeploymentFlags(
         changes=[flags.changes] if flags.changes else None, hardware=flags.hardware, step_times=flags.step_times,
         max_num_batched_tokens=flags.max_num_batched_tokens, block_size=flags.block_size,
     )  # fmt: skip
-    _, times, deployment = deployment_of(flags.predict, machine)
+    _, times, deployment = deployment_of(flags.predict, machine, drafts)
     longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
     limit = min(longest, deployment.spec.resolve_max_model_len(None))
     chosen = settings(deployment, max_model_len=limit, max_num_seqs=flags.max_num_seqs)
     cost = step_cost(deployment, flags.step_times)
-    return simulate(workload, chosen, cost, slo=limits, seed=seed).report, times
+    found = simulate(workload, chosen, cost, slo=limits, seed=seed, drafts=simulated_drafts(deployment, drafts)).report
+    return found, "; ".join((times, *draft_lines(deployment)))
 
 
 # ---- reports -------------------------------------------------------------------------------------------------------
@@ -392,6 +414,9 @@ def _rates(measured: Report, predicted: Report | None) -> Table:
         values = [getattr(r, column) for r in reports]
         if None not in values:
             table.add_row(name, *(f"{v:.1%}" if column == "attainment" else f"{v:,.2f}" for v in values))
+    if any(r.drafts is not None for r in reports):
+        each = (f"{r.drafts.tokens_per_verification:.2f}" if r.drafts else "no drafts" for r in reports)
+        table.add_row("tokens per verification", *each)
     return table
 
 

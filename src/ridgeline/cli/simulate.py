@@ -14,10 +14,10 @@ from ridgeline.cli.option import option
 if TYPE_CHECKING:
     from ridgeline.cli.show.tables import Table
     from ridgeline.plan.planner import Deployment
-    from ridgeline.sim import Percentiles, Report, Settings, Simulated, StepCost, Workload
+    from ridgeline.sim import Drafts, Percentiles, Report, Settings, Simulated, StepCost, Workload
     from ridgeline.sim.book import Run
 
-_WORK, _MACHINE, _OUT = "Workload", "Machine", "Output"
+_WORK, _MACHINE, _DRAFTS, _OUT = "Workload", "Machine", "Speculative decoding", "Output"
 DEFAULT_REQUESTS, DEFAULT_ARRIVALS = 1000, "poisson:8"
 
 
@@ -28,6 +28,13 @@ class Routing(StrEnum):
     least_loaded = "least-loaded"
     power_of_two = "power-of-two"
     prefix = "prefix"
+
+
+class Depth(StrEnum):
+    """How many drafts a sequence verifies."""
+
+    chosen = "chosen"
+    fixed = "fixed"
 
 
 def _option(panel: str, *names: str, help: str) -> Any:
@@ -92,6 +99,36 @@ MaxNumBatchedTokens = Annotated[
     int, _option(_MACHINE, "--max-num-batched-tokens", help="Most tokens in one step. Default: 512.")
 ]
 BlockSize = Annotated[int, _option(_MACHINE, "--block-size", help="Tokens of a page of the KV cache. Default: 16.")]
+Speculative = Annotated[
+    str | None,
+    _option(
+        _DRAFTS,
+        "--speculative",
+        help="What proposes draft tokens: a draft model, the folder of a head, or ngram. Default: nothing.",
+    ),
+]
+NumSpeculativeTokens = Annotated[
+    int | None,
+    _option(_DRAFTS, "--num-speculative-tokens", help="Most draft tokens of a sequence in a step. Default: 4."),
+]
+DraftAcceptanceRate = Annotated[
+    str | None,
+    _option(
+        _DRAFTS,
+        "--draft-acceptance-rate",
+        help="Probability that a draft is accepted if those before it were: 0.8, or one for each depth: 0.87,0.92. "
+        "Default: that of the draft's card, else an assumed one, which is named.",
+    ),
+]
+DraftDepth = Annotated[
+    Depth,
+    _option(
+        _DRAFTS,
+        "--draft-depth",
+        help="How many drafts a sequence verifies in a step. chosen: as many as give tokens faster, by the engine's "
+        "rule. fixed: always --num-speculative-tokens. Default: chosen.",
+    ),
+]
 SloLimits = Annotated[
     str | None,
     _option(_OUT, "--slo", help="Latency limits for goodput: ttft=200ms,tpot=30ms,e2e=10s. Default: none."),
@@ -130,12 +167,23 @@ class DeploymentFlags:
     block_size: BlockSize = 16
 
 
+@dataclass(eq=False, repr=False)
+class DraftFlags:
+    """The proposer of drafts, their number, and how often they are accepted."""
+
+    speculative: Speculative = None
+    num_speculative_tokens: NumSpeculativeTokens = None
+    draft_acceptance_rate: DraftAcceptanceRate = None
+    draft_depth: DraftDepth = Depth.chosen
+
+
 @grouped
 def simulate(
     *,
     model: Model,
     work: WorkloadFlags,
     machine: DeploymentFlags,
+    drafts: DraftFlags,
     replicas: Replicas = 1,
     routing: RoutingOption = Routing.round_robin,
     max_model_len: MaxModelLen = None,
@@ -152,13 +200,14 @@ def simulate(
     from ridgeline.sim.routing import ROUTES
 
     limits = Slo.parse(slo) if slo else None
-    name, times, deployment = deployment_of(model, machine)
+    name, times, deployment = deployment_of(model, machine, drafts)
     chosen = settings(deployment, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
     workload = workload_of(work, chosen.max_model_len)
     with requests_bar(len(workload.requests)) as over:
         found = run(
             workload, chosen, step_cost(deployment, machine.step_times), replicas=replicas,
-            route=ROUTES[routing.value], slo=limits, seed=work.seed, every_step=every_step, on_over=over,
+            route=ROUTES[routing.value], slo=limits, seed=work.seed, every_step=every_step,
+            drafts=simulated_drafts(deployment, drafts), on_over=over,
         )  # fmt: skip
     title = _title(name, deployment, work, replicas, routing)
     if plot:
@@ -167,17 +216,17 @@ def simulate(
         draw(title, found.run, plot)
     if json_output:
         arguments = values_of(
-            work, machine, model=model, replicas=replicas, routing=routing.value, max_model_len=max_model_len,
+            work, machine, drafts, model=model, replicas=replicas, routing=routing.value, max_model_len=max_model_len,
             max_num_seqs=max_num_seqs, slo=slo, json_output=json_output, plot=plot, every_step=every_step,
         )  # fmt: skip
-        print_json(arguments, found.run, times=times)
+        print_json(arguments, found.run, times=times, speculation=_speculation(deployment))
     else:
-        _print(title, times, found, chosen)
+        _print(title, times, found, chosen, deployment)
 
 
-def deployment_of(model: str, flags: DeploymentFlags) -> tuple[str, str, Deployment]:
+def deployment_of(model: str, flags: DeploymentFlags, drafts: DraftFlags | None = None) -> tuple[str, str, Deployment]:
     """Return the model's name, a note on where the step times come from, and the model on its machine."""
-    from ridgeline.cli.flags.known import find_known_writer, precision_of
+    from ridgeline.cli.flags.known import find_draft, find_known_writer, precision_of
     from ridgeline.cost.calibration import find_machine
     from ridgeline.plan.changes import change
     from ridgeline.plan.planner import Deployment
@@ -189,8 +238,48 @@ def deployment_of(model: str, flags: DeploymentFlags) -> tuple[str, str, Deploym
         known.spec, found, precision_of(known, found), page_tokens=flags.block_size, chunk=flags.max_num_batched_tokens
     )
     if flags.changes:
-        deployment = change(deployment, ",".join(flags.changes)).deployment
-    return known.name, times, deployment
+        deployment = change(deployment, ",".join(flags.changes), find_draft).deployment
+    return known.name, times, with_drafts(deployment, drafts) if drafts else deployment
+
+
+def with_drafts(deployment: Deployment, flags: DraftFlags) -> Deployment:
+    """Return a deployment with the drafts of --speculative. Raises RequestError for flags that do not go together."""
+    from dataclasses import replace
+
+    from ridgeline.cli.flags.known import find_draft
+    from ridgeline.errors import RequestError
+    from ridgeline.plan.speculation import DEPTH, NGRAM, Draft, parse_acceptance, speculation_of
+
+    name, depth, acceptance = flags.speculative, flags.num_speculative_tokens, flags.draft_acceptance_rate
+    if name is None or name == "off":
+        given = [
+            n for n, v in (("num-speculative-tokens", depth), ("draft-acceptance-rate", acceptance)) if v is not None
+        ]
+        if given:
+            raise RequestError(f"--{given[0]} needs --speculative with a draft model, the folder of a head, or ngram")
+        return deployment
+    draft = Draft(NGRAM, None) if name == NGRAM else find_draft(name)
+    by_depth = parse_acceptance(acceptance) if acceptance else ()
+    return replace(deployment, speculation=speculation_of(draft, DEPTH if depth is None else depth, by_depth))
+
+
+def simulated_drafts(deployment: Deployment, flags: DraftFlags) -> Drafts | None:
+    """Return the drafts of a deployment for the simulator; None without. Their depth is chosen by the engine's rule."""
+    if deployment.speculation is None:
+        return None
+    from ridgeline.engine.depth import DepthRule
+    from ridgeline.sim import draft_cost_of, drafts_of
+
+    is_fixed = flags.draft_depth == Depth.fixed
+    return drafts_of(
+        deployment, None if is_fixed else lambda most, rounds: DepthRule(most, rounds=rounds), draft_cost_of
+    )
+
+
+def _speculation(deployment: Deployment) -> dict[str, Any] | None:
+    from ridgeline.plan.report import speculation_json
+
+    return speculation_json(deployment.speculation) if deployment.speculation else None
 
 
 def step_cost(deployment: Deployment, step_times: str | None) -> StepCost:
@@ -241,7 +330,7 @@ def _check(flags: WorkloadFlags) -> None:
         raise RequestError(f"--length-cv is {flags.length_cv}; it must be at least 0 and finite")
 
 
-def print_json(arguments: dict[str, Any], run: Run, **more: str) -> None:
+def print_json(arguments: dict[str, Any], run: Run, **more: Any) -> None:
     """Print one JSON object: the command's arguments, every column, and the timeline."""
     import json
 
@@ -266,7 +355,7 @@ def _title(name: str, deployment: Deployment, work: WorkloadFlags, replicas: int
 # ---- tables --------------------------------------------------------------------------------------------------------
 
 
-def _print(title: str, times: str, found: Simulated, chosen: Settings) -> None:
+def _print(title: str, times: str, found: Simulated, chosen: Settings, deployment: Deployment) -> None:
     from ridgeline.cli.show.tables import screen, show
 
     r = found.report
@@ -275,12 +364,21 @@ def _print(title: str, times: str, found: Simulated, chosen: Settings) -> None:
         screen(),
         title,
         times,
+        *draft_lines(deployment),
         f"{r.requests:,} requests with {r.prompt_tokens:,} tokens in and {r.output_tokens:,} out, in "
         f"{r.duration_s:,.1f} s of simulated time and {r.steps:,} steps{refused}",
         f"each replica: at most {chosen.max_num_seqs} sequences and {chosen.max_num_batched_tokens:,} tokens a step, "
         + " and ".join(f"{n - 1:,} pages of {g.name}" for n, g in zip(chosen.num_pages, chosen.groups, strict=True)),
         *report_tables(r),
     )
+
+
+def draft_lines(deployment: Deployment) -> list[str]:
+    """Return a line that names what proposes drafts and where their acceptance comes from; none without drafts."""
+    if (s := deployment.speculation) is None:
+        return []
+    name = s.draft.name if s.draft else f"anything that costs {s.draft_cost:g} steps a draft"
+    return [f"drafts: {name}, {s.depth} at most; acceptance {s.acceptance_text} ({s.source})"]
 
 
 def report_tables(r: Report) -> tuple[Table, Table]:
@@ -328,6 +426,13 @@ def _rates(r: Report) -> Table:
         f"{r.total_tokens_per_s:,.0f} in and out",
     )
     table.add_row("replicas busy", f"{r.utilization:.1%} of the time")
+    if (d := r.drafts) is not None:
+        share = "" if d.drafting_share is None else f"; drafting takes {d.drafting_share:.1%} of the busy time"
+        table.add_row(
+            "drafts",
+            f"{d.tokens_per_verification:.2f} tokens a verification; {d.num_accepted:,} of {d.num_drafts:,} accepted"
+            f"{share}",
+        )
     table.add_row("batch", f"mean {r.mean_batch:,.1f} sequences a step, {r.mean_waiting:,.1f} waiting, per replica")
     table.add_row(
         "state", f"mean {size(r.mean_used_bytes)}, peak {size(r.peak_bytes)} of {size(r.state_bytes)}, per replica"

@@ -94,6 +94,14 @@ class Client:
         except ValueError:
             raise RequestError(f"{self.url}{path} is no JSON; is this an OpenAI server?") from None
 
+    async def text(self, path: str) -> str | None:
+        """Return the text of a path; None if the server does not answer it."""
+        try:
+            response = await self.http.get(path)
+        except httpx.HTTPError:
+            return None
+        return response.text if response.status_code == 200 else None
+
     def body(self, server: Server, ids: Sequence[int], max_tokens: int, extra: Mapping[str, Any]) -> dict[str, Any]:
         """Return the body of a request: greedy, with an answer of full length."""
         told = {"return_token_ids": True} if server.owner in KNOWS_TOKEN_IDS else {}

@@ -12,9 +12,12 @@ from ridgeline.cost.precision import Precision, cpu_precision, stored_as
 from ridgeline.cost.process_memory import ProcessMemory, Run, process_memory
 from ridgeline.ops.driver import Driver
 from ridgeline.plan.planner import Deployment, Planner
+from ridgeline.plan.speculation import NGRAM, Draft, Speculation, speculation_of
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.settings import EngineConfig
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.hardware import HardwareSpec
+from ridgeline.spec.heads import HeadSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,16 @@ def planner_of(loaded: LoadedModel, config: EngineConfig, machine: HardwareSpec)
             chunk=config.max_num_batched_tokens,
         )
     )  # fmt: skip
+
+
+def speculation_of_engine(config: EngineConfig, draft: ModelSpec | HeadSpec | None) -> Speculation | None:
+    """Return the drafts of an engine for the planner; None if nothing that the planner knows proposes any.
+
+    draft: its draft model or head. The acceptance is assumed; what was measured replaces it (measure/served.py).
+    """
+    if draft is None and config.speculative != NGRAM:
+        return None
+    return speculation_of(Draft(config.speculative, draft), config.num_speculative_tokens)
 
 
 def _precision(loaded: LoadedModel, machine: HardwareSpec) -> Precision:

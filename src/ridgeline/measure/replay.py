@@ -18,7 +18,7 @@ from ridgeline.llm import LLM
 from ridgeline.sched.stats import Stats
 from ridgeline.sim import Slo
 from ridgeline.sim.book import Run, Timeline
-from ridgeline.sim.metrics import Answered, Usage, report
+from ridgeline.sim.metrics import Answered, DraftsUsed, Usage, report
 from ridgeline.sim.workload import SECOND, Request, Workload
 from ridgeline.spec.request import OutputChunk, SamplingParams
 
@@ -145,6 +145,7 @@ class _Replay:
                 getattr(after, name) - getattr(before, name) for name in ("preempted_recompute", "preempted_swap")
             ),
             refused=self._refused,
+            drafts=DraftsUsed.of([after.drafts.plus(before.drafts, -1)]),
         )
 
 

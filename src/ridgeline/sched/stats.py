@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, zip_longest
+from operator import mul
 
 from ridgeline.sched.page_times import PageTimes
 from ridgeline.spec.acceptance import Acceptance
@@ -36,13 +38,15 @@ class DraftCounts:
     """Counts of verified drafts.
 
     verifications: runs of a sequence with drafts. run: drafts that were run. accepted: drafts that were accepted.
-    accepted_at: the accepted drafts by position, the first one first.
+    accepted_at: the accepted drafts by position, the first one first. tried_at: drafts at each position whose
+    predecessors were all accepted.
     """
 
     verifications: int = 0
     run: int = 0
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)
+    tried_at: list[int] = field(default_factory=list)
 
     def add(self, run: int, accepted: int) -> None:
         """Count a verification."""
@@ -50,12 +54,42 @@ class DraftCounts:
         self.run += run
         self.accepted += accepted
         self.accepted_at += [0] * (run - len(self.accepted_at))
+        self.tried_at += [0] * (run - len(self.tried_at))
         for position in range(accepted):
             self.accepted_at[position] += 1
+        for position in range(min(run, accepted + 1)):
+            self.tried_at[position] += 1
 
     def copy(self) -> DraftCounts:
         """Return the counts so far."""
-        return replace(self, accepted_at=list(self.accepted_at))
+        return replace(self, accepted_at=list(self.accepted_at), tried_at=list(self.tried_at))
+
+    def plus(self, other: DraftCounts, times: int = 1) -> DraftCounts:
+        """Return the sum of two counts, or their difference with times = -1."""
+        return DraftCounts(
+            self.verifications + times * other.verifications, self.run + times * other.run,
+            self.accepted + times * other.accepted, _sum(self.accepted_at, other.accepted_at, times),
+            _sum(self.tried_at, other.tried_at, times),
+        )  # fmt: skip
+
+    @property
+    def tokens(self) -> float:
+        """Mean tokens of a verification: the accepted drafts and one more."""
+        return 1 + self.accepted / self.verifications if self.verifications else 1.0
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """Share of the drafts at each position that were accepted, of those whose predecessors all were."""
+        return tuple(a / n if n else 0.0 for a, n in zip(self.accepted_at, self.tried_at, strict=True))
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Expected shares of verifications that reach depth 1, 2, ..., if each had as many drafts as the longest."""
+        return tuple(accumulate(self.acceptance, mul))
+
+
+def _sum(one: list[int], other: list[int], times: int) -> list[int]:
+    return [a + times * b for a, b in zip_longest(one, other, fillvalue=0)]
 
 
 @dataclass(slots=True)
@@ -63,6 +97,8 @@ class DraftSpeed:
     """Measures what drafts gain, over the steps that only decode.
 
     seconds: duration of these steps and of making their drafts. drafting: the part of it in which drafts were made.
+    verifying: the part of it in steps that verified drafts. off_from: the smallest batch so far from which on no draft
+    pays; None if there was none.
     plain: seconds that their tokens would have taken without drafts. expected: seconds that the steps were expected to
     take when their depths were chosen. expected_plain: seconds that the tokens expected from them would have taken
     without drafts. depths: number of times that each depth was chosen for a sequence.
@@ -70,10 +106,12 @@ class DraftSpeed:
 
     seconds: float = 0.0
     drafting: float = 0.0
+    verifying: float = 0.0
     plain: float = 0.0
     expected: float = 0.0
     expected_plain: float = 0.0
     depths: list[int] = field(default_factory=list)
+    off_from: int | None = None
 
     @property
     def factor(self) -> float | None:
@@ -99,9 +137,9 @@ class Stats:
     recomputed_tokens: tokens that an earlier prompt shared, but after the nearest snapshot. drafts: counts of drafts.
     unrecorded: why decode steps are not run from a recording; None if they are. unproposed: why the proposer of drafts
     is not used any more; None if it is, or if there is none. last_step: the sequences of the last step that computed.
-    draft_acceptance: how drafts are accepted; "typical" is lossy. draft_speed: times with drafts and without;
-    None if there are none, or if their depth is fixed. page_times: histograms that are still filled; None if
-    they are not measured.
+    proposer: name of what proposes drafts. draft_acceptance: how drafts are accepted; "typical" is lossy. draft_speed:
+    times with drafts and without; None if there are none, or if their depth is fixed. page_times: histograms that are
+    still filled; None if they are not measured.
     """
 
     running: int
@@ -118,6 +156,7 @@ class Stats:
     unrecorded: str | None = None
     unproposed: str | None = None
     last_step: StepShape = ()
+    proposer: str = "off"
     draft_acceptance: Acceptance = "same"
     draft_speed: DraftSpeed | None = None
     page_times: PageTimes | None = None

@@ -33,9 +33,15 @@ class Open:
     runs: list[int] = field(default_factory=list)
     recorded: int = 0  # tokens
 
-    def take(self, step: int) -> None:
-        """Record the tokens that its sequence gained: one in `step`, and one in each step before for any more."""
+    def take(self, step: int, *, together: bool = False) -> None:
+        """Record the tokens that its sequence gained: one in `step`, and one in each step before for any more.
+
+        together: all of them in `step`, as accepted drafts are.
+        """
         gained = len(self.sequence.tokens) - self.sequence.num_prompt - self.recorded
+        if together and gained > 1:
+            self._take_together(step, gained)
+            return
         runs = self.runs
         if not runs:
             self.runs = [step, step]
@@ -44,6 +50,15 @@ class Open:
         else:
             runs[-1] += gained - 1
             runs += (step, step)
+        self.recorded += gained
+
+    def _take_together(self, step: int, gained: int) -> None:
+        """Record several tokens of one step: each of them, except one that continues a run, is a run of its own."""
+        if self.runs and step - self.runs[-1] == 1:
+            self.runs[-1] = step
+            gained -= 1
+            self.recorded += 1
+        self.runs += (step, step) * gained
         self.recorded += gained
 
 
@@ -110,13 +125,17 @@ class StepLog:
 
     def __init__(self, timeline: Timeline) -> None:
         self.ends = array("q")
-        self.busy = self.batch = self.waiting = self.size = self.peak = 0
+        self.busy = self.batch = self.waiting = self.size = self.peak = self.drafting = 0
         self._timeline = timeline
 
     def step(self, start: int, end: int, batch: int, waiting: int, size: int) -> None:
         """Record a step. size: bytes of pages in use."""
         self.ends.append(end)
         self._add(start, end, batch, waiting, size)
+
+    def add_drafting(self, duration: int) -> None:
+        """Record the time before a step in which drafts were proposed, in nanoseconds; it counts as the step's too."""
+        self.drafting += duration
 
     def calm(self, start: int, ends: Sequence[int], batch: int, waiting: int, sizes: Sequence[tuple[int, int]]) -> None:
         """Record consecutive steps. sizes: (index of a step, bytes in use from it on); the first index is 0."""

@@ -21,6 +21,8 @@ from ridgeline.cost.operations import Forward, Operation, Slice
 from ridgeline.errors import RequestError
 from ridgeline.plan.planner import Deployment
 from ridgeline.sim.cost import RooflineCost, StepCost, Sums
+from ridgeline.spec import ModelSpec
+from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.rates import Rates
 
 FEMTO = 1e-15
@@ -34,6 +36,14 @@ def cost_of(deployment: Deployment) -> StepCost:
     """
     rates = deployment.hardware.rates
     return RooflineCost(deployment) if rates is None else CalibratedCost(deployment, rates)
+
+
+def draft_cost_of(deployment: Deployment) -> StepCost:
+    """Return the cost of the steps of a deployment's draft model or head. Raises RequestError as `cost_of` does."""
+    rates, draft = deployment.hardware.rates, deployment.draft
+    assert draft is not None and draft.spec is not None, "the deployment has no draft model"
+    spec = draft.spec
+    return RooflineCost(deployment, spec) if rates is None else CalibratedCost(deployment, rates, spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +76,19 @@ class _Fixed:
 class CalibratedCost:
     """The time of calibrated_step, except for rounding (tests/pure/test_sim_clock.py).
 
-    Raises RequestError for more than one device: communication was not measured.
+    spec: the draft model or head whose steps are timed instead of the deployment's model. Raises RequestError for more
+    than one device: communication was not measured.
     """
 
-    def __init__(self, deployment: Deployment, rates: Rates) -> None:
+    def __init__(self, deployment: Deployment, rates: Rates, spec: ModelSpec | HeadSpec | None = None) -> None:
         scheme = deployment.scheme
         if scheme.tp * scheme.ep * scheme.pp > 1:
             raise RequestError(
                 f"tp {scheme.tp}, ep {scheme.ep}, pp {scheme.pp}: {deployment.hardware.name} was measured as one "
                 "device; set all three to 1, or name another machine with --hardware"
             )
-        self._forward, self._facts = Forward(deployment.spec, deployment.precision), facts_of(deployment.spec)
+        own = spec or deployment.spec
+        self._forward, self._facts = Forward(own, deployment.precision), facts_of(own, drafts=spec is not None)
         self._rates = rates
         first = self._forward.state_operations((Slice(1, 1, 1),))
         self._attending = sum(op.layers for op in first if op.passes)

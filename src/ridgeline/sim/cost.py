@@ -21,7 +21,9 @@ from ridgeline.cost.roofline import time_step
 from ridgeline.cost.shard import device_operations, device_state_operations
 from ridgeline.errors import RequestError
 from ridgeline.plan.planner import Deployment
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.hardware import HardwareSpec
+from ridgeline.spec.heads import HeadSpec
 
 Sums = Sequence[int] | np.ndarray[Any, Any]  # integers, or arrays of integers
 
@@ -118,14 +120,15 @@ class RooflineCost:
     Operations with weights depend on the tokens of a step alone, so they are computed once for each number of tokens;
     operations on state are summed over sequences. The total is time_step's, except for rounding
     (tests/pure/test_sim_cost.py).
-    Raises RequestError for a scheme that is not simulated.
+    spec: the draft model or head whose steps are timed instead of the deployment's model. Raises RequestError for a
+    scheme that is not simulated.
     """
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, spec: ModelSpec | HeadSpec | None = None) -> None:
         scheme = deployment.scheme
         if scheme.ep > 1 or scheme.pp > 1:
             raise RequestError(f"ep {scheme.ep}, pp {scheme.pp} cannot be simulated; set both to 1, or use tp")
-        self._forward = Forward(deployment.spec, deployment.precision)
+        self._forward = Forward(spec or deployment.spec, deployment.precision)
         self._hardware, self._scheme = deployment.hardware, scheme
         first = device_state_operations(self._forward, Slice(1, 1, 1), scheme)
         self._lines = [_Line.of(operation, self._hardware) for operation in first]

@@ -10,13 +10,14 @@ goodput  requests per second that meet every limit of the SLO
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 import numpy as np
 
 from ridgeline.plan.limits import Slo
+from ridgeline.sched.stats import DraftCounts
 
 QUANTILES = (50, 90, 95, 99)
 SECOND = 10**9
@@ -55,6 +56,33 @@ class Percentiles:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftsUsed:
+    """Draft tokens of a run.
+
+    verifications: runs of a sequence with drafts. tokens_per_verification: accepted drafts and one more, on average.
+    acceptance: share of the drafts at each depth that were accepted, of those whose predecessors all were.
+    drafting_share: share of the busy time in which drafts were proposed; None if it is not known.
+    """
+
+    verifications: int
+    num_drafts: int
+    num_accepted: int
+    tokens_per_verification: float
+    acceptance: tuple[float, ...]
+    drafting_share: float | None = None
+
+    @classmethod
+    def of(cls, counts: Sequence[DraftCounts], drafting_share: float | None = None) -> Self | None:
+        """Return the sum of several counts; None if no draft was verified."""
+        total = DraftCounts()
+        for one in counts:
+            total = total.plus(one)
+        if not total.verifications:
+            return None
+        return cls(total.verifications, total.run, total.accepted, total.tokens, total.acceptance, drafting_share)
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The columns of a run. Times are in seconds; the run lasts from the first arrival to the last token.
 
@@ -62,7 +90,7 @@ class Report:
     mean_used_bytes: sequences of a step, sequences that wait and bytes of pages in use, as means over the time in which
     steps run. utilization: share of the time in which steps run. peak_bytes: most bytes of pages in use. state_bytes:
     bytes of all pages. hit_rate: share of prompt tokens found in the prefix index. goodput: requests per second that
-    meet the SLO. attainment: share of requests that meet it. Both are None without an SLO.
+    meet the SLO. attainment: share of requests that meet it. Both are None without an SLO. drafts: None without drafts.
     """
 
     requests: int
@@ -87,6 +115,7 @@ class Report:
     goodput: float | None = None
     attainment: float | None = None
     slo: Slo | None = field(default=None)
+    drafts: DraftsUsed | None = None
 
     @property
     def requests_per_s(self) -> float:
@@ -145,6 +174,7 @@ class Usage:
     preemptions: int = 0
     refused: int = 0
     replicas: int = 1
+    drafts: DraftsUsed | None = None
 
 
 def met(slo: Slo, answered: Answered) -> np.ndarray[Any, Any]:
@@ -191,4 +221,5 @@ def report(answered: Answered, usage: Usage, slo: Slo | None = None) -> Report:
         goodput=good / duration if slo and duration else None,
         attainment=good / count if slo and count else None,
         slo=slo,
+        drafts=usage.drafts,
     )

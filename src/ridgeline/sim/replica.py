@@ -18,10 +18,13 @@ import numpy as np
 
 from ridgeline.sched.loop import StepLoop
 from ridgeline.sched.scheduler import Scheduler
+from ridgeline.sched.watcher import NO_WATCHER
 from ridgeline.sim.book import Book, Open
+from ridgeline.sim.costs import CostTable
+from ridgeline.sim.drafting import Drafting
 from ridgeline.sim.fast_forward import FastForwardScheduler
 from ridgeline.sim.metrics import Ints
-from ridgeline.sim.runner import Beside, ClockRunner, CostTable, TimedStep, nobody
+from ridgeline.sim.runner import Beside, ClockRunner, TimedStep, nobody
 from ridgeline.sim.sequence import counted_sequence
 from ridgeline.sim.settings import Settings
 from ridgeline.sim.workload import SECOND, Request
@@ -33,17 +36,20 @@ S = TypeVar("S", bound=Scheduler)
 
 
 class Replica(Generic[S]):
-    """The base of both kinds of replicas. index: the number of the replica."""
+    """The base of both kinds of replicas. index: the number of the replica. drafting: its drafts; None without."""
 
-    def __init__(self, index: int, scheduler: S, costs: CostTable, book: Book) -> None:
+    def __init__(
+        self, index: int, scheduler: S, costs: CostTable, book: Book, drafting: Drafting | None = None
+    ) -> None:
         self.index, self._scheduler, self._costs, self._book = index, scheduler, costs, book
-        self._runner = ClockRunner(costs, self._decode_beside)
+        self.drafting = drafting
+        self._runner = ClockRunner(costs, self._decode_beside, drafting.results if drafting else None)
         self._loop = StepLoop(scheduler, self._runner)
         self._log = book.logs[index]
         self.open: dict[int, Open] = {}
         self.pending_tokens = 0  # prompt tokens of requests without a token yet
         self.end_ns: int | None = None
-        self._start = 0
+        self._start = self._submitted = 0  # of the step in flight: drafts are proposed between the two
         # The step in flight: sequences that run, sequences that wait, bytes in use.
         self._batch = self._waiting = self._size = 0
 
@@ -77,12 +83,14 @@ class Replica(Generic[S]):
         assert self.end_ns is not None
         step = len(self._log.ends)
         self._log.step(self._start, self.end_ns, self._batch, self._waiting, self._size)
-        self.end_ns = None
+        seconds, self.end_ns = (self.end_ns - self._submitted) / SECOND, None
         over = []
         plan, results = self._loop.collect()
+        if self.drafting is not None:
+            self.drafting.collected(plan, results, seconds)
         for update in self._loop.commit(plan, results):
             opened = self.open[update.sequence]
-            opened.take(step)
+            opened.take(step, together=self.drafting is not None)
             if opened.pending:
                 self.pending_tokens -= opened.pending
                 opened.pending = 0
@@ -103,11 +111,13 @@ class Replica(Generic[S]):
         return self._scheduler.stats()
 
     def _begin_step(self) -> None:
+        drafting_s = 0.0 if self.drafting is None else self.drafting.propose(self._scheduler)
         plan = self._loop.schedule()
         if plan is None:
             assert not self.open, "nothing can run although requests are waiting: the scheduler is at fault"
             return
-        self._runner.now_ns = self._start
+        self._runner.now_ns = self._submitted = self._start + round(drafting_s * SECOND)
+        self._log.add_drafting(self._submitted - self._start)
         step: TimedStep = self._loop.submit(plan, None)
         self._batch, self._size = step.beside.num_seqs + len(plan.works), self._scheduler.used_bytes
         self._waiting = len(self._scheduler) - self._batch
@@ -180,12 +190,14 @@ class JumpingReplica(Replica[FastForwardScheduler]):
         return self._costs.sums(offsets[:, None] + np.arange(step, step + count))
 
 
-def make_scheduler(kind: type[S], settings: Settings) -> S:
-    """Return a scheduler with the settings of a replica."""
+def make_scheduler(kind: type[S], settings: Settings, drafting: Drafting | None = None) -> S:
+    """Return a scheduler with the settings of a replica, and with its drafts."""
     return kind(
         settings.groups,
         settings.num_pages,
         max_batch_tokens=settings.max_num_batched_tokens,
         max_seqs=settings.max_num_seqs,
         regimes=settings.regimes,
+        watcher=drafting or NO_WATCHER,
+        lookahead=drafting.lookahead if drafting else 0,
     )

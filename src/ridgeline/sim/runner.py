@@ -3,52 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 from ridgeline.sched.work import Result, StepPlan
-from ridgeline.sim.cost import StepCost
-from ridgeline.sim.metrics import Ints
+from ridgeline.sim.costs import CostTable
 from ridgeline.sim.workload import SECOND
 
 TOKEN, NOTHING = Result((0,)), Result()
-TABLE_BLOCK = 4096  # contexts
-PROMPTS_KEPT = 1 << 16  # chunks of prompts in the cache, keyed by tokens and context
-
-
-class CostTable:
-    """A cost whose values for one token are kept for every context up to the longest one so far."""
-
-    def __init__(self, cost: StepCost) -> None:
-        self.cost = cost
-        self._of_prompt = lru_cache(PROMPTS_KEPT)(cost.of)
-        self._rows = [(0,) * len(cost.of(1, 1))]  # by context
-        self._table = np.array(self._rows, np.int64).T  # [numbers, contexts]
-
-    def of(self, tokens: int, context: int) -> tuple[int, ...]:
-        """Return cost.of(tokens, context)."""
-        if tokens > 1:
-            return self._of_prompt(tokens, context)
-        if context >= len(self._rows):
-            self._extend(context)
-        return self._rows[context]
-
-    def sums(self, contexts: Ints) -> Ints:
-        """Return the sums over sequences [numbers, steps] for contexts [sequences, steps]."""
-        while True:
-            try:
-                found: Ints = np.add.reduce(self._table.take(contexts, axis=1), axis=1)
-            except IndexError:
-                self._extend(int(contexts.max()))
-            else:
-                return found
-
-    def _extend(self, longest: int) -> None:
-        until = (longest // TABLE_BLOCK + 1) * TABLE_BLOCK
-        self._rows += [self.cost.of(1, context) for context in range(len(self._rows), until)]
-        self._table = np.array(self._rows, np.int64).T.copy()
 
 
 class Beside(NamedTuple):
@@ -75,16 +36,20 @@ class TimedStep(NamedTuple):
 
 
 class ClockRunner:
-    """A sched.loop.Runner on a virtual clock. Each work that samples gives one token, whose id is 0.
+    """A sched.loop.Runner on a virtual clock. Each work that samples gives one token and its accepted
+    drafts; their id is 0.
 
     now_ns: the time of the next `submit`; `collect` moves it to the end of the step. beside: called with a step's
-    number.
+    number. results: gives the tokens of a step with drafts; None: there are none.
     """
 
     unrecorded = "the simulator records no steps"
 
-    def __init__(self, costs: CostTable, beside: Callable[[int], Beside] = nobody) -> None:
-        self._costs, self._beside = costs, beside
+    def __init__(
+        self, costs: CostTable, beside: Callable[[int], Beside] = nobody,
+        results: Callable[[StepPlan], Sequence[Result]] | None = None,
+    ) -> None:  # fmt: skip
+        self._costs, self._beside, self._results = costs, beside, results
         self.now_ns = 0
         self._free_ns = 0  # when the last step that was submitted is over
 
@@ -96,7 +61,7 @@ class ClockRunner:
         for work in plan.works:
             new = len(work.tokens)
             tokens += new
-            rows += work.sample
+            rows += work.sample * (1 + work.num_draft)
             numbers = costs.of(new, work.start + new)
             sums = [a + b for a, b in zip(sums, numbers, strict=True)] if sums else numbers
         start = self.now_ns if self.now_ns > self._free_ns else self._free_ns
@@ -111,6 +76,8 @@ class ClockRunner:
         """Let the step end; a token for each work that samples."""
         if handle.end_ns > self.now_ns:
             self.now_ns = handle.end_ns
+        if self._results is not None:
+            return self._results(handle.plan)
         return [TOKEN if work.sample else NOTHING for work in handle.plan.works]
 
     def reset(self) -> None:

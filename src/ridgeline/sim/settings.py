@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import sqrt
 
-from ridgeline.cost.footprint import Memory, largest
+from ridgeline.cost.footprint import largest
 from ridgeline.errors import RequestError
-from ridgeline.plan.planner import Deployment
+from ridgeline.plan.planner import Deployment, memory_of
 from ridgeline.plan.units import decimal_bytes
 from ridgeline.settings.fit import (
     SEQS,
@@ -51,10 +51,7 @@ def settings(deployment: Deployment, *, max_model_len: int | None = None, max_nu
     if max_num_seqs < 1:
         raise RequestError(f"max_num_seqs is {max_num_seqs}; it must be at least 1")
     length = deployment.spec.resolve_max_model_len(max_model_len)
-    memory = Memory(
-        deployment.spec, deployment.precision, deployment.hardware, deployment.scheme,
-        page_tokens=deployment.page_tokens, chunk=deployment.chunk,
-    )  # fmt: skip
+    memory = memory_of(deployment)
     one = memory.footprint(1, length)
     if not one.fits:
         fits = largest(lambda n: memory.footprint(1, n).fits, length)

@@ -6,7 +6,7 @@ At each moment, first the steps that end are committed, then requests arrive, th
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
@@ -15,13 +15,15 @@ from typing import Any
 from ridgeline.errors import RequestError
 from ridgeline.plan.limits import Slo
 from ridgeline.sched.scheduler import Scheduler
+from ridgeline.sched.stats import Stats
 from ridgeline.sim.book import Book, Run
 from ridgeline.sim.cost import StepCost
+from ridgeline.sim.costs import CostTable
+from ridgeline.sim.drafting import Drafting, Drafts
 from ridgeline.sim.fast_forward import FastForwardScheduler
-from ridgeline.sim.metrics import Report, Usage, report
+from ridgeline.sim.metrics import DraftsUsed, Report, Usage, report
 from ridgeline.sim.replica import JumpingReplica, Replica, SteppingReplica, make_scheduler
 from ridgeline.sim.routing import Route, prefix_aware, round_robin
-from ridgeline.sim.runner import CostTable
 from ridgeline.sim.settings import Settings
 from ridgeline.sim.workload import Request, Workload
 
@@ -50,31 +52,35 @@ def simulate(
     slo: Slo | None = None,
     seed: int = 0,
     every_step: bool = False,
+    drafts: Drafts | None = None,
     on_over: Callable[[], None] = lambda: None,
 ) -> Simulated:
     """Run a workload to its end. every_step: plan every step in full, which takes longer with equal results.
 
-    on_over: called for each request that is answered or refused. Raises RequestError if no request fits.
+    drafts: draft tokens; with them every step is planned in full. on_over: called for each request that is answered or
+    refused. Raises RequestError if no request fits.
     """
-    return _Simulation(workload, settings, cost, replicas, route, seed, every_step, on_over).run(slo)
+    return _Simulation(workload, settings, cost, replicas, route, seed, every_step, drafts, on_over).run(slo)
 
 
 class _Simulation:
     def __init__(
         self, workload: Workload, settings: Settings, cost: StepCost, replicas: int, route: Route, seed: int,
-        every_step: bool, on_over: Callable[[], None],
+        every_step: bool, drafts: Drafts | None, on_over: Callable[[], None],
     ) -> None:  # fmt: skip
         if replicas < 1:
             raise RequestError(f"--replicas {replicas}; it must be at least 1")
         self._workload, self._settings, self._route = workload, settings, route
         self._book = Book(replicas)
         costs = CostTable(cost)
-        self._replicas: list[Replica[Any]] = [
-            SteppingReplica(i, make_scheduler(Scheduler, settings), costs, self._book)
-            if every_step
-            else JumpingReplica(i, make_scheduler(FastForwardScheduler, settings), costs, self._book)
-            for i in range(replicas)
-        ]
+        self._replicas: list[Replica[Any]] = []
+        for i in range(replicas):
+            drafting = Drafting(drafts, costs, seed) if drafts else None
+            self._replicas.append(
+                SteppingReplica(i, make_scheduler(Scheduler, settings, drafting), costs, self._book, drafting)
+                if every_step or drafting
+                else JumpingReplica(i, make_scheduler(FastForwardScheduler, settings), costs, self._book)
+            )
         self._chance, self._on_over = Random(seed), on_over
         self._ends: list[tuple[int, int]] = []  # a heap of (end of a step, replica); some are out of date
         self._refused = 0
@@ -150,7 +156,16 @@ class _Simulation:
             preemptions=sum(s.preempted_recompute + s.preempted_swap for s in stats),
             refused=self._refused,
             replicas=len(self._replicas),
+            drafts=self._drafts_used(stats),
         )
+
+    def _drafts_used(self, stats: Sequence[Stats]) -> DraftsUsed | None:
+        """Return what was drafted and accepted on all replicas; None without drafts."""
+        if self._replicas[0].drafting is None:
+            return None
+        busy = sum(log.busy for log in self._book.logs)
+        drafting = sum(log.drafting for log in self._book.logs) / busy if busy else 0.0
+        return DraftsUsed.of([s.drafts for s in stats], drafting)
 
 
 class _Arrivals:

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from ridgeline.errors import ConfigError
-from ridgeline.spec import model
+from ridgeline.spec import heads, model
 
 MAX_LAYERS = 10_000  # limit for one run of equal layers, so that a typing error does not fill the memory
 Json = Any  # a value that json.loads returns
@@ -40,6 +40,17 @@ def from_json(value: Json) -> model.ModelSpec:
     spec = _decode({**value, "layers": layers}, model.ModelSpec, "spec")
     assert isinstance(spec, model.ModelSpec)
     return spec
+
+
+def head_to_json(spec: heads.HeadSpec) -> Json:
+    """Return a head for speculative decoding as a plain object; `head_from_json(head_to_json(spec)) == spec`."""
+    return _encode(spec)
+
+
+def head_from_json(value: Json) -> heads.HeadSpec:
+    """Read what `head_to_json` wrote. Raises ConfigError as `from_json` does."""
+    found: heads.HeadSpec = _decode(value, heads.HeadSpec, "head")
+    return found
 
 
 def _encode(value: Any) -> Json:

@@ -44,7 +44,8 @@ async def live(service: Service) -> dict[str, Any]:
 def plan(service: Service) -> dict[str, Any]:
     """Return the model, the machine and the engine's settings."""
     names = ("num_pages", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
-    return describe(service.ready.deployment, {name: getattr(service.ready.config, name) for name in names})
+    config = service.ready.config
+    return describe(service.ready.deployment, {name: getattr(config, name) for name in names}, config.draft_depth)
 
 
 def _engine(service: Service, report: Report) -> dict[str, Any]:

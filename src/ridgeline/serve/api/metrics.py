@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
 from ridgeline.sched.counts import Histogram
+from ridgeline.sched.stats import Stats
 from ridgeline.serve.engine.client import EngineDown
 from ridgeline.serve.engine.messages import Report
 from ridgeline.serve.http.connections import REASONS, Connections
@@ -161,6 +162,29 @@ def _histograms(report: Report) -> Iterator[tuple[str, str, Histogram]]:
     yield "ridgeline:step_seconds", "Time of a step, in seconds.", m.step_s
 
 
+def _drafts(page: Page, stats: Stats) -> None:
+    """Add the counts of drafts, and what they gain."""
+    page.value(
+        "counter", "vllm:spec_decode_num_drafts_total", "Number of verifications of drafts.", stats.drafts.verifications
+    )
+    page.value("counter", "vllm:spec_decode_num_draft_tokens_total", "Number of verified draft tokens.",
+               stats.draft_tokens)  # fmt: skip
+    page.value("counter", "vllm:spec_decode_num_accepted_tokens_total", "Number of accepted draft tokens.",
+               stats.accepted_tokens)  # fmt: skip
+    page.values("counter", "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+                "Number of accepted draft tokens, by their position in the draft.",
+                [({"position": str(i)}, float(n)) for i, n in enumerate(stats.drafts.accepted_at)])  # fmt: skip
+    page.values("counter", "ridgeline:draft_tried_tokens_per_pos_total",
+                "Number of verified draft tokens whose predecessors were all accepted, by position.",
+                [({"position": str(i)}, float(n)) for i, n in enumerate(stats.drafts.tried_at)])  # fmt: skip
+    if (speed := stats.draft_speed) is not None:
+        page.values("counter", "ridgeline:draft_depth_total", "Number of steps of sequences, by number of drafts.",
+                    [({"depth": str(depth)}, float(n)) for depth, n in enumerate(speed.depths)])  # fmt: skip
+        for name, factor in (("measured", speed.factor), ("expected", speed.expected_factor)):
+            page.value("gauge", f"ridgeline:draft_speedup_{name}",
+                       f"Speed of decoding over the speed without drafts, {name}.", factor or 1.0)  # fmt: skip
+
+
 def _engine(page: Page, report: Report) -> None:
     m, stats = report.meters, report.stats
     page.value("counter", "ridgeline:steps_total", "Number of steps of the engine.", m.steps)
@@ -196,22 +220,7 @@ def _engine(page: Page, report: Report) -> None:
                stats.hit_tokens)  # fmt: skip
     page.value("counter", "vllm:num_preemptions_total", "Number of preemptions of sequences.",
                stats.preempted_recompute + stats.preempted_swap)  # fmt: skip
-    page.value(
-        "counter", "vllm:spec_decode_num_drafts_total", "Number of verifications of drafts.", stats.drafts.verifications
-    )
-    page.value("counter", "vllm:spec_decode_num_draft_tokens_total", "Number of verified draft tokens.",
-               stats.draft_tokens)  # fmt: skip
-    page.value("counter", "vllm:spec_decode_num_accepted_tokens_total", "Number of accepted draft tokens.",
-               stats.accepted_tokens)  # fmt: skip
-    page.values("counter", "vllm:spec_decode_num_accepted_tokens_per_pos_total",
-                "Number of accepted draft tokens, by their position in the draft.",
-                [({"position": str(i)}, float(n)) for i, n in enumerate(stats.drafts.accepted_at)])  # fmt: skip
-    if (speed := stats.draft_speed) is not None:
-        page.values("counter", "ridgeline:draft_depth_total", "Number of steps of sequences, by number of drafts.",
-                    [({"depth": str(depth)}, float(n)) for depth, n in enumerate(speed.depths)])  # fmt: skip
-        for name, factor in (("measured", speed.factor), ("expected", speed.expected_factor)):
-            page.value("gauge", f"ridgeline:draft_speedup_{name}",
-                       f"Speed of decoding over the speed without drafts, {name}.", factor or 1.0)  # fmt: skip
+    _drafts(page, stats)
     page.values("gauge", "ridgeline:pages_used", "Number of pages that sequences use, by group of layers.",
                 [({"group": g.name}, float(g.used_pages)) for g in stats.groups])  # fmt: skip
     page.values("gauge", "ridgeline:pages", "Number of pages, by group of layers.",

@@ -389,3 +389,4 @@ class PlanAnswer(BaseModel):
     precision: dict[str, Any]
     page_tokens: int
     settings: dict[str, Any]
+    drafts: dict[str, Any] | None = None

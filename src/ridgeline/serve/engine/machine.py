@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ridgeline.cost.operations import Slice
 from ridgeline.llm import LLM
 from ridgeline.measure import measure_roof
-from ridgeline.measure.predict import calibrated_machine, planner_of
+from ridgeline.measure.predict import calibrated_machine, planner_of, speculation_of_engine
 from ridgeline.plan.planner import Deployment, Planner
 from ridgeline.sched.stats import StepShape
 from ridgeline.spec.hardware import HardwareSpec
@@ -27,7 +27,8 @@ def deployment_of(llm: LLM) -> Deployment:
     """
     assert llm.config is not None
     machine, _ = calibrated_machine(llm.loaded.table.driver)
-    return planner_of(llm.loaded, llm.config, machine or _measured(llm)).deployment
+    found = planner_of(llm.loaded, llm.config, machine or _measured(llm)).deployment
+    return replace(found, speculation=speculation_of_engine(llm.config, llm.draft_spec))
 
 
 def _measured(llm: LLM) -> HardwareSpec:
