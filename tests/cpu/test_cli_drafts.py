@@ -43,8 +43,9 @@ def test_looked_up_drafts_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: 
         found.append(capsys.readouterr())
     assert found[0].out == found[1].out == found[2].out
     assert "drafts:" not in found[0].err
-    assert "tokens a verification; drafts 1 to 4 accepted in " in " ".join(found[1].err.split())
-    assert "drafts 1 to 2 accepted in " in " ".join(found[2].err.split())
+    reports = [" ".join(each.err.split()) for each in found]
+    assert "drafts: ngram, depth " in reports[1] and "% reaching depths 1 to 4" in reports[1]
+    assert "tokens a verification, " in reports[2] and "% reaching depths 1 to 2" in reports[2]
     assert all("; tokens as without drafts" in " ".join(each.err.split()) for each in found[1:])
 
 

@@ -213,6 +213,7 @@ def _report(
     """
     from ridgeline.cli.doctor import machine, versions
 
+    found = found | {"drafts": _drafts(llm)}
     computer, config, dtype, format = machine(), llm.config, _dtype(llm), llm.loaded.model.formats.main
     host = f"{computer['cpu']}, {computer['cores']} cores"
     if bench.json_output:
@@ -228,6 +229,7 @@ def _report(
         }  # fmt: skip
         print(json.dumps(line, allow_nan=False))
         return
+    from ridgeline.cli.show.report import drafts
     from ridgeline.cli.show.tables import screen, show
 
     device = "" if (where := llm.loaded.table.memory.device) == "cpu" else f", {where}"
@@ -239,7 +241,20 @@ def _report(
         f"{host}{device}: reads {roof.read_bytes_per_s / 1e9:.1f} GB/s, computes {roof.flops_per_s / 1e9:,.0f} GFLOP/s "
         "(measured)",
         *parts,
+        *drafts(llm.stats()),
     )
+
+
+def _drafts(llm: LLM) -> dict[str, Any] | None:
+    """Return the counts and times of drafts since the start, warm-up included; None if none were verified."""
+    stats = llm.stats()
+    if stats is None or not stats.drafts.verifications:
+        return None
+    counts, speed = stats.drafts, stats.draft_speed
+    return asdict(counts) | {
+        "tokens_per_verification": counts.tokens, "shares": list(counts.shares),
+        "speed": speed and asdict(speed) | {"factor": speed.factor, "expected_factor": speed.expected_factor},
+    }  # fmt: skip
 
 
 def _latency_tables(found: Latency, predicted: Predicted | None, note: str) -> list[Table | str]:

@@ -169,6 +169,8 @@ class _Chat:
     def _stats(self) -> str:
         if self._last is None:
             return "No answer yet."
+        from ridgeline.cli.show.report import drafts
+
         output, limit = self._last, self._llm.max_model_len
         t, new = output.timing, len(output.outputs[0].token_ids)
         used = len(output.prompt_token_ids) + new
@@ -177,6 +179,7 @@ class _Chat:
             f"last answer    {new} tokens; first after {t.ttft_s * 1e3:.0f} ms{pace}; {t.tokens_per_s:.1f} tokens/s\n"
             f"prompt         {len(output.prompt_token_ids)} tokens, {output.num_cached_tokens} from the prefix cache\n"
             f"context        {used} of {limit} tokens ({used / limit:.0%})"
+            + "".join(f"\n{line}" for line in drafts(self._llm.stats()))
         )
 
 

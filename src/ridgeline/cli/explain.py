@@ -9,12 +9,15 @@ import typer
 
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.flags.groups import EngineFlags, grouped
+from ridgeline.cli.simulate import DraftAcceptanceRate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ridgeline.cli.show.matrices import MatrixRow
+    from ridgeline.plan.planner import Planner
     from ridgeline.settings import EngineConfig
+    from ridgeline.spec.hardware import HardwareSpec
 
 
 @dataclass(eq=False, repr=False)
@@ -34,16 +37,19 @@ def explain(
     model: Annotated[str, typer.Argument(help="A published model by name, a folder, a GGUF file, or a config.json.")],
     storage: StorageFlags,
     engine: EngineFlags,
+    draft_acceptance_rate: DraftAcceptanceRate = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show every engine setting for a model on this machine's CPU, with its reason and the flag that overrides it.
 
     No weights are loaded. Flags that are given here have the same effect as in `generate`.
     """
+    from ridgeline.cli.show.depth import depth_table, expected_speedups
     from ridgeline.cost.calibration import this_machine
 
     config, weight_bytes, name, matrices = _config(model, storage, engine)
-    _, note = this_machine()
+    machine, note = this_machine()
+    drafts = _drafts(model, storage, config, machine, draft_acceptance_rate)
     if json_output:
         import json
         from dataclasses import asdict
@@ -51,6 +57,8 @@ def explain(
         settings = [asdict(s) for s in config.settings()]
         memory = dict(config.memory(weight_bytes))
         found = {"model": name, "settings": settings, "memory": memory, "machine": note}
+        if drafts is not None:
+            found["draft_depth"] = expected_speedups(drafts)
         print(json.dumps({**found, "matrices": [asdict(row) for row in matrices]}, indent=2))
         return
     from ridgeline.cli.flags.settings import settings_tables
@@ -58,7 +66,31 @@ def explain(
     from ridgeline.cli.show.tables import Line, screen, show
 
     tables = settings_tables(name, config, weight_bytes)
-    show(screen(), *tables, *([matrix_table(matrices)] if matrices else []), Line(note, style="dim"))
+    more = [matrix_table(matrices)] if matrices else []
+    show(screen(), *tables, *more, *(depth_table(drafts) if drafts is not None else ()), Line(note, style="dim"))
+
+
+def _drafts(
+    model: str, flags: StorageFlags, config: EngineConfig, machine: HardwareSpec, acceptance: str | None
+) -> Planner | None:
+    """Return a planner of the model with what proposes drafts; None if nothing does.
+
+    Raises RequestError for an acceptance without drafts.
+    """
+    from ridgeline.cli.flags.known import find_draft, find_known_writer, precision_of
+    from ridgeline.errors import RequestError
+    from ridgeline.plan.planner import Deployment, Planner
+    from ridgeline.plan.speculation import NGRAM, Draft, parse_acceptance, speculation_of
+
+    if config.speculative == "off":
+        if acceptance is not None:
+            raise RequestError("--draft-acceptance-rate needs --speculative with a draft model, a head, or ngram")
+        return None
+    draft = Draft(NGRAM, None) if config.speculative == NGRAM else find_draft(config.speculative)
+    drafts = speculation_of(draft, config.num_speculative_tokens, parse_acceptance(acceptance) if acceptance else ())
+    known = find_known_writer(model)
+    precision = precision_of(known, machine, weights=None if flags.weights == "auto" else flags.weights)
+    return Planner(Deployment(known.spec, machine, precision, page_tokens=config.block_size, speculation=drafts))
 
 
 def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[EngineConfig, int, str, Sequence[MatrixRow]]:

@@ -37,6 +37,17 @@ PLAIN_STEPS = 64  # with drafts, a step without them after so many, so that its 
 GAIN = 1.02  # drafts must be so much faster than none: times are not exact
 
 
+def factors(plain: float, draft: float, each: float, batch: int, shares: Seq[float]) -> list[float]:
+    """Return the expected speed over plain decode for 1, 2, ... drafts of each sequence of a batch.
+
+    plain, draft, each: seconds of a step, of a draft more, and of a round of the draft model. shares: probabilities
+    that drafts 1 to j are all accepted.
+    """
+    tokens = accumulate(shares, initial=1.0)
+    next(tokens)
+    return [gained * plain / (plain + k * (batch * draft + each)) for k, gained in enumerate(tokens, 1)]
+
+
 @dataclass(slots=True)
 class Mean:
     """A moving average of times. value: None before FIRST_SAMPLES of them; then their least begins it."""
@@ -202,6 +213,7 @@ class DepthRule:
         speed = self.speed
         speed.seconds += seconds + drafting
         speed.drafting += drafting
+        speed.verifying += seconds if drafts else 0.0
         speed.plain += tokens * plain / batch if drafts else seconds
         speed.expected += took if drafts else plain
         speed.expected_plain += expected * plain / batch if drafts else plain
@@ -246,7 +258,23 @@ class DepthRule:
         plain, draft, each = costs.plain.value, costs.draft.value, costs.round.value or 0.0
         if plain is None or draft is None:
             return True
-        return any((1 + k) * plain > GAIN * (plain + k * (batch * draft + each)) for k in range(1, self._most + 1))
+        return max(factors(plain, draft, each, batch, [1.0] * self._most)) > GAIN
+
+    def off_from(self) -> int | None:
+        """Return the smallest batch of those measured from which on no draft pays; None if the largest one gains.
+
+        Batches are known to a quarter of a power of two, and count with the acceptance of all sequences.
+        """
+        shares, found = list(accumulate((self._all.rate(j, HOPED) for j in range(self._most)), mul)), None
+        for key, costs in sorted(self._costs.items(), reverse=True):
+            plain, draft, each = costs.plain.value, costs.draft.value, costs.round.value
+            if key < 0 or plain is None or draft is None or (self._has_rounds and each is None):
+                continue
+            batch = max(1, round(2 ** (key / 4)))
+            if max(factors(plain, draft, each or 0.0, batch, shares)) > GAIN:
+                break
+            found = batch
+        return found
 
     def _costs_of(self, batch: int) -> Costs:
         """Return the costs of batches of nearly this size."""

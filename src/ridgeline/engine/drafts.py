@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Container, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from ridgeline.engine.answers import Answer
 from ridgeline.engine.depth import DepthRule
@@ -58,7 +59,7 @@ class Drafting(ABC):
     @property
     def speed(self) -> DraftSpeed | None:
         """Return what drafts gained so far; None if nothing chooses how many there are."""
-        return None if self._rule is None else self._rule.speed.copy()
+        return None if self._rule is None else replace(self._rule.speed.copy(), off_from=self._rule.off_from())
 
     @abstractmethod
     def reset(self) -> None:

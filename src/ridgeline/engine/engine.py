@@ -316,7 +316,7 @@ class RequestLoop(Generic[R]):
         return replace(
             self._scheduler.stats(), unrecorded=self._runner.unrecorded, unproposed=self._drafting.refusal,
             last_step=_shape(self._computed), draft_acceptance=self.config.draft_acceptance,
-            draft_speed=self._drafting.speed,
+            proposer=self.config.speculative, draft_speed=self._drafting.speed,
         )  # fmt: skip
 
     def last_step(self) -> StepShape:

@@ -17,6 +17,7 @@ import uvicorn
 
 from ridgeline.errors import RequestError
 from ridgeline.serve.app import build_app
+from ridgeline.serve.draft_log import DraftLog
 from ridgeline.serve.engine.client import EngineClient
 from ridgeline.serve.engine.messages import Loading
 from ridgeline.serve.engine.settle import settle
@@ -134,7 +135,11 @@ async def serve(
         settle()
         listener.listen(BACKLOG)  # before `on_ready`, so that no client that connects right after it is refused
         on_ready(service, url)
+        drafts = DraftLog(client)
+        logs = asyncio.create_task(drafts.run())
         await server.serve()
+        logs.cancel()
+        await drafts.once()
         if service.traces is not None:
             await asyncio.to_thread(service.traces.close)
     finally:

@@ -82,7 +82,7 @@ def summary(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> list[
             f"pages: peak {pages}; prefix hits: {stats.hit_rate:.0%} of prompt tokens; "
             f"preemptions: {stats.preempted_recompute + stats.preempted_swap:,}{swapped}"
         )
-        lines += _drafts(stats)
+        lines += drafts(stats)
         if stats.unrecorded and llm.loaded.table.driver is not None:
             lines.append(f"decode steps are not recorded: {stats.unrecorded}")
     return lines
@@ -98,28 +98,13 @@ def _checkpoints(llm: LLM, stats: Stats) -> list[str]:
     ]
 
 
-def _drafts(stats: Stats) -> list[str]:
-    """Describe the drafts, if some were verified."""
-    from ridgeline.spec.acceptance import MEANING
+def drafts(stats: Stats | None) -> list[str]:
+    """Describe what drafts gained, in lines of at most 80 columns; nothing if none were verified."""
+    from ridgeline.sched.draft_report import draft_report
 
-    counts = stats.drafts
-    if not counts.verifications:
+    if stats is None:
         return []
-    speed = stats.draft_speed
-    gain = []
-    if speed is not None and speed.factor is not None and speed.expected_factor is not None:
-        gain.append(
-            f"drafts: decoding ran at {speed.factor:.2f} times the speed without drafts, {speed.expected_factor:.2f} "
-            f"expected; drafting took {speed.drafting / speed.seconds:.0%} of its time"
-        )
-    tokens = 1 + counts.accepted / counts.verifications
-    shares = ", ".join(f"{100 * n / counts.verifications:.0f}" for n in counts.accepted_at)
-    return [
-        f"drafts: {counts.accepted:,} of {counts.run:,} accepted; {tokens:.2f} tokens a verification; "
-        f"drafts 1 to {len(counts.accepted_at)} accepted in {shares} % of verifications; "
-        f"{MEANING[stats.draft_acceptance]}",
-        *gain,
-    ]
+    return draft_report(stats.proposer, stats.drafts, stats.draft_speed, stats.draft_acceptance)
 
 
 def _many(count: int, noun: str) -> str:
