@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from ridgeline.load.chat import Message
     from ridgeline.runtime.heads import LoadedHead
+    from ridgeline.spec.heads import HeadSpec
 
 UNKNOWN_FREE_BYTES = 1 << 32  # 4 GiB, if the system does not tell the free memory
 CACHE_CHOICES = ("on", "off")
@@ -96,7 +97,7 @@ class LLM:
         if not skip_tokenizer_init:
             self.no_tokenizer = self._open_tokenizer(tokenizer)
         self.config: EngineConfig | None = None
-        self.draft_spec: ModelSpec | None = None  # of the draft model
+        self.draft_spec: ModelSpec | HeadSpec | None = None  # of the draft model or head
         source: generator.Generator = NaiveGenerator(self.loaded)
         if cache == "on":
             options = engine or EngineOptions()
