@@ -52,9 +52,10 @@ class LLM:
     "on" is the engine (paged state), "off" naive sampling. batching: "continuous", or "static" for whole batches with
     room for the longest context. "off" and "static" are baselines to measure against. kv_cache_dtype: data type of the
     KV cache, "auto", "float32", "bfloat16", "float16", "int8" or "fp8"; with cache="off" keys and values are rounded in
-    the same way. The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An option that is not
-    given is chosen, and `config.reasons` explains the choice. `loaded.notes` has the cost in accuracy of quantized
-    weights or of a rounded KV cache. It is measured once; on_wait is called with a message when that takes a while.
+    the same way. speculative: the same as in EngineOptions. The other options have vLLM's names: see `LoadOptions` and
+    `EngineOptions`. An option that is not given is chosen, and `config.reasons` explains the choice. `loaded.notes` has
+    the cost in accuracy of quantized weights or of a rounded KV cache. It is measured once; on_wait is called with a
+    message when that takes a while.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
 
@@ -78,13 +79,15 @@ class LLM:
         activations: str | None = None,
         threads: int | None = None,
         engine: EngineOptions | None = None,
+        speculative: str | None = None,
         proposer: Proposer | None = None,
         progress_bar: ProgressBar = no_progress,
         on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
         _one_of("cache", cache, CACHE_CHOICES)
         _one_of("batching", batching, BATCHING_CHOICES)
-        _check_proposer(proposer, engine or EngineOptions(), cache)
+        options = _with_speculative(engine or EngineOptions(), speculative)
+        _check_proposer(proposer, options, cache)
         self.options = LoadOptions(
             device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations, threads
         )
@@ -100,7 +103,6 @@ class LLM:
         self.draft_spec: ModelSpec | HeadSpec | None = None  # of the draft model or head
         source: generator.Generator = NaiveGenerator(self.loaded)
         if cache == "on":
-            options = engine or EngineOptions()
             draft = self._load_draft(options.speculative, progress_bar)
             self.draft_spec = None if draft is None else draft.spec
             self.config = self._resolve(options, draft)
@@ -417,6 +419,18 @@ class LLM:
         if (eos := self.tokenizer.eos_token_id) is not None:  # many configs name it only in the tokenizer
             self.loaded = replace(self.loaded, eos_token_ids=self.loaded.eos_token_ids | {eos})
         return ""
+
+
+def _with_speculative(options: EngineOptions, speculative: str | None) -> EngineOptions:
+    """Return options with `speculative`, if it is given. Raises RequestError if they have another one."""
+    if speculative is None:
+        return options
+    if options.speculative not in (None, speculative):
+        raise RequestError(
+            f"speculative is {speculative!r}, and EngineOptions(speculative={options.speculative!r}) is given as well; "
+            "leave one of them out"
+        )
+    return replace(options, speculative=speculative)
 
 
 def _check_proposer(proposer: Proposer | None, options: EngineOptions, cache: str) -> None:

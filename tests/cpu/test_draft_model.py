@@ -319,7 +319,9 @@ def test_the_built_in_pair_drafts_well() -> None:
     prompt = "def __init__(self, path):"
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     plain_llm = LLM("pocket")
-    llm = LLM("pocket", engine=EngineOptions(speculative="pocket-draft", draft_depth="fixed"))
+    with pytest.raises(RequestError, match=r"speculative='ngram'\) is given as well"):
+        LLM("pocket", speculative="pocket-draft", engine=EngineOptions(speculative="ngram"))
+    llm = LLM("pocket", speculative="pocket-draft", engine=EngineOptions(draft_depth="fixed"))
     assert llm.generate(prompt, params)[0].outputs == plain_llm.generate(prompt, params)[0].outputs
     stats = llm.stats()
     assert stats is not None

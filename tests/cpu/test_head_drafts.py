@@ -248,6 +248,19 @@ def test_a_target_with_recurrent_layers_takes_chains_of_a_head(head: str, target
     assert engine.stats().draft_tokens > 100
 
 
+def test_a_head_that_cannot_take_features_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine("eagle", monkeypatch)
+    monkeypatch.setattr(Features, "keep", lambda *args: {}["no such feature"])
+    out: Answers = {}
+    for i, request in enumerate(requests()):
+        engine.add(i, request)
+    while len(engine):
+        for event in engine.step():
+            out.setdefault((event.request, event.choice), []).extend(event.tokens)
+    assert out == plain("attention")
+    assert "no such feature" in (engine.stats().unproposed or "")
+
+
 def test_a_head_that_fails_or_says_nan_costs_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, bad in (("fails", ValueError("no such kernel")), ("nan", None)):
         engine = open_engine("medusa", monkeypatch, "unrecorded")

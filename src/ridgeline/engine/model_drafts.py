@@ -57,6 +57,8 @@ class ModelDrafting(Drafting):
             Ask(s, sequences[s].row, sequences[s].tokens, depth, answers[s].draft_row()) for s, depth in depths.items()
         ]
         try:
+            if self._drafter.lost is not None:
+                raise self._drafter.lost
             found = self._drafter.draft(asks, follow=self._rule is None or bool(depths))
         except Exception as e:  # a step of the target must not end with its draft
             self._refusal = f"drafting failed with {type(e).__name__}: {e!s:.500}"

@@ -67,10 +67,12 @@ class Drafter(Protocol):
 
     tap: takes from each step of the target what the drafter reads; None if it reads tokens only. most: most drafts of
     a sequence; None: any number. lookahead: whether drafts need pages beyond the known tokens. is_usual: the last
-    `draft` took as long as the next one with as many rounds will.
+    `draft` took as long as the next one with as many rounds will. lost: the error that kept it from taking the
+    features of a step; it must not draft any more.
     """
 
     tap: Tap | None
+    lost: Exception | None
     most: int | None
     lookahead: bool
     is_usual: bool
@@ -123,6 +125,7 @@ class ChainDrafter(ABC):
     """
 
     tap: Tap | None = None
+    lost: Exception | None = None
     most: int | None = None
     lookahead = True
 

@@ -38,6 +38,7 @@ class MedusaDrafter:
     """
 
     lookahead = False
+    lost: Exception | None = None
 
     def __init__(self, head: MedusaHead, target: Model, place: Place) -> None:
         self._head, self._memory, self._place = head, place.table.memory, place

@@ -285,8 +285,11 @@ class DeviceRunner:
             stream = self._model.forward(self._step(plan.works, tokens), aux=self._tap.aux if self._tap else ())
             features = self._tap.features(stream) if self._tap else None
             forward = Forward(self._model, stream, self._memory, features=features)
-        if self.drafter is not None and forward.features is not None:
-            self.drafter.ran(plan, tokens, forward.features)
+        if self.drafter is not None and forward.features is not None and self.drafter.lost is None:
+            try:
+                self.drafter.ran(plan, tokens, forward.features)
+            except Exception as e:  # a step of the target must not end with its draft
+                self.drafter.lost = e
         return forward
 
     def _tokens(self, works: Sequence[Work]) -> Ints:
