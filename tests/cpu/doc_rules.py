@@ -48,6 +48,9 @@ SIZES = "the docs' sizes take minutes"
 TRAINING = words(
     "--batch-tokens 128 --context 64 --warmup-steps 1 --eval-every 4 --save-every 4 --held-out 0.5 --epochs 1"
 )
+DRAFTS = words(
+    "--train-tokens 200 --continuation-tokens 64 --output-len 16 --batch-tokens 64 --warmup-steps 1 --save-every 4"
+)
 RULES = (
     Rule(
         r"ridgeline quantize .*--scheme qat",
@@ -93,6 +96,7 @@ RULES = (
     Rule(r"ridgeline verify ", How.RUN, SIZES, words("--quick"), slow=True),
     Rule(r"ridgeline calibrate$", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
     Rule(r"ridgeline calibrate --(json|plot)", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
+    Rule(r"ridgeline train --draft-for", How.RUN, SIZES, DRAFTS, slow=True),
     Rule(r"ridgeline train --recipe", How.PARSE, "hours; tests/cpu/test_train_pair.py makes a small pair"),
     Rule(r"ridgeline train .*--data stdlib", How.PARSE, "hours; 31 MB of text"),
     Rule(r"ridgeline train ", How.RUN, "the defaults are for megabytes of text", TRAINING, slow=True),

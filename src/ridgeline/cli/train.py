@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.flags.drafts import DraftFlags, check_draft_flags, draft_options
 from ridgeline.cli.flags.groups import grouped
 from ridgeline.cli.option import option
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ridgeline.train.run import OnStep, Run
 
 STDLIB, NOT_STATED = "stdlib", "not stated"
-DEFAULT_CONTEXT, DEFAULT_BATCH = 1024, 8192
+DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_RATE = 1024, 8192, 4e-3
 MOST_EPOCHS = 1_000_000
 
 
@@ -35,7 +36,11 @@ def _run_option(*names: str, help: str, least: int | None = None) -> Any:
 
 
 _Spec = Annotated[
-    str | None, typer.Argument(help="Description of the model: Ridgeline's own JSON or a config.json. Default: none.")
+    str | None,
+    typer.Argument(
+        help="Description of the model: Ridgeline's own JSON or a config.json. Default: none; with --kind draft, a "
+        "small decoder."
+    ),
 ]
 _Data = Annotated[
     list[str] | None,
@@ -63,7 +68,11 @@ _Tokenizer = Annotated[
 ]
 _HeldOut = Annotated[
     float,
-    option("--held-out", help="Share of documents kept out of training to measure the loss. Default: 0.05."),
+    option(
+        "--held-out",
+        help="Share of documents kept out of training to measure the loss; with --draft-for, share of each text that "
+        "only gives prompts to measure with. Default: 0.05.",
+    ),
 ]
 _License = Annotated[
     str | None, option("--license", help="License of the texts, for the model card. Default: not stated.")
@@ -77,7 +86,8 @@ _Context = Annotated[
     ),
 ]
 _BatchTokens = Annotated[
-    int, _run_option("--batch-tokens", least=1, help="Tokens per optimizer update. Default: 8192.")
+    int | None,
+    _run_option("--batch-tokens", least=1, help="Tokens per optimizer update. Default: 8192; with --draft-for 2048."),
 ]
 _MicroTokens = Annotated[
     int | None,
@@ -87,7 +97,9 @@ _MicroTokens = Annotated[
         help="Tokens per forward pass; lower it if memory runs out. Default: --batch-tokens, at most 8192.",
     ),
 ]
-_LearningRate = Annotated[float, _run_option("--learning-rate", help="Peak learning rate. Default: 0.004.")]
+_LearningRate = Annotated[
+    float | None, _run_option("--learning-rate", help="Peak learning rate. Default: 0.004; with --draft-for 0.002.")
+]
 _WarmupSteps = Annotated[
     int, _run_option("--warmup-steps", help="Updates in which the learning rate rises to its peak. Default: 50.")
 ]
@@ -150,9 +162,9 @@ class RunFlags:
 
     epochs: _Epochs = 1.0
     context: _Context = None
-    batch_tokens: _BatchTokens = DEFAULT_BATCH
+    batch_tokens: _BatchTokens = None
     micro_tokens: _MicroTokens = None
-    learning_rate: _LearningRate = 4e-3
+    learning_rate: _LearningRate = None
     warmup_steps: _WarmupSteps = 50
     decay_share: _DecayShare = 0.4
     weight_decay: _WeightDecay = 0.1
@@ -167,15 +179,19 @@ class RunFlags:
 
 
 @grouped
-def train(*, model: ModelFlags, run: RunFlags, device: o.Device = "auto") -> None:
+def train(*, model: ModelFlags, draft: DraftFlags, run: RunFlags, device: o.Device = "auto") -> None:
     """Train a model from scratch on the modules that serve it, or train the built-in pair again with --recipe pocket.
+
+    With --draft-for, train a draft for speculative decoding on what a model says.
 
     The output folder loads in Ridgeline, and in transformers if it has the architecture.
     """
     from ridgeline.errors import DataError
 
     try:
-        if model.recipe is not None:
+        if check_draft_flags(draft, model, run):
+            _draft(draft, model, run, device)
+        elif model.recipe is not None:
             _recipe(model.recipe, model, device)
         else:
             _spec(model, run, device)
@@ -234,6 +250,28 @@ def _spec(model: ModelFlags, run: RunFlags, where: str) -> None:
         produce(out.resolve().name, job, data, output, watch, "Trained with `ridgeline train`.")
 
 
+def _draft(draft: DraftFlags, model: ModelFlags, run: RunFlags, where: str) -> None:
+    from ridgeline.errors import RequestError
+    from ridgeline.ops.devices import training_device
+
+    device = training_device(where)  # checks for torch, which the imports below need
+    from ridgeline.archs import spec_from_config
+    from ridgeline.train.drafts import train_draft
+    from ridgeline.train.ranks import open_ranks
+    from ridgeline.train.spec_file import read_config
+
+    options = draft_options(draft, model, run)
+    spec = None if model.spec is None else spec_from_config(read_config(Path(model.spec)))
+    with open_ranks(device) as ranks, _bars(ranks) as watch:
+        if ranks.world_size > 1:
+            raise RequestError("a draft is trained by one process; start ridgeline without torchrun")
+        corpus = _corpus(model.data or [], model.license)
+        train_draft(
+            str(draft.draft_for), corpus, Path(str(model.out)), options, watch, device=device,
+            dtype=cast("StoredType", model.dtype), spec=spec,
+        )  # fmt: skip
+
+
 def _corpus(data: list[str], license: str | None) -> Corpus:
     from ridgeline.errors import RequestError
     from ridgeline.train.data.corpus import Corpus
@@ -257,7 +295,7 @@ def _options(run: RunFlags, config: Mapping[str, Any], num_tokens: int, ranks: R
     from ridgeline.errors import RequestError
     from ridgeline.train.loop import TrainOptions
 
-    spec, batch = spec_from_config(config), run.batch_tokens
+    spec, batch = spec_from_config(config), run.batch_tokens or DEFAULT_BATCH
     context = run.context or min(DEFAULT_CONTEXT, spec.max_position_embeddings, batch)
     if context > spec.max_position_embeddings:
         raise RequestError(
@@ -274,6 +312,8 @@ def _options(run: RunFlags, config: Mapping[str, Any], num_tokens: int, ranks: R
         | {
             "steps": max(1, round(run.epochs * num_tokens / batch)),
             "context": context,
+            "batch_tokens": batch,
+            "learning_rate": DEFAULT_RATE if run.learning_rate is None else run.learning_rate,
             "micro_tokens": run.micro_tokens or _micro_tokens(batch // ranks.world_size, context),
             "precision": precision,
         }
@@ -329,11 +369,11 @@ class _Bars:
 
         return on_step
 
-    def tokens(self, name: str, total: int) -> Callable[[int], None]:
+    def tokens(self, name: str, total: int) -> Callable[..., None]:
         task = self._bar.add_task(name, total=total, facts="")
 
-        def done(tokens: int) -> None:
-            self._bar.advance(task, tokens)
+        def done(tokens: int, facts: str = "") -> None:
+            self._bar.update(task, advance=tokens, facts=facts)
 
         return done
 

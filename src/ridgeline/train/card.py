@@ -87,28 +87,35 @@ class CardFacts:
 def model_card(facts: CardFacts) -> str:
     """Return the card as Markdown with YAML front matter."""
     parts = [
-        f"{_front_matter(facts)}\n\n# {_line(facts.name)}\n\n{_line(facts.summary)}",
+        f"{_front_matter(facts)}\n\n# {card_text(facts.name)}\n\n{card_text(facts.summary)}",
         _usage(facts),
-        _table("Architecture", _architecture(facts)),
-        _table("Data", _data(facts)),
-        _table("Training", [*_training(facts), *_cost(facts), *facts.training_rows]),
-        f"![loss]({_line(facts.curve)})" if facts.curve else "",
-        _table("Evaluation", [*_evaluation(facts), *facts.evaluation_rows]),
-        "\n".join(["## Limits\n", *(f"- {_line(limit)}" for limit in facts.limits)]) if facts.limits else "",
+        table("Architecture", _architecture(facts)),
+        table("Data", _data(facts)),
+        table("Training", [*_training(facts), *_cost(facts), *facts.training_rows]),
+        f"![loss]({card_text(facts.curve)})" if facts.curve else "",
+        table("Evaluation", [*_evaluation(facts), *facts.evaluation_rows]),
+        "\n".join(["## Limits\n", *(f"- {card_text(limit)}" for limit in facts.limits)]) if facts.limits else "",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _front_matter(facts: CardFacts) -> str:
+    return front_matter(facts.license, facts.tags, facts.language, facts.in_transformers)
+
+
+def front_matter(
+    license: str | None, tags: Iterable[str], language: str | None = None, in_transformers: bool = False
+) -> str:
+    """Return the YAML front matter of a card. license: as `CardFacts` has it. tags: besides `ridgeline`."""
     lines = []
-    if facts.license:
-        name = re.sub(r"[^a-z0-9.-]+", "-", facts.license.lower()).strip("-")
+    if license:
+        name = re.sub(r"[^a-z0-9.-]+", "-", license.lower()).strip("-")
         lines += [f'license: "{name}"'] if name in HUB_LICENSES else ['license: "other"', f'license_name: "{name}"']
-    if facts.language:
-        lines.append(f"language: {_yaml(facts.language)}")
-    lines.append(f'library_name: "{"transformers" if facts.in_transformers else "ridgeline"}"')
+    if language:
+        lines.append(f"language: {_yaml(language)}")
+    lines.append(f'library_name: "{"transformers" if in_transformers else "ridgeline"}"')
     lines.append('pipeline_tag: "text-generation"')
-    lines += ["tags:", *(f"- {_yaml(tag)}" for tag in dict.fromkeys(("ridgeline", *facts.tags)))]
+    lines += ["tags:", *(f"- {_yaml(tag)}" for tag in dict.fromkeys(("ridgeline", *tags)))]
     return "\n".join(["---", *lines, "---"])
 
 
@@ -244,7 +251,7 @@ def _measured(value: float, error: float | None) -> str:
     return f"{value:,.{decimals}f} ± {error:,.{decimals}f} (standard error)"
 
 
-def _table(title: str, rows: Iterable[Row]) -> str:
+def table(title: str, rows: Iterable[Row]) -> str:
     """Return a Markdown table with a heading, or an empty string if there are no rows."""
     lines = [f"| {_cell(name)} | {_cell(value)} |" for name, value in rows]
     return "\n".join([f"## {title}\n", "| | |", "|---|---|", *lines]) if lines else ""
@@ -255,14 +262,14 @@ def _distinct(texts: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    return _line(text).replace("|", r"\|")
+    return card_text(text).replace("|", r"\|")
 
 
 def _yaml(text: str) -> str:
     """Return the text as a JSON string, which YAML reads the same way."""
-    return json.dumps(_line(text), ensure_ascii=False)
+    return json.dumps(card_text(text), ensure_ascii=False)
 
 
-def _line(text: str) -> str:
+def card_text(text: str) -> str:
     """Return the text on one line, without characters that cannot be printed."""
     return "".join(c for c in " ".join(text.split()) if c.isprintable())

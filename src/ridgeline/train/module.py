@@ -67,7 +67,15 @@ class LanguageModel(nn.Module):
 
     def logits(self, token_ids: Tensor, positions: Tensor, lengths: tuple[int, ...], rows: Tensor) -> Tensor:
         """Return the logits [n, vocabulary] of the given rows among the T tokens."""
-        out: Any = self._model.logits(self._model.forward(DenseStep(token_ids, positions, lengths, self._memory)), rows)
+        return self.project(self.stream(DenseStep(token_ids, positions, lengths, self._memory)), rows)
+
+    def stream(self, step: DenseStep) -> Stream:
+        """Return the stream after the last layer."""
+        return self._model.forward(step)
+
+    def project(self, stream: Stream, rows: Tensor) -> Tensor:
+        """Return the logits [n, vocabulary] of the given rows of a stream."""
+        out: Any = self._model.logits(stream, rows)
         return cast("Tensor", out)
 
     def _nll(self, stream: Stream, rows: Tensor, targets: Tensor) -> Tensor:

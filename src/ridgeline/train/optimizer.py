@@ -23,7 +23,7 @@ class Optimizer:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], name: OptimizerName, weight_decay: float) -> None:
         matrices = {n: p for n, p in parameters.items() if p.dim() > 1 and n.endswith(".weight")}
-        hidden = {n: p for n, p in matrices.items() if p.dim() == 2 and not n.startswith(("embed.", "head."))}
+        hidden = {n: p for n, p in matrices.items() if p.dim() == 2 and not n.startswith(("embed.", "head"))}
         self._parameters = parameters
         by_muon = hidden if name == "muon" else {}
         rest = {n: p for n, p in parameters.items() if n not in by_muon}

@@ -52,7 +52,7 @@ def write_model(
         ids = {"bos_token_id": end_id, "eos_token_id": end_id}
         _write_json(draft / "config.json", {**config, **ids, "dtype": dtype})
         _write_json(draft / "generation_config.json", {**ids, **sampling})
-        hosts = {name: _host(tensor, dtype) for name, tensor in stored.items()}
+        hosts = {name: host_tensor(tensor, dtype) for name, tensor in stored.items()}
         write_safetensors(draft / SINGLE, checkpoint_tensors(spec, family_of(config).names, hosts))
         for name in TOKENIZER_FILES:
             shutil.copyfile(tokenizer / name, draft / name)
@@ -68,7 +68,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _host(tensor: torch.Tensor, dtype: StoredType) -> HostTensor:
+def host_tensor(tensor: torch.Tensor, dtype: StoredType) -> HostTensor:
     """Return a tensor's numbers as files hold them, bfloat16 as its bits."""
     data = tensor.contiguous()
     return HostTensor(data.view(torch.uint16).numpy() if dtype == "bfloat16" else data.numpy(), dtype)

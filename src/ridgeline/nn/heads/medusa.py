@@ -32,13 +32,14 @@ class MedusaHead:
 
         hidden: [n, hidden_size], as `Model.hidden` returns them. count: only the first heads, so many; None: all.
         """
-        found = []
-        for h, blocks in enumerate(self._blocks[:count]):
-            x = hidden
-            for block in blocks:
-                x = self._add(x, self._act(block(x)), 1.0)
-            found.append(self._heads[0 if self.spec.shared_head else h].project(x))
-        return found
+        return [self.logits_of(hidden, number) for number in range(self.spec.num_heads if count is None else count)]
+
+    def logits_of(self, hidden: Array, number: int) -> Array:
+        """Return the logits [n, draft_vocab_size] of one head. number: from 0."""
+        x = hidden
+        for block in self._blocks[number]:
+            x = self._add(x, self._act(block(x)), 1.0)
+        return self._heads[0 if self.spec.shared_head else number].project(x)
 
     def constants(self) -> list[Array]:
         """Return all arrays that a step reads besides its inputs, except those that kernels own."""
