@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from math import ceil
 
+from ridgeline.cost.head_memory import HeadWorkspace
 from ridgeline.cost.memory import BOOKKEEPING_BYTES, Workspace
 from ridgeline.cost.precision import Precision, packed_bytes
 from ridgeline.cost.shard import Scheme, device_weight_bytes
@@ -84,15 +85,18 @@ class Memory:
         own = state_groups(spec, page_tokens=page_tokens)
         self._workspace = Workspace(spec, own, on_cpu=hardware.kind == "cpu", drafts=drafts)
         self.draft_weight_bytes = 0.0
-        self._more: Workspace | None = None  # of a draft model; a head works in that of its target
+        self._more: Workspace | HeadWorkspace | None = None
         if draft is not None:
             self.draft_weight_bytes = _weight_bytes(draft, precision, hardware, scheme)
             self.weight_bytes += self.draft_weight_bytes
             more = page_groups(draft, precision, page_tokens, tp=scheme.tp)
             self.groups = with_layers(self.groups, more, len(spec.layers))
-        if isinstance(draft, ModelSpec):
-            own = state_groups(draft, page_tokens=page_tokens)
-            self._more = Workspace(draft, own, on_cpu=hardware.kind == "cpu", drafts=drafts)
+            own, on_cpu = state_groups(draft, page_tokens=page_tokens), hardware.kind == "cpu"
+            self._more = (
+                Workspace(draft, own, on_cpu=on_cpu, drafts=drafts)
+                if isinstance(draft, ModelSpec)
+                else HeadWorkspace(draft, own, on_cpu=on_cpu, drafts=drafts)
+            )
 
     def with_chunk(self, chunk: int) -> Memory:
         """Return a copy with another number of tokens of prompts in one step."""

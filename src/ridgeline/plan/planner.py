@@ -155,7 +155,7 @@ class Planner:
         self._steps = Steps(d.spec, d.precision, d.hardware, d.scheme)
         self.forward = self._steps.forward
         self.drafts = d.speculation.depth if d.speculation else 0
-        draft = d.draft.spec if d.draft else None
+        draft = d.draft.running(self.drafts) if d.draft else None
         self._draft_steps = Steps(draft, d.precision, d.hardware, d.scheme, drafts=True) if draft is not None else None
         self.memory = memory_of(d)
 

@@ -8,7 +8,7 @@ with probability s_j, it gives 1 + s_1 + ... + s_depth tokens on average; with o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import ceil
 from operator import mul
@@ -50,6 +50,17 @@ class Draft:
         if self.spec is None:
             return NGRAM
         return "model" if isinstance(self.spec, ModelSpec) else self.spec.kind
+
+    @property
+    def most(self) -> int | None:
+        """Return the most drafts of a verification; None without a limit. Each head of Medusa gives one."""
+        return self.spec.num_heads if isinstance(self.spec, MedusaSpec) else None
+
+    def running(self, depth: int) -> ModelSpec | HeadSpec | None:
+        """Return the part of the draft model or the head that runs for `depth` drafts: as many heads of Medusa."""
+        if isinstance(self.spec, MedusaSpec):
+            return replace(self.spec, num_heads=min(depth, self.spec.num_heads))
+        return self.spec
 
     def misfit(self, target: ModelSpec) -> str | None:
         """Return why it cannot draft for a model; None if it can, as far as sizes show."""
@@ -127,7 +138,11 @@ class Speculation:
 
 
 def speculation_of(draft: Draft, depth: int, acceptance: tuple[float, ...] = ()) -> Speculation:
-    """Return the drafts of a proposer: with the given acceptance, else that of its card, else an assumed one."""
+    """Return the drafts of a proposer: with the given acceptance, else that of its card, else an assumed one.
+
+    depth: lowered to the most that it can propose, as in the engine.
+    """
+    depth = depth if draft.most is None else min(depth, draft.most)
     if acceptance:
         return Speculation(acceptance, depth, draft=draft)
     if draft.acceptance:

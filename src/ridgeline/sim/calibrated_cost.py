@@ -40,9 +40,9 @@ def cost_of(deployment: Deployment) -> StepCost:
 
 def draft_cost_of(deployment: Deployment) -> StepCost:
     """Return the cost of the steps of a deployment's draft model or head. Raises RequestError as `cost_of` does."""
-    rates, draft = deployment.hardware.rates, deployment.draft
-    assert draft is not None and draft.spec is not None, "the deployment has no draft model"
-    spec = draft.spec
+    rates, draft, drafts = deployment.hardware.rates, deployment.draft, deployment.speculation
+    spec = draft.running(drafts.depth) if draft and drafts else None
+    assert spec is not None, "the deployment has no draft model"
     return RooflineCost(deployment, spec) if rates is None else CalibratedCost(deployment, rates, spec)
 
 

@@ -79,7 +79,7 @@ class Drafting(NullWatcher):
     @property
     def lookahead(self) -> int:
         """Tokens after a step for which the scheduler takes pages, because the draft runs there."""
-        return 0 if self._table is None else self._spec.depth
+        return 0 if self._table is None or isinstance(self._draft, MedusaSpec) else self._spec.depth
 
     @property
     def speed(self) -> DraftSpeed | None:
@@ -155,7 +155,8 @@ class Drafting(NullWatcher):
             return seq.bound - known - 1
         if seq.row < 0 or seq.planned != known - 1:
             return 0
-        return min(seq.bound - known - 1, seq.covered - known + 1)
+        pages = seq.rows_end - known + 1 if self.lookahead else known  # Medusa's heads keep nothing in pages
+        return min(seq.bound - known - 1, pages)
 
     def _accepted(self, sequence: int, drafts: int) -> int:
         chance = self._chance.get(sequence)
