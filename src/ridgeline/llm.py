@@ -52,10 +52,10 @@ class LLM:
     "on" is the engine (paged state), "off" naive sampling. batching: "continuous", or "static" for whole batches with
     room for the longest context. "off" and "static" are baselines to measure against. kv_cache_dtype: data type of the
     KV cache, "auto", "float32", "bfloat16", "float16", "int8" or "fp8"; with cache="off" keys and values are rounded in
-    the same way. speculative: the same as in EngineOptions. The other options have vLLM's names: see `LoadOptions` and
-    `EngineOptions`. An option that is not given is chosen, and `config.reasons` explains the choice. `loaded.notes` has
-    the cost in accuracy of quantized weights or of a rounded KV cache. It is measured once; on_wait is called with a
-    message when that takes a while.
+    the same way. speculative: short for EngineOptions(speculative=...). The other options have vLLM's names: see
+    `LoadOptions` and `EngineOptions`. An option that is not given is chosen, and `config.reasons` explains the choice.
+    `loaded.notes` has the cost in accuracy of quantized weights or of a rounded KV cache. It is measured once; on_wait
+    is called with a message when that takes a while.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
 
