@@ -177,3 +177,11 @@ def test_a_missing_template_is_reported_before_the_first_message() -> None:
     assert run.returncode == 2
     assert "no chat template" in run.stderr
     assert run.stderr.count("\n") == 1
+
+
+def test_stats_say_what_drafts_gained(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--max-tokens", "40", "--speculative", "ngram", "--draft-depth", "fixed")
+    _, err = talk(monkeypatch, capsys, "One two one two one two\n/stats\n", folder, *flags)
+    assert "drafts: ngram, depth " in err and "tokens as without drafts" in " ".join(err.split())

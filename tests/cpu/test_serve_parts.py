@@ -169,7 +169,7 @@ OF_OTHERS = {
     "vllm:kv_block_idle_before_evict_seconds", "vllm:kv_block_reuse_gap_seconds", "vllm:kv_cache_usage_perc",
     "llamacpp:n_busy_slots_per_decode", "llamacpp:n_decode_total", "llamacpp:requests_deferred",
     "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_draft_tokens_total",
-    "vllm:spec_decode_num_accepted_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_accepted_tokens_per_pos_total",
 }  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def rule(most: int, rounds: bool) -> DepthRule:
 
 def run(
     acceptance: float | tuple[float, ...], depth: int, *, draft_s: float = 0.001, answers: int = 1,
-    tokens: int = 12_000, chosen: bool = False, batch: int = 1, seed: int = 0,
+    tokens: int = 10_000, chosen: bool = False, batch: int = 1, seed: int = 0,
 ) -> Simulated:  # fmt: skip
     """Simulate requests with drafts of a model whose steps take `draft_s`."""
     drafts = Drafts(Speculation(acceptance, depth, draft=DRAFT), each(draft_s), rule if chosen else None)
@@ -56,7 +56,7 @@ def run(
     return simulate(workload, pool(pages=answers * tokens // 16 + 100), VERIFY, drafts=drafts, seed=seed)
 
 
-@pytest.mark.parametrize(("acceptance", "depth"), [(0.8, 4), (0.5, 2), (0.95, 7), (1.0, 4)])
+@pytest.mark.parametrize(("acceptance", "depth"), [(0.8, 4), (0.95, 7), (1.0, 4)])
 def test_tokens_of_a_verification(acceptance: float, depth: int) -> None:
     """A verification gives (1 - a^(k+1)) / (1 - a) tokens (arXiv:2211.17192, equation 1), and a token of one sequence
     takes (verification + k draft steps) / that.
@@ -68,7 +68,7 @@ def test_tokens_of_a_verification(acceptance: float, depth: int) -> None:
     step = VERIFY.seconds(1 + depth, 1 + depth, [0])
     assert found.tpot_s.mean == pytest.approx((step + depth * 0.001) / expected, rel=0.02)
     assert found.drafts.drafting_share == pytest.approx(depth * 0.001 / (step + depth * 0.001), rel=1e-3)
-    assert found.output_tokens == 12_000
+    assert found.output_tokens == 10_000
 
 
 def test_acceptance_by_depth() -> None:
@@ -108,19 +108,19 @@ def test_the_engines_rule_chooses_the_depth(acceptance: float, draft_s: float, l
 
 
 def test_a_single_sequence_takes_the_planned_time() -> None:
-    """The simulator and the planner agree on TPOT, for a draft model, for Medusa's heads and for a given cost."""
+    """The simulator and the planner agree on TPOT: for a draft model, Medusa's heads, EAGLE, and for a given cost.
+
+    All drafts are accepted, so that no chance is left.
+    """
     deployment = Deployment(find_model("llama-3.1-8b").spec, hardware("h100"))
     small = Draft("small", find_model("llama-3.2-1b").spec)
-    for speculation in (
-        Speculation(0.8, 4, draft=small),
-        Speculation(0.8, 4, 0.1),
-        Speculation(0.8, 3, draft=Draft("ngram", None)),
-    ):
+    drafts_by = [small, Draft("medusa", HEADS["medusa"]), Draft("eagle", HEADS["eagle"]), None]
+    for speculation in (Speculation(1.0, 3, 0.1, draft) for draft in drafts_by):
         planned = replace(deployment, speculation=speculation)
-        load = Load(1, 256, 3000)
+        load = Load(1, 256, 1200)
         drafts = drafts_of(planned, None, draft_cost_of)
         chosen = settings(planned, max_model_len=load.context + 1, max_num_seqs=4)
-        workload = Workload([Request(0, load.prompt, load.output)] * 3, clients=1)
+        workload = Workload([Request(0, load.prompt, load.output)], clients=1)
         found = simulate(workload, chosen, cost_of(planned), drafts=drafts).report
         assert found.tpot_s is not None
         assert found.tpot_s.mean == pytest.approx(Planner(planned).tpot_s(load), rel=0.02)
@@ -152,7 +152,7 @@ def test_random_loads_with_few_pages(groups: tuple[StateGroup, ...], model: bool
 
 def test_on_the_command_line() -> None:
     command = [
-        "simulate", "pocket", "--hardware", "cpu-server", "--num-requests", "20", "--input-len", "32", "--output-len",
+        "simulate", "pocket", "--hardware", "cpu-server", "--num-requests", "8", "--input-len", "32", "--output-len",
         "64", "--arrivals", "closed:2",
     ]  # fmt: skip
     drafts = [*command, "--speculative", "pocket-draft", "--draft-depth", "fixed"]
@@ -219,7 +219,7 @@ def test_a_described_server_with_drafts_is_predicted() -> None:
     chosen = settings(planned, max_model_len=600, max_num_seqs=4)
     names = ("num_pages", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
     described = json.loads(json.dumps(describe(planned, {name: getattr(chosen, name) for name in names}, "chosen")))
-    workload = Workload([Request(0, 100, 400)] * 2, clients=1)
+    workload = Workload([Request(0, 100, 400)], clients=1)
     found, times = predict(described, workload, None, 0, DraftCounts(10, 30, 27, [9, 9, 9], [10, 9, 9]))
     assert found.drafts is not None and found.drafts.acceptance == pytest.approx((0.9, 1, 1), abs=0.06)
     assert "acceptance of drafts 0.9, 1, 1 (as measured in this run)" in times

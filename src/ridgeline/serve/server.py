@@ -137,8 +137,10 @@ async def serve(
         on_ready(service, url)
         drafts = DraftLog(client)
         logs = asyncio.create_task(drafts.run())
-        await server.serve()
-        logs.cancel()
+        try:
+            await server.serve()
+        finally:
+            logs.cancel()
         await drafts.once()
         if service.traces is not None:
             await asyncio.to_thread(service.traces.close)
