@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from ridgeline.nn import Model
 from ridgeline.ops import OpsTable
 from ridgeline.runtime.step import DenseStep
+from ridgeline.spec import RMSNorm
 from ridgeline.train.drafts.continuations import Continuation
 from ridgeline.train.module import LOSS_ELEMENTS
 
@@ -84,6 +85,12 @@ class Target:
         """Return the matrix of its head [vocabulary, hidden_size] as floats, however it is stored."""
         found = self.project(torch.eye(self.model.spec.hidden_size, device=self._device)).T
         return (found if self._kept is None else found[self._kept]).contiguous()
+
+    def norm_weight(self) -> Tensor:
+        """Return the factors of its last norm [hidden_size]."""
+        weight: Any = self.model.weights["norm.weight"]
+        norm = self.model.spec.norm
+        return cast("Tensor", weight) + (norm.offset if isinstance(norm, RMSNorm) else 0.0)
 
     @property
     def _device(self) -> torch.device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -16,7 +15,7 @@ from ridgeline.spec import ModelSpec
 from ridgeline.spec.heads import Eagle3Spec, EagleSpec, HeadSpec, MedusaSpec
 from ridgeline.train.drafts.attention import ChainStep
 from ridgeline.train.drafts.batch import Batch, Target, hits
-from ridgeline.train.module import INIT_STD, RESIDUAL, LanguageModel
+from ridgeline.train.module import RESIDUAL, LanguageModel
 
 FALLING = 0.8  # weight of each draft depth relative to the one before (arXiv:2401.10774)
 NOISE = 0.1  # half the range of the uniform noise on EAGLE-1's features
@@ -185,16 +184,25 @@ def _built(spec: HeadSpec, weights: Mapping[str, nn.Parameter], target: Target) 
 
 
 def _initial(spec: EagleSpec | Eagle3Spec, target: Target, seed: int) -> dict[str, nn.Parameter]:
-    """Return initial weights: random matrices, norms of ones, and an EAGLE-3's head as the target's."""
+    """Return initial weights with which a head passes on what the target says next.
+
+    fc begins with the identity on the last stream, matrices that write to the residual stream at zero, and EAGLE-3's
+    norm and head as the target's. All other matrices are random, with a variance of 1 / inputs.
+    """
     generator, found = torch.Generator().manual_seed(seed), {}
     matrix = target.head_matrix()
     for w in spec.weights():
         if w.name == "head.weight":
             initial = matrix.clone()
+        elif w.name == "norm.weight":
+            initial = target.norm_weight().clone()
+        elif w.name.endswith(RESIDUAL):
+            initial = torch.zeros(w.shape)
         elif w.is_matrix:
-            std = INIT_STD / math.sqrt(2) if w.name.endswith(RESIDUAL) else INIT_STD
-            initial = torch.randn(w.shape, generator=generator) * std
+            initial = torch.randn(w.shape, generator=generator) * w.shape[1] ** -0.5
         else:
             initial = torch.zeros(w.shape) if w.name.endswith(".bias") else torch.ones(w.shape)
+        if w.name == "fc.weight" and spec.target_hidden_size == spec.hidden_size:
+            initial[:, -spec.hidden_size :] = torch.eye(spec.hidden_size)
         found[w.name] = nn.Parameter(initial.to(matrix))
     return found

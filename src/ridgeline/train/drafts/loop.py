@@ -23,7 +23,7 @@ from ridgeline.train.loop import LOG, Progress
 from ridgeline.train.optimizer import Optimizer, learning_rate
 from ridgeline.train.saves import Saves
 
-OnStep = Callable[[Progress, int], None]  # called with an update and the number of tokens of its batch
+OnStep = Callable[[Progress], None]
 
 
 class DraftTrainer:
@@ -47,19 +47,19 @@ class DraftTrainer:
         self.steps = max(1, round(options.train_tokens / (self._rows * mean)))
         self._order = lru_cache(2)(lambda epoch: _permutation(len(data), options.seed, epoch))
 
-    def run(self, on_step: OnStep = lambda progress, tokens: None) -> None:
+    def run(self, on_step: OnStep = lambda progress: None) -> None:
         """Run all updates that are left. Raises DataError if the loss is not finite; the last good state stays."""
         start = self._resume()
         with (self._folder / LOG).open("a", encoding="utf-8") as file:
             for step in range(start, self.steps):
-                progress, tokens = self._update(step)
+                progress = self._update(step)
                 file.write(json.dumps(asdict(progress)) + "\n")
                 file.flush()
-                on_step(progress, tokens)
+                on_step(progress)
                 if progress.step % self._options.save_every == 0 or progress.step == self.steps:
                     self._save(progress.step)
 
-    def _update(self, step: int) -> tuple[Progress, int]:
+    def _update(self, step: int) -> Progress:
         o, began = self._options, time.perf_counter()
         rate = learning_rate(
             step, self.steps, o.learning_rate, o.warmup_steps, math.ceil(o.decay_share * self.steps), 0.0
@@ -74,9 +74,8 @@ class DraftTrainer:
                 f"the loss of update {step + 1} is {value} and the gradient's norm is {norm}; lower --learning-rate "
                 f"(the last saved state is of update {(self._saves.steps() or [0])[-1]})"
             )
-        tokens = sum(batch.lengths)
-        pace = tokens / (time.perf_counter() - began)
-        return Progress(step + 1, value, norm, rate, pace, machine=self._machine), tokens
+        pace = sum(batch.lengths) / (time.perf_counter() - began)
+        return Progress(step + 1, value, norm, rate, pace, machine=self._machine)
 
     def _batch(self, step: int) -> list[Continuation]:
         """Return the continuations of an update, which depend only on the seed and the number of the update."""

@@ -176,9 +176,13 @@ def _run(trainer: DraftTrainer, draft: _Draft, options: DraftOptions, watch: Wat
     )
     done = watch.tokens(options.kind, options.train_tokens)
 
-    def on_step(p: Progress, tokens: int) -> None:
+    shown = [0]  # tokens that the bar has counted
+
+    def on_step(p: Progress) -> None:
         facts = f"loss {p.loss:.3f}, {p.tokens_per_s:,.0f} tokens/s"
-        done(tokens, facts)
+        due = round(options.train_tokens * p.step / trainer.steps)
+        done(due - shown[0], facts)  # after a resumption, the first update shows the earlier ones too
+        shown[0] = due
         if p.step % options.save_every == 0:
             watch.say(f"{options.kind} {p.step:,}/{trainer.steps:,}: {facts}")
 

@@ -6,19 +6,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ridgeline.errors import DataError
 from ridgeline.train.data.corpus import Document
 
 LEAST_CHARS, MOST_CHARS = 8, 512  # characters of a prompt
 
 
 def cut_texts(documents: Sequence[Document], held_out: float) -> tuple[list[str], list[str]]:
-    """Return the texts for training, and the held-out ones: the last share of each document's characters."""
+    """Return the texts for training, and the held-out ones: the last share of each document's characters.
+
+    Raises DataError if one of the two has no text.
+    """
     ends = [max(1, round(len(d.text) * (1.0 - held_out))) for d in documents]
     train = [d.text[:end] for d, end in zip(documents, ends, strict=True)]
     rest = [d.text[end:] for d, end in zip(documents, ends, strict=True)]
-    kept = [text for text in rest if text.strip()]
-    # With texts of a few characters nothing is left to hold out, and the measurement must use what there is.
-    return train, kept or [text for text in train if text.strip()]
+    for side, texts in (("train on", train), ("hold out", rest)):
+        if not any(text.strip() for text in texts):
+            raise DataError(
+                f"there is no text to {side}: {sum(len(d.text) for d in documents):,} characters, of which a share of "
+                f"{held_out:g} is held out; give more text, or another --held-out"
+            )
+    return train, rest
 
 
 def draw_prompts(texts: Sequence[str], count: int, seed: int) -> list[str]:
