@@ -15,6 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from cpu.doc_folder import VOCABULARY, write_lines, write_model
+from ridgeline.catalog.cards import measured_acceptance
 from ridgeline.cli.main import app
 from ridgeline.errors import CheckpointError, DataError, DeviceError, RidgelineError
 from ridgeline.load.heads import open_head, read_head
@@ -243,6 +244,7 @@ def check_kinds(folder: Path, kinds: Sequence[str], monkeypatch: pytest.MonkeyPa
         card = (out / "README.md").read_text()
         assert "The first 2 drafts are right" in card
         assert str(folder) not in card
+        assert len(measured_acceptance(out)) == 2  # the planner reads it
         if kind == "draft":
             assert load_model(str(out), LoadOptions(device="reference")).spec.vocab_size == VOCABULARY
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ridgeline.spec import ModelSpec
@@ -104,9 +104,14 @@ def _front_matter(facts: CardFacts) -> str:
 
 
 def front_matter(
-    license: str | None, tags: Iterable[str], language: str | None = None, in_transformers: bool = False
-) -> str:
-    """Return the YAML front matter of a card. license: as `CardFacts` has it. tags: besides `ridgeline`."""
+    license: str | None, tags: Iterable[str], language: str | None = None, in_transformers: bool = False,
+    accepted_shares: Sequence[float] = (),
+) -> str:  # fmt: skip
+    """Return the YAML front matter of a card. license: as `CardFacts` has it. tags: besides `ridgeline`.
+
+    accepted_shares: for a draft, the shares of verifications in which at least the first 1, 2, ... drafts are accepted;
+    the planner reads them (catalog/cards.py).
+    """
     lines = []
     if license:
         name = re.sub(r"[^a-z0-9.-]+", "-", license.lower()).strip("-")
@@ -116,6 +121,8 @@ def front_matter(
     lines.append(f'library_name: "{"transformers" if in_transformers else "ridgeline"}"')
     lines.append('pipeline_tag: "text-generation"')
     lines += ["tags:", *(f"- {_yaml(tag)}" for tag in dict.fromkeys(("ridgeline", *tags)))]
+    if accepted_shares:
+        lines.append(f"accepted_shares: [{', '.join(f'{share:.3f}' for share in accepted_shares)}]")
     return "\n".join(["---", *lines, "---"])
 
 

@@ -51,7 +51,7 @@ def draft_card(facts: DraftFacts) -> str:
     )
     command = f"ridgeline serve -m {facts.target} --speculative {facts.name}"
     parts = [
-        front_matter(None, ("speculative-decoding", o.kind)),
+        front_matter(None, ("speculative-decoding", o.kind), accepted_shares=facts.quality.acceptance.accepted_shares),
         f"# {card_text(facts.name)}",
         card_text(summary),
         f"## Usage\n\n```\n{card_text(command)}\n```",
