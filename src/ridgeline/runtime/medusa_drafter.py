@@ -82,8 +82,8 @@ class MedusaDrafter:
         return held is not None and held.first <= len(ask.tokens) - 2 < held.end
 
     def _found(self, made: _Made, asks: Sequence[Ask]) -> Sequence[Best | Floats]:
-        """Return what the heads found: best tokens if nobody needs to draw them, otherwise logits [n, vocabulary]."""
-        if all(ask.sampling.wants_best() for ask in asks):
+        """Return what the heads found: logits [n, vocabulary], or best tokens if they are on the host and suffice."""
+        if self._passes.refusal is None and all(ask.sampling.wants_best() for ask in asks):
             pairs = zip(made.best, made.best_logits, strict=True)
             return [Best(np.asarray(best), np.asarray(logits)) for best, logits in pairs]
         vocabulary, size = self._head.vocabulary, self._place.vocab_size
