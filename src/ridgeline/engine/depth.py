@@ -10,7 +10,8 @@ so the drafts that count most often are taken, one after the other, as long as t
 one of the choices. The acceptance of a sequence is a mean of its own and that of all sequences.
 
 If no draft pays, one sequence verifies one draft now and then, more and more rarely while that is rejected. So the
-choice follows when the text changes.
+choice follows when the text changes. If such drafts are accepted, and drafts would pay with the least times so far,
+these are trusted again: probes do not measure times well.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ OUTLIER = 3.0  # a time that is so many times the average is taken for a disturb
 PATIENCE = 8  # unless so many came one after the other
 MEMORY = 0.98  # weight of all earlier verifications after one more
 HOPED = 0.8  # acceptance before the first verification
+LIKELY = 0.5  # with this acceptance of first drafts, it is worth while to measure what drafts cost
+AGAIN = 1  # accepted probes before the times are measured again; twice as many before each next time
 OWN_VERIFICATIONS = 6.0  # from so many on, a sequence's own acceptance counts more than that of all
 RECHECK = 8  # without drafts, the choice is made again after so many steps
 PROBE_STEPS, RAREST_PROBE = 24, 96  # steps without drafts between two probes
@@ -50,9 +53,13 @@ def factors(plain: float, draft: float, each: float, batch: int, shares: Seq[flo
 
 @dataclass(slots=True)
 class Mean:
-    """A moving average of times. value: None before FIRST_SAMPLES of them; then their least begins it."""
+    """A moving average of times. value: None before FIRST_SAMPLES of them; then their least begins it.
+
+    least: the smallest value so far.
+    """
 
     value: float | None = None
+    least: float | None = None
     first: list[float] = field(default_factory=list)
 
     def add(self, x: float, weight: float = WEIGHT) -> None:
@@ -60,9 +67,10 @@ class Mean:
         if self.value is None:
             self.first.append(x)
             if len(self.first) == FIRST_SAMPLES:
-                self.value = min(self.first)
+                self.value = self.least = min(self.first)
         else:
             self.value += weight * (x - self.value)
+            self.least = min(self.value, self.value if self.least is None else self.least)
 
 
 @dataclass(slots=True)
@@ -92,6 +100,10 @@ class Costs:
             self.draft.add(max(seconds - plain, 0.0) / drafts, WEIGHT * min(1.0, drafts / batch))
         if rounds and not self._is_odd(drafting / rounds, self.round.value):
             self.round.add(drafting / rounds)
+
+    def trust_least(self) -> None:
+        """Take the least averages so far: another program may have disturbed the later times."""
+        self.draft.value, self.round.value = self.draft.least, self.round.least
 
     def _is_odd(self, seconds: float, usual: float | None) -> bool:
         """Return whether a time is a disturbance. usual: the expected time; None: it is not known."""
@@ -140,6 +152,7 @@ class DepthRule:
         self._own: dict[int, Rates] = {}  # by sequence
         self._wait, self._off, self._probes = PROBE_STEPS, 0, 0  # steps between probes, steps since one, their number
         self._probing, self._pays = False, True
+        self._again = self._until_again = AGAIN
         self._rest, self._batch = 0, 0  # steps that run before the next choice, and their sequences
         self._expected = 0.0, 0.0  # tokens and seconds of the step that was chosen last; no tokens: they are not known
 
@@ -168,7 +181,7 @@ class DepthRule:
         if not sequences or costs.plain.value is None or costs.since_plain >= PLAIN_STEPS:
             return {}
         if found := self._best(sequences, batch, costs):
-            self._off = 0
+            self._off, self._again, self._until_again = 0, AGAIN, AGAIN
             return found
         self._off += RECHECK
         if self._off < self._wait:
@@ -198,8 +211,15 @@ class DepthRule:
             return
         self._all.add(run, accepted)
         self._own.setdefault(sequence, Rates.of(self._most)).add(run, accepted)
-        if self._probing and accepted and self._pays:  # `step` has doubled it
-            self._wait = max(self._wait // 4, PROBE_STEPS)
+        if not (self._probing and accepted):
+            return
+        if self._all.rate(0, HOPED) > LIKELY:  # then only the times can be the reason
+            self._until_again -= 1
+            if self._until_again <= 0 and self._paid():
+                self._again = self._until_again = 2 * self._again
+                self._costs_of(self._batch).trust_least()
+        elif self._pays:
+            self._wait = max(self._wait // 4, PROBE_STEPS)  # `step` has doubled it
 
     def end(self, sequence: int) -> None:
         """Forget a sequence that is over."""
@@ -223,7 +243,7 @@ class DepthRule:
         plain, draft, each = costs.plain.value or 0.0, costs.draft.value, costs.round.value
         usual = [self._all.rate(j, HOPED) for j in range(self._most)]
         if draft is None or (self._has_rounds and each is None):  # not measured yet
-            return dict.fromkeys(sequences[:FIRST_SEQUENCES], self._most) if usual[0] > 0.5 else {}
+            return dict.fromkeys(sequences[:FIRST_SEQUENCES], self._most) if usual[0] > LIKELY else {}
         chances = [(c, s, j) for s in sequences for j, c in enumerate(self._chances(s, usual))]
         chances.sort(key=lambda x: -x[0])  # of one sequence, in the order of depth
         speed, taken = GAIN * batch / plain, list[tuple[float, int, int]]()
@@ -252,6 +272,15 @@ class DepthRule:
             for rate, tried, accepted in zip(usual, own.tried, own.accepted, strict=True)
         )
         return list(accumulate(rates, mul))
+
+    def _paid(self) -> bool:
+        """Return whether drafts would pay with their least times so far, and as often accepted as now."""
+        costs = self._costs_of(self._batch)
+        draft, each = costs.draft.least, costs.round.least or 0.0
+        if costs.plain.value is None or draft is None:
+            return False
+        shares = list(accumulate((self._all.rate(j, HOPED) for j in range(self._most)), mul))
+        return max(factors(costs.plain.value, draft, each, self._batch, shares)) > GAIN
 
     def _could_pay(self, batch: int, costs: Costs) -> bool:
         """Return whether drafts would pay if all were accepted."""
