@@ -2,6 +2,7 @@
 #include "attention_calls.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -44,7 +45,7 @@ std::vector<Piece> whole_pieces(const AttentionCase& c, const std::vector<Sequen
         for (int64_t first = 0; first < s.length; first += size)
             for (int head = 0; head < c.kv_heads; head += heads) {
                 const int64_t last = std::min(s.length, first + size), end = (s.start + last - 1) / SEGMENT + 1;
-                const int64_t begin = first_segment(c, s.start + first);
+                const int64_t begin = first_segment(c, s.lowest(first));
                 const AttentionWork w{&s, head, std::min(head + heads, c.kv_heads), first, last, begin, end, nullptr};
                 pieces.push_back({w, w.rows(c) * (end - begin), -1});
             }
@@ -100,6 +101,12 @@ void give_room(const AttentionCase& c, Plan& p, float* room) {
         }
 }
 
+void check_slot(int64_t page, int64_t slot, int64_t pages, int64_t page_tokens) {
+    if (page < 0 || page >= pages || slot < 0 || slot >= page_tokens)
+        throw std::out_of_range("page " + std::to_string(page) + ", slot " + std::to_string(slot) +
+                                " is not in the arena");
+}
+
 }  // namespace
 
 void attend(Pool::Hold& hold, const AttentionStep& step, const std::vector<Sequence>& sequences) {
@@ -125,9 +132,7 @@ void write_pages(Pool::Hold& hold, const PageWrite& w) {
     };
     std::vector<Run> runs;  // tokens in neighboring slots
     for (int64_t t = 0; t < w.tokens; ++t) {
-        if (w.page[t] < 0 || w.page[t] >= w.pages || w.slot[t] < 0 || w.slot[t] >= w.page_tokens)
-            throw std::out_of_range("page " + std::to_string(w.page[t]) + ", slot " + std::to_string(w.slot[t]) +
-                                    " is not in the arena");
+        check_slot(w.page[t], w.slot[t], w.pages, w.page_tokens);
         if (!runs.empty() && w.page[t] == w.page[t - 1] && w.slot[t] == w.slot[t - 1] + 1)
             ++runs.back().n;
         else
@@ -140,6 +145,27 @@ void write_pages(Pool::Hold& hold, const PageWrite& w) {
                                              w.to + w.page[r.token] * w.page_stride, head, w.page_tokens,
                                              w.slot[r.token], w.transposed, w.scale});
     });
+}
+
+void move_rows(const RowMoves& m) {
+    for (int64_t r = 0; r < m.rows; ++r) {
+        check_slot(m.from_page[r], m.from_slot[r], m.count, m.page_tokens);
+        check_slot(m.to_page[r], m.to_slot[r], m.count, m.page_tokens);
+    }
+    const int64_t size = size_of(m.stored), row = m.numbers * size, scale = scale_bytes(m.stored);
+    // Bytes of a row that are neighbors, and the distance of the next ones of the same row.
+    const int64_t together = m.transposed ? size : row, step = m.page_tokens * together;
+    for (int64_t r = 0; r < m.rows; ++r)
+        for (int64_t h = 0; h < m.heads; ++h) {
+            const int64_t head = h * m.page_tokens * (row + scale);
+            const char* from = m.pages + m.from_page[r] * m.page_stride + head;
+            char* to = m.pages + m.to_page[r] * m.page_stride + head;
+            for (int64_t i = 0; i < row / together; ++i)
+                memmove(to + i * step + m.to_slot[r] * together, from + i * step + m.from_slot[r] * together,
+                        size_t(together));
+            const int64_t scales = m.page_tokens * row;
+            memmove(to + scales + m.to_slot[r] * scale, from + scales + m.from_slot[r] * scale, size_t(scale));
+        }
 }
 
 }  // namespace ridgeline

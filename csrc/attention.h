@@ -7,6 +7,9 @@
 //   segment  SEGMENT keys from a multiple of SEGMENT on, tile after tile; each tile rescales the results before it
 //   all      segment after segment, in the same way
 // Different threads may compute segments; the order of operations stays, and so do the bits.
+//
+// Drafts that form a tree are in neighboring slots, but a draft is at the position that it would have after its
+// ancestors alone. The keys of a draft are the known tokens and then its path, so that it has the bits of a chain.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -59,11 +62,22 @@ struct KeyValues {
     float key_factor = 1.f, value_factor = 1.f;
 };
 
-// The queries of one sequence: `length` of them, the first at position `start` and in row `row` of the step.
+// The queries of one sequence: `length` of them, the first in slot `start` and in row `row` of the step. A slot is a
+// position unless drafts form a tree.
 struct Sequence {
     int64_t start, length, row;
     const int64_t* table;  // page numbers; null: page i is i, and the first key is in slot `base` of page 0
     int64_t table_size, base;
+    const int64_t* paths = nullptr;  // of each query: bit i is the draft in slot `limit` + i; null: there is no tree
+    int64_t limit = 0;               // slot of the first draft, with `paths`
+
+    uint64_t path(int64_t query) const { return paths ? uint64_t(paths[query]) : 0; }
+    int64_t position(int64_t query) const {
+        const uint64_t drafts = path(query);
+        return drafts ? limit - 1 + __builtin_popcountll(drafts) : start + query;
+    }
+    // No query from this one on is at a lower position.
+    int64_t lowest(int64_t query) const { return paths && start + query > limit ? limit : start + query; }
 };
 
 struct AttentionStep {

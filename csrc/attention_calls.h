@@ -23,4 +23,16 @@ struct PageWrite {
 };
 void write_pages(Pool::Hold&, const PageWrite& w);
 
+// Moves rows of one part of a layer's state between slots of pages, one after the other; the layout is that of Tokens.
+// Strides are in bytes. Throws std::out_of_range for a page or slot that does not exist, before it moves any row.
+struct RowMoves {
+    char* pages;
+    int64_t count, page_stride, page_tokens, heads, numbers;
+    StateType stored;
+    bool transposed;
+    int64_t rows;
+    const int64_t *from_page, *from_slot, *to_page, *to_slot;
+};
+void move_rows(const RowMoves& m);
+
 }  // namespace ridgeline

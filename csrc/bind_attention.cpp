@@ -9,6 +9,8 @@
 namespace ridgeline {
 namespace {
 
+constexpr int64_t MOST_DRAFTS = 63;  // of a tree: bits of a path without its sign
+
 AttentionCase make_case(int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap, int64_t window,
                         const std::string& pattern, int64_t number) {
     const Pattern kind = pattern == "first_tokens" ? Pattern::first_tokens
@@ -105,6 +107,27 @@ void write(Pool& pool, const Anything& pages, const Input& x, const Ids& page, c
     perform(pool, pool, [job](Pool::Hold& hold) { write_pages(hold, job); }, pages, x, page, slot);
 }
 
+void move(Pool& pool, const Anything& pages, const Ids& from_page, const Ids& from_slot, const Ids& to_page,
+          const Ids& to_slot, bool transposed) {
+    const Paged p = pages_of(pages, "pages");
+    const int64_t rows = int64_t(from_page.size());
+    const RowMoves moves{.pages = p.data,
+                         .count = p.count,
+                         .page_stride = p.stride,
+                         .page_tokens = p.page_tokens,
+                         .heads = p.heads,
+                         .numbers = p.numbers,
+                         .stored = p.stored,
+                         .transposed = transposed,
+                         .rows = rows,
+                         .from_page = vector_of(from_page, "from pages", rows),
+                         .from_slot = vector_of(from_slot, "from slots", rows),
+                         .to_page = vector_of(to_page, "to pages", rows),
+                         .to_slot = vector_of(to_slot, "to slots", rows)};
+    Work work(pool);
+    move_rows(moves);
+}
+
 AttentionStep step_of(const AttentionCase& c, const KeyValues& kv, const Input& q, const std::optional<Input>& sinks,
                       const Output& out) {
     const int64_t tokens = int64_t(q.shape(0));
@@ -124,8 +147,22 @@ void check_sum(int64_t rows, int64_t sum) {
         refuse("lengths add up to " + std::to_string(sum) + ", not to the " + std::to_string(rows) + " queries");
 }
 
+// Returns the number of known queries before the drafts. paths: of a sequence's queries; see Sequence.
+int64_t check_paths(const int64_t* paths, int64_t length) {
+    int64_t known = 0;
+    while (known < length && !paths[known]) ++known;
+    if (length - known > MOST_DRAFTS) refuse("a tree has more than " + std::to_string(MOST_DRAFTS) + " drafts");
+    for (int64_t i = 0; i < length - known; ++i) {
+        const int64_t path = paths[known + i], parents = path ^ int64_t(1) << i;
+        if (path >> i != 1 || (parents && parents != paths[known + 63 - __builtin_clzll(uint64_t(parents))]))
+            refuse("draft " + std::to_string(i) + " has the path " + std::to_string(path) +
+                   ", which is not itself and the path of an earlier draft");
+    }
+    return known;
+}
+
 std::vector<Sequence> paged_sequences(const KeyValues& kv, int64_t rows, const int64_t* starts, const int64_t* lengths,
-                                      const Rows<const int64_t>& tables, int64_t n) {
+                                      const Rows<const int64_t>& tables, const int64_t* paths, int64_t n) {
     if (tables.rows != n) refuse("there must be a page table for each sequence");
     std::vector<Sequence> sequences;
     int64_t row = 0;
@@ -145,6 +182,8 @@ std::vector<Sequence> paged_sequences(const KeyValues& kv, int64_t rows, const i
         row += lengths[i];
     }
     check_sum(rows, row);
+    for (Sequence& s : sequences)
+        if (paths) s.paths = paths + s.row, s.limit = s.start + check_paths(s.paths, s.length);
     return sequences;
 }
 
@@ -164,7 +203,7 @@ void check_parts(const AttentionCase& c, const Part& k, const Part& v) {
 
 void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& keys, const Anything& values,
            const Ids& starts, const Ids& lengths, const Ids& tables, const std::optional<Input>& sinks,
-           const Output& out, float key_scale, float value_scale) {
+           const Output& out, float key_scale, float value_scale, const std::optional<Ids>& paths) {
     const Paged k = pages_of(keys, "keys"), v = pages_of(values, "values");
     check_parts(c, k, v);
     if (k.page_tokens != v.page_tokens) refuse("pages of keys and of values differ in size");
@@ -189,10 +228,10 @@ void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
                        .value_factor = factor_of(v.stored, value_scale, "value_scale")};
     const AttentionStep step = step_of(c, kv, q, sinks, out);
     const int64_t rows = int64_t(q.shape(0)), *first = vector_of(starts, "starts", n),
-                  *count = vector_of(lengths, "lengths", n);
+                  *count = vector_of(lengths, "lengths", n), *path = vector_of(paths, "paths", rows);
     const Rows<const int64_t> table = rows_of(tables, "tables");
-    // Positions and tables of the sequences are read each time that the recorded call runs.
-    auto job = [kv, step, rows, first, count, table, n](Pool::Hold& hold) {
+    // Positions, tables and paths of the sequences are read each time that the recorded call runs.
+    auto job = [kv, step, rows, first, count, table, path, n](Pool::Hold& hold) {
         const AttentionStep own{.c = step.c,
                                 .kv = kv,
                                 .q = step.q,
@@ -200,9 +239,9 @@ void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
                                 .sinks = step.sinks,
                                 .out = step.out,
                                 .out_stride = step.out_stride};
-        attend(hold, own, paged_sequences(kv, rows, first, count, table, n));
+        attend(hold, own, paged_sequences(kv, rows, first, count, table, path, n));
     };
-    perform(pool, c, job, q, keys, values, starts, lengths, tables, sinks, out);
+    perform(pool, c, job, q, keys, values, starts, lengths, tables, sinks, out, paths);
 }
 
 std::vector<Sequence> dense_sequences(int64_t rows, const int64_t* lengths, int64_t n) {
@@ -255,7 +294,8 @@ void check_latents(const AttentionCase& c, const Part& p) {
 }
 
 void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Anything& latents, const Ids& starts,
-                   const Ids& lengths, const Ids& tables, const Output& out, float scale) {
+                   const Ids& lengths, const Ids& tables, const Output& out, float scale,
+                   const std::optional<Ids>& paths) {
     const Paged p = pages_of(latents, "latents");
     check_latents(c, p);
     const int64_t row = p.numbers * p.size(), scales = row * p.page_tokens;
@@ -279,9 +319,9 @@ void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Any
                        .key_factor = factor,
                        .value_factor = factor};
     const AttentionStep step = step_of(c, kv, q, std::nullopt, out);
-    const int64_t n = int64_t(starts.size());
-    const auto sequences = paged_sequences(kv, int64_t(q.shape(0)), vector_of(starts, "starts", n),
-                                           vector_of(lengths, "lengths", n), rows_of(tables, "tables"), n);
+    const int64_t n = int64_t(starts.size()), rows = int64_t(q.shape(0));
+    const auto sequences = paged_sequences(kv, rows, vector_of(starts, "starts", n), vector_of(lengths, "lengths", n),
+                                           rows_of(tables, "tables"), vector_of(paths, "paths", rows), n);
     Work work(pool);
     attend(work.hold, step, sequences);
 }
@@ -322,6 +362,8 @@ void dense_latents(const AttentionCase& c, Pool& pool, const Input& q, const Any
 void bind_attention(nb::module_& m) {
     m.def("write_pages", write, nb::arg("pool"), array("pages"), array("x"), array("write_pages"), array("write_slots"),
           nb::arg("transposed"), nb::arg("scale") = 1.f);
+    m.def("move_rows", move, nb::arg("pool"), array("pages"), array("from_pages"), array("from_slots"),
+          array("to_pages"), array("to_slots"), nb::arg("transposed"));
     nb::class_<AttentionCase>(m, "Attention")
         .def("__init__",
              [](AttentionCase* c, int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap,
@@ -331,11 +373,12 @@ void bind_attention(nb::module_& m) {
              })
         .def("paged", paged, nb::arg("pool"), array("q"), array("keys"), array("values"), array("starts"),
              array("lengths"), array("tables"), array("sinks").none(), array("out"), nb::arg("key_scale") = 1.f,
-             nb::arg("value_scale") = 1.f)
+             nb::arg("value_scale") = 1.f, array("paths").none() = nb::none())
         .def("dense", dense, nb::arg("pool"), array("q"), array("keys"), array("values"), array("lengths"),
              array("sinks").none(), array("out"), nb::arg("key_scale") = 1.f, nb::arg("value_scale") = 1.f)
         .def("paged_latents", paged_latents, nb::arg("pool"), array("q"), array("latents"), array("starts"),
-             array("lengths"), array("tables"), array("out"), nb::arg("scale") = 1.f)
+             array("lengths"), array("tables"), array("out"), nb::arg("scale") = 1.f,
+             array("paths").none() = nb::none())
         .def("dense_latents", dense_latents, nb::arg("pool"), array("q"), array("latents"), array("lengths"),
              array("out"), nb::arg("scale") = 1.f);
 }

@@ -21,24 +21,25 @@ int64_t rounded(int64_t n) { return (n + 15) / 16 * 16; }
 struct Room {
     int64_t width;
     float *q, *keys, *wide, *scores, *rescale;  // wide: values in float32, if they are stored in another type
+    float* own;                                 // queries of one draft of a tree
     float *most, *sums, *values;                // results of the segment: [rows], [rows, 16], [rows, width]
     float *all_most, *all_sum, *all_values;     // results of the segments before
 
     Room(float* at, const AttentionCase& c, StateType stored, int64_t rows) : width(rounded(c.value_dim)) {
-        float** const parts[] = {&q,    &keys,   &wide,     &scores,  &rescale,   &most,
-                                 &sums, &values, &all_most, &all_sum, &all_values};
+        float** const parts[] = {&q,    &keys, &wide,   &scores,   &rescale, &own,
+                                 &most, &sums, &values, &all_most, &all_sum, &all_values};
         const Sizes s = sizes(c, stored, rows);
         for (size_t i = 0; i < s.size(); ++i) {
             *parts[i] = at;
             at += rounded(s[i]);
         }
     }
-    using Sizes = std::array<int64_t, 11>;
+    using Sizes = std::array<int64_t, 12>;
     static Sizes sizes(const AttentionCase& c, StateType stored, int64_t rows) {
         const int64_t values = rows * rounded(c.value_dim);
         const int64_t wide = stored == StateType::float32 ? 0 : TILE * c.value_dim;
-        return {rows * c.key_dim, TILE * c.key_dim, wide, BLOCK * TILE, BLOCK, rows,
-                rows * 16,        values,           rows, rows,         values};
+        return {rows * c.key_dim, TILE * c.key_dim, wide,   BLOCK * TILE, BLOCK, BLOCK * c.key_dim,
+                rows,             rows * 16,        values, rows,         rows,  values};
     }
 };
 
@@ -48,10 +49,10 @@ size_t room_floats(const AttentionCase& c, StateType stored, int64_t rows) {
     return floats;
 }
 
-// Divides rows into blocks of nearly equal size. Block b begins at row begin(b).
+// Divides rows into blocks of nearly equal size, at most `most`. Block b begins at row begin(b).
 struct Blocks {
     int64_t rows, count;
-    explicit Blocks(int64_t rows) : rows(rows), count((rows + BLOCK - 1) / BLOCK) {}
+    explicit Blocks(int64_t rows, int64_t most = BLOCK) : rows(rows), count((rows + most - 1) / most) {}
     int64_t begin(int64_t b) const { return rows * b / count; }
 };
 
@@ -207,7 +208,7 @@ template <class T> void run_tile(const AttentionStep& a, const AttentionWork& w,
     const KeyValues& kv = a.kv;
     const int64_t queries = w.last - w.first, size = sizeof(T);
     uint64_t masks[QUERIES], any = 0;
-    for (int64_t i = 0; i < queries; ++i) any |= masks[i] = seen(a.c, w.sequence->start + w.first + i, at);
+    for (int64_t i = 0; i < queries; ++i) any |= masks[i] = seen(a.c, w.sequence->position(w.first + i), at);
     if (!any) return;
     const bool many = !std::is_same_v<T, float> && queries * a.c.group() > FEW;
     Tile<T> t;
@@ -272,6 +273,78 @@ void load_queries(const AttentionStep& a, const AttentionWork& w, Room& m) {
         }
 }
 
+// ---- trees of drafts -------------------------------------------------------------------------------------------
+
+// Places the drafts on a query's path in the tile at position `at`, beside its known keys: those among [first, last].
+template <class T> void place_path(const AttentionStep& a, const Sequence& s, uint64_t path, int64_t at, int first,
+                                   int last, int head, Tile<T>& t, float* keys, float (*scales)[TILE]) {
+    const KeyValues& kv = a.kv;
+    int64_t j = s.limit - at;
+    for (; path; path &= path - 1, ++j) {
+        if (j < first || j > last) continue;
+        const int64_t slot = s.base + s.limit + __builtin_ctzll(path), inside = slot % kv.page_tokens;
+        const int64_t index = slot / kv.page_tokens, number_of = s.table ? s.table[index] : index;
+        const char* key = kv.keys + number_of * kv.key_page + head * kv.key_head;
+        const char* value = kv.values + number_of * kv.value_page + head * kv.value_head;
+        const T* from = (const T*)(key + inside * (kv.transposed ? int64_t(sizeof(T)) : kv.key_row));
+        const int64_t step = kv.transposed ? kv.page_tokens : 1;
+        for (int64_t d = 0; d < a.c.key_dim; ++d) keys[d * TILE + j] = number(from[d * step]);
+        t.values[j] = (const T*)(value + inside * kv.value_row) - t.value;
+        if (!t.key_scales) continue;
+        memcpy(&scales[0][j], key + kv.key_scale + inside * kv.key_scale_row, 4);
+        memcpy(&scales[1][j], value + kv.value_scale + inside * kv.value_scale_row, 4);
+    }
+}
+
+// Writes rows [own, own + n) of one query as load_queries does.
+void load_rows(const AttentionStep& a, const AttentionWork& w, int64_t row, int64_t n, float* to) {
+    for (int64_t r = 0; r < n; ++r) {
+        const QueryRow query(a, w, row + r);
+        const float* from = a.q + query.token * a.q_stride + query.head * a.c.key_dim;
+        for (int64_t d = 0; d < a.c.key_dim; ++d) to[d * n + r] = from[d];
+    }
+}
+
+// Runs the tile at a position that has drafts: each query with the keys of its own path.
+template <class T> void run_tree_tile(const AttentionStep& a, const AttentionWork& w, int64_t at, Room& m) {
+    const KeyValues& kv = a.kv;
+    const Sequence& s = *w.sequence;
+    const int64_t queries = w.last - w.first, group = a.c.group(), size = sizeof(T);
+    uint64_t masks[QUERIES], any = 0;
+    for (int64_t i = 0; i < queries; ++i) any |= masks[i] = seen(a.c, s.position(w.first + i), at);
+    if (!any) return;
+    Tile<T> t;
+    float scales[2][TILE] = {};
+    t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
+    t.in_place = t.blocks = false, t.step = TILE;
+    std::fill_n(t.keys, TILE, nullptr);
+    std::fill_n(t.values, TILE, (const T*)kv.values);
+    const int known = int(std::clamp<int64_t>(s.limit - at, 0, t.last + 1));  // keys [first, known) are no drafts
+    find(kv, s, at, t.first, known - 1, kv.keys, kv.key_page, kv.transposed ? size : kv.key_row, t.keys);
+    find(kv, s, at, t.first, known - 1, kv.values, kv.value_page, kv.value_row, t.values);
+    for (int head = w.head; head < w.head_end; ++head) {
+        t.key = head * kv.key_head / size, t.value = head * kv.value_head / size;
+        t.key_scales = t.value_scales = nullptr;
+        turn_keys(a.c, kv, t, m.keys);
+        if constexpr (std::is_same_v<T, int8_t>) {
+            if (t.first < known) find_scales(kv, s, at, t.first, known - 1, head, scales[0], scales[1]);
+            t.key_scales = scales[0], t.value_scales = scales[1];
+        }
+        for (int64_t i = 0; i < queries; ++i) {
+            if (!masks[i]) continue;
+            place_path(a, s, s.path(w.first + i), at, __builtin_ctzll(masks[i]), TILE - 1 - __builtin_clzll(masks[i]),
+                       head, t, m.keys, scales);
+            const Blocks blocks(group, std::is_same_v<T, float> ? BLOCK : FEW);
+            for (int64_t b = 0; b < blocks.count; ++b) {
+                const int64_t own = blocks.begin(b), n = blocks.begin(b + 1) - own;
+                const int64_t row = ((head - w.head) * queries + i) * group + own;
+                load_rows(a, w, row, n, m.own);
+                TILE_ROWS<T>[size_t(n - 1)](a, t, t.values, t.value, masks + i, own, m.own, row, m);
+            }
+        }
+    }
+}
+
 // Merges a segment's result into those before.
 void join(float most, float sum, const float* values, int64_t width, float& all_most, float& all_sum,
           float* all_values) {
@@ -309,13 +382,14 @@ template <class T> void attend(const AttentionStep& a, const AttentionWork& w, f
     for (int64_t r = 0; r < rows; ++r) m.all_most[r] = NONE, m.all_sum[r] = 0;
     memset(m.all_values, 0, size_t(rows * m.width) * 4);
     float* partial = w.partial;
+    const bool tree = w.sequence->paths;
     for (int64_t segment = w.begin; segment < w.end; ++segment) {
         for (int64_t r = 0; r < rows; ++r) m.most[r] = NONE;
         memset(m.sums, 0, size_t(rows) * 16 * 4);
         memset(m.values, 0, size_t(rows * m.width) * 4);
         for (int64_t at = segment * SEGMENT; at < (segment + 1) * SEGMENT && at <= w.sequence->start + w.last - 1;
              at += TILE)
-            run_tile<T>(a, w, at, m);
+            (tree && at + TILE > w.sequence->limit ? run_tree_tile<T> : run_tile<T>)(a, w, at, m);
         for (int64_t r = 0; r < rows; ++r) {
             const float sum = fold(m.sums + r * 16);
             if (!partial) {

@@ -250,6 +250,12 @@ def write_pages(
     or as [K, D, page_tokens] if transposed. Raises IndexError, and writes nothing, for a page or slot that does not
     exist."""
 
+def move_rows(
+    pool: Pool, pages: Array, from_pages: Ints, from_slots: Ints, to_pages: Ints, to_slots: Ints, transposed: bool
+) -> None:
+    """Move rows of pages, as write_pages lays them out, one after the other. Raises IndexError, and moves nothing, for
+    a page or slot that does not exist."""
+
 class Attention:
     """Causal attention of one layer; see spec.Attention."""
 
@@ -279,9 +285,10 @@ class Attention:
         out: Floats,
         key_scale: float = 1.0,
         value_scale: float = 1.0,
+        paths: Ints | None = None,
     ) -> None:
-        """keys, values: pages, with keys transposed (see write_pages). starts and lengths [N], tables [N, P]: see
-        api.PagedLayout."""
+        """keys, values: pages, with keys transposed (see write_pages). starts and lengths [N], tables [N, P], paths
+        [T]: see api.PagedLayout. Raises ValueError for paths that are no tree."""
     def dense(
         self,
         pool: Pool,
@@ -297,7 +304,7 @@ class Attention:
         """keys, values [T, K, row] of whole sequences."""
     def paged_latents(
         self, pool: Pool, q: Floats, latents: Array, starts: Ints, lengths: Ints, tables: Ints, out: Floats,
-        scale: float = 1.0,
+        scale: float = 1.0, paths: Ints | None = None,
     ) -> None:  # fmt: skip
         """latents: pages [pages, page_tokens, 1, row]. A latent is the key of all heads, and its first numbers are the
         value of all heads. kv_heads: groups of heads that are computed separately."""

@@ -204,7 +204,7 @@ def test_recorded_steps_with_drafts_are_the_unrecorded_ones(name: str, tight: bo
     assert runs[0].graphs.refusal is None
     assert stats.accepted_tokens > 20
     assert runs[0].num_recorded > 0.5 * len(runs[0].logits)
-    assert {tokens > n for n, tokens in runs[0].graphs._graphs} == {False, True}
+    assert {tokens > n for n, tokens, _ in runs[0].graphs._graphs} == {False, True}
     assert 0 < runs[0].num_filled < runs[0].num_recorded and not runs[1].num_filled
 
 

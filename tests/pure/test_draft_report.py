@@ -23,7 +23,7 @@ SPEED = DraftSpeed(10.0, 3.3, 6.1, 17.4, 10.0, 18.1, [5, 0, 0, 0, 95], 24)
 def counts(*verified: tuple[int, int]) -> DraftCounts:
     found = DraftCounts()
     for run, accepted in verified:
-        found.add(run, accepted)
+        found.add(run, accepted, run)
     return found
 
 
@@ -65,7 +65,7 @@ def test_the_log_of_a_server(caplog: pytest.LogCaptureFixture) -> None:
         asyncio.run(drafts.once())
         assert caplog.records[0].message.startswith("drafts: ngram, depth 2; 2.00 tokens a verification")
         once = len(caplog.records)
-        found.drafts.add(2, 2)
+        found.drafts.add(2, 2, 2)
         client.up = False
         asyncio.run(drafts.once())
         assert len(caplog.records) == once

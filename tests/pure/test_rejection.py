@@ -18,7 +18,7 @@ from ridgeline.runtime.sampling import Target, sample_targets
 from ridgeline.sample import acceptance, rejection
 from ridgeline.sample.acceptance import draw_draft
 from ridgeline.sample.masks import Grammar
-from ridgeline.sample.noise import PURPOSE_ACCEPT, PURPOSE_DRAFT, PURPOSE_RESIDUAL, draw
+from ridgeline.sample.noise import PURPOSE_DRAFT, draw
 from ridgeline.sample.rejection import (
     Distribution,
     Draft,
@@ -27,7 +27,6 @@ from ridgeline.sample.rejection import (
     is_typical,
     point_mass,
     residual,
-    verify_tree,
     without,
 )
 from ridgeline.sample.sampler import NoiseKey, SampleRow, distribution
@@ -64,11 +63,11 @@ def drawn(row: SampleRow, purpose: int, p: Distribution, index: int = 0) -> int:
 # ---- one verification: an answer's row and its tokens so far -> tokens ----------------------------------------------
 
 
-def verified(row: SampleRow, output: list[int], drafts: Sequence[Draft]) -> list[int]:
-    """Verify a chain as the runner does."""
+def verified(row: SampleRow, output: list[int], drafts: Sequence[Draft], parents: tuple[int, ...] = ()) -> list[int]:
+    """Verify a chain or a tree as the runner does."""
     tokens = [d.token for d in drafts]
     q = None if any(d.q is None for d in drafts) else [d.q for d in drafts if d.q]
-    target = Target(row, 0, tuple(tokens), "rejection", q)
+    target = Target(row, 0, tuple(tokens), "rejection", q, parents)
     sample_targets(TARGET[[last(output), *tokens]], [target])
     assert 1 <= len(target.tokens) <= len(drafts) + 1
     return target.tokens
@@ -108,19 +107,7 @@ def tree(row: SampleRow, output: list[int], replace: bool = False, width: int = 
         more = siblings([draft.token], node + 1)
         parents += [node] * len(more)
         drafts += more
-
-    def p_of(path: Sequence[int]) -> Distribution:
-        known = [*output, *path]
-        return distribution(TARGET[last(known)], row.again(row.noise, known))
-
-    def uniform(depth: int, number: int) -> float:
-        return row.noise.uniform(row.position + depth, PURPOSE_ACCEPT, number)
-
-    def one(depth: int, p: Distribution) -> int:
-        return drawn(row.again(row.noise, [*output, *[0] * depth]), PURPOSE_RESIDUAL, p)
-
-    path, token = verify_tree(drafts, parents, p_of, uniform, one)
-    return [*[drafts[i].token for i in path], token]
+    return verified(row, output, drafts, tuple(parents))
 
 
 ROUNDS: dict[str, Round] = {
@@ -240,8 +227,8 @@ def rejected_drafts_stay_in_the_edits(patch: Patch) -> Round:
     def push(self: acceptance.Rejection, scores: Any, ids: Any, row: SampleRow) -> int:
         index = call(self, scores, ids, row)
         token = index if ids is None else int(ids[index])
-        if token != self.draft.token and row.edits is not None:
-            row.edits.push(self.draft.token)
+        if token != self.drafts[0].token and row.edits is not None:
+            row.edits.push(self.drafts[0].token)
         return index
 
     patch.setattr(acceptance.Rejection, "__call__", push)

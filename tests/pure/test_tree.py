@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from ridgeline.propose.tree import (
-    ROOT,
     Tree,
     all_paths,
     begin,
     best,
-    depths,
     expand,
     keep_best,
     likely_paths,
     static_tree,
 )
+from ridgeline.spec.trees import ROOT, depths
 
 
 def log_probs(*path: int, vocab: int = 7, seed: int = 0) -> np.ndarray:

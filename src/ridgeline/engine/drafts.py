@@ -35,6 +35,8 @@ class Drafting(ABC):
         self._proposed: Found = {}  # for the next step
         self._rounds, self._began, self._drafting = 0, 0.0, 0.0
         self._rests = False  # the next step was not chosen for, and is not measured
+        self.chains_because: str | None = None  # why trees cannot be verified; None if they can
+        self.untreed: str | None = None  # the same, once a tree was cut to a chain
 
     @property
     @abstractmethod
@@ -94,11 +96,18 @@ class Drafting(ABC):
             if self._rule is not None:
                 chosen = self._rule.depths(list(room), len(able))
                 depths = {sequence: min(depth, room[sequence]) for sequence, depth in chosen.items()}
-            self._proposed = self._find(depths, {seq.id: seq for seq in able}, answers)
+            self._proposed = self._verifiable(self._find(depths, {seq.id: seq for seq in able}, answers))
             for sequence, drafts in self._proposed.items():
-                scheduler.propose(sequence, drafts.tokens)
+                scheduler.propose(sequence, drafts.tokens, drafts.parents)
         self._began = time.perf_counter()
         self._drafting = self._began - began
+
+    def _verifiable(self, found: Found) -> Found:
+        """Return drafts that the model can verify: chains in place of trees if it has recurrent layers."""
+        if self.chains_because is None or not any(drafts.parents for drafts in found.values()):
+            return found
+        self.untreed = self.chains_because
+        return {sequence: drafts.chain() if drafts.parents else drafts for sequence, drafts in found.items()}
 
     def _limit(self, answer: Answer) -> int:
         """Return how many drafts the settings and the request of an answer allow in a step."""
@@ -125,7 +134,7 @@ class Drafting(ABC):
             rule.step(len(works), drafts, self._rounds, seconds, self._drafting, tokens)
         for work, result in zip(works, results, strict=True):
             if decodes or work.num_draft:
-                rule.verified(work.sequence, work.num_draft, max(len(result.tokens) - 1, 0))
+                rule.verified(work.sequence, work.depth, max(len(result.tokens) - 1, 0))
 
     def end(self, sequence: int) -> None:
         """Forget a sequence that is over."""

@@ -40,6 +40,7 @@ from ridgeline.sched.work import Result, StepPlan, Update, Work
 from ridgeline.settings import EngineConfig, PreemptCost
 from ridgeline.spec.regimes import NO_REGIMES, Regimes
 from ridgeline.spec.request import BeamSearchParams
+from ridgeline.spec.trees import as_parents
 
 
 class RequestLoop(Generic[R]):
@@ -60,6 +61,8 @@ class RequestLoop(Generic[R]):
         self._regimes = regimes
         self._ids = count()
         self._drafting = drafting or ProposerDrafting(config.num_speculative_tokens, vocab_size, proposer)
+        if any(group.snapshot for group in config.groups):
+            self._drafting.chains_because = "the model has recurrent layers, whose states follow a single chain"
         self._start()
 
     def _start(self) -> None:
@@ -131,10 +134,15 @@ class RequestLoop(Generic[R]):
 
         To be called between two steps. At most num_speculative_tokens are run; fewer, or none, where there is no room.
         The answer is the one without drafts; with draft_acceptance "rejection" it has the same distribution. Nothing
-        happens if it is over or belongs to a beam search. Raises RequestError for an id that is no token, and if the
-        engine has a proposer of its own.
+        happens if it is over or belongs to a beam search. Drafts with parents are a tree; if the model has recurrent
+        layers, the chain of first children is run, and `stats().untreed` says why. Raises RequestError for an id that
+        is no token, for parents that are no tree, and if the engine has a proposer of its own.
         """
         tokens = drafts.tokens if isinstance(drafts, Drafts) else drafts
+        try:
+            as_parents(drafts.parents if isinstance(drafts, Drafts) else (), len(tokens))
+        except ValueError as e:
+            raise RequestError(str(e)) from e
         wrong = [token for token in tokens if not 0 <= token < self._vocab_size]
         if wrong:
             raise RequestError(f"draft token {wrong[0]} is not among the model's {self._vocab_size}")
@@ -315,8 +323,9 @@ class RequestLoop(Generic[R]):
         """Return pages used, waste, prefix hits, preemptions, and the numbers of running and waiting sequences."""
         return replace(
             self._scheduler.stats(), unrecorded=self._runner.unrecorded, unproposed=self._drafting.refusal,
-            last_step=_shape(self._computed), draft_acceptance=self.config.draft_acceptance,
-            proposer=self.config.speculative, draft_speed=self._drafting.speed,
+            untreed=self._drafting.untreed, last_step=_shape(self._computed),
+            draft_acceptance=self.config.draft_acceptance, proposer=self.config.speculative,
+            draft_speed=self._drafting.speed,
         )  # fmt: skip
 
     def last_step(self) -> StepShape:

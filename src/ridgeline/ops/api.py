@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
@@ -24,9 +23,17 @@ from ridgeline.ops.arrays import BY_ROW as BY_ROW
 from ridgeline.ops.arrays import Array as Array
 from ridgeline.ops.arrays import QuantizedMatrix as QuantizedMatrix
 from ridgeline.ops.arrays import QuantizedStack as QuantizedStack
+from ridgeline.ops.paged import Bucket as Bucket
+from ridgeline.ops.paged import Buckets as Buckets
+from ridgeline.ops.paged import BucketTree as BucketTree
+from ridgeline.ops.paged import DenseKeyValues as DenseKeyValues
+from ridgeline.ops.paged import DenseRows as DenseRows
+from ridgeline.ops.paged import PagedKeyValues as PagedKeyValues
+from ridgeline.ops.paged import PagedLayout as PagedLayout
+from ridgeline.ops.paged import PagedRows as PagedRows
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.quant import Format
-from ridgeline.spec.storage import UNSCALED, KVScales, StateDType
+from ridgeline.spec.storage import KVScales, StateDType
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,93 +76,6 @@ class Rotary(NamedTuple):
 
     cos: Array
     sin: Array
-
-
-# Keys, values and latents below are in their stored type: float32, bfloat16, float16, int8 or fp8. A row of int8 ends
-# with the four bytes of its scale; fp8 is bytes of e4m3 (uint8), which `scales` multiply. Kernels convert them to
-# float32. See spec.storage.
-
-
-class DenseKeyValues(NamedTuple):
-    """Keys and values of whole sequences, one after the other: [T, K, D], with each sequence's length."""
-
-    keys: Array
-    values: Array
-    lengths: tuple[int, ...]
-    scales: KVScales = UNSCALED
-
-
-class DenseRows(NamedTuple):
-    """A layer's state of whole sequences, one after the other: each part [T, *shape], with each sequence's length."""
-
-    parts: tuple[Array, ...]
-    lengths: tuple[int, ...]
-    scales: KVScales = UNSCALED
-
-
-class Bucket(NamedTuple):
-    """Sequences of a step with similar numbers of queries and of keys, padded to one shape: n sequences, m queries and
-    P pages of keys each. Padding repeats a sequence's last query; padding pages are page 0.
-    """
-
-    rows: Array  # [n, m], indices into the step's T tokens
-    positions: Array  # [n, m], positions of the queries
-    pages: Array  # [n, P], page numbers in the arena
-    first: Array  # [n, P], the position of the first key of each page
-
-
-class Buckets(NamedTuple):
-    """A step's sequences in buckets."""
-
-    buckets: tuple[Bucket, ...]
-    order: Array  # [T], index of each token's result in the concatenated [n * m] results of the buckets
-
-
-@dataclass(frozen=True)
-class PagedLayout:
-    """The pages of one state group that a step reads and writes, shared by the group's layers.
-
-    Kernels read page tables. Backends that compute on rectangles use buckets, which are made at the first access.
-    """
-
-    write_pages: Array  # [T]
-    write_slots: Array  # [T], the token's slot in its page
-    starts: Array  # [N], the position of each sequence's first query
-    lengths: Array  # [N], number of queries of each sequence
-    tables: Array  # [N, P], page numbers; 0 for pages that do not exist or are not read
-    fill_buckets: Callable[[], Buckets]
-
-    @cached_property
-    def _buckets(self) -> Buckets:
-        return self.fill_buckets()
-
-    @property
-    def buckets(self) -> tuple[Bucket, ...]:
-        return self._buckets.buckets
-
-    @property
-    def order(self) -> Array:
-        return self._buckets.order
-
-
-class PagedKeyValues(NamedTuple):
-    """Keys and values of one layer in the arena: [pages, page_tokens, K, D] views. Page 0 is padding.
-
-    The layout inside a page belongs to the device; all backends of a device use the same one.
-    """
-
-    keys: Array
-    values: Array
-    layout: PagedLayout
-    scales: KVScales = UNSCALED
-
-
-class PagedRows(NamedTuple):
-    """A layer's state in the arena, as views of each part: [pages, page_tokens, *shape]. Page 0 is padding."""
-
-    parts: tuple[Array, ...]
-    layout: PagedLayout
-    scales: KVScales = UNSCALED
 
 
 class SequenceBucket(NamedTuple):
@@ -243,6 +163,9 @@ PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("pag
 WRITE_PAGES: Op[Callable[[Sequence[Array], Sequence[Array], Array, Array, KVScales], None]] = Op(
     "write_pages", "primitive"
 )
+# (each part's pages, as in WRITE_PAGES, from pages [n], from slots [n], to pages [n], to slots [n]) -> None: rows are
+# moved in place. No target is the source of a later row [Attention, LatentAttention]
+MOVE_ROWS: Op[Callable[[Sequence[Array], Array, Array, Array, Array], None]] = Op("move_rows", "primitive")
 # (rows of a part [T, heads, numbers], scale of fp8) -> the rows in their stored type, as spec.storage.Storage.stored
 # describes [Storage]
 STORE_ROWS: Op[Callable[[Array, float], Array]] = Op("store_rows", "primitive")
@@ -369,7 +292,7 @@ HEAD: Op[HeadStage] = Op("head", "stage")
 PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
     LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
-    WRITE_PAGES, STORE_ROWS, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
+    WRITE_PAGES, MOVE_ROWS, STORE_ROWS, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
     ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR, QUANTIZED_ROWS,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,

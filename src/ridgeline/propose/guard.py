@@ -8,6 +8,7 @@ from operator import index
 from typing import overload
 
 from ridgeline.propose.proposer import Drafts, Proposer, Wanted
+from ridgeline.spec.trees import as_parents
 
 
 class ReadOnly(Sequence[int]):
@@ -81,17 +82,18 @@ class Guard:
         Raises ValueError for what is no token of the model, and for a distribution that it was not drawn from.
         """
         found = tuple(index(token) for token in drafts.tokens[:most])
+        parents = as_parents(drafts.parents, len(drafts.tokens))[:most]
         if wrong := [token for token in found if not 0 <= token < self._vocab_size]:
             raise ValueError(f"it proposed token {wrong[0]}; the vocabulary has {self._vocab_size}")
         if drafts.q is None:
-            return Drafts(found)
+            return Drafts(found, parents=parents)
         if len(drafts.q) != len(drafts.tokens):
             raise ValueError(f"it proposed {len(drafts.tokens)} tokens with {len(drafts.q)} distributions")
         for token, q in zip(found, drafts.q, strict=False):
             q.check(self._vocab_size)
             if not q.of(token) > 0:
                 raise ValueError(f"it proposed token {token}, which its distribution does not have")
-        return Drafts(found, tuple(drafts.q[: len(found)]))
+        return Drafts(found, tuple(drafts.q[: len(found)]), parents)
 
     def _call(self, call: Callable[[], None]) -> None:
         if self.refusal is not None:

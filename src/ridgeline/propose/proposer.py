@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from ridgeline.sample.rejection import Distribution
 from ridgeline.sched.watcher import Watcher
+from ridgeline.spec.trees import first_chain
 
 
 class Wanted(NamedTuple):
@@ -27,14 +28,22 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """Draft tokens, and the distributions that they were drawn from, for `--draft-acceptance rejection`.
+    """Draft tokens, as a chain or a tree, and the distributions that they were drawn from.
 
+    parents: in a tree, the index of the draft that each one follows, which comes before it; -1: it follows the last
+    token of the sequence. A tree has at most 63 drafts. (): a chain, in which each draft follows the one before it.
     q: one for each token, after the parameters of the request; None: the tokens were chosen in another way, or some
-    were dropped because of what they are (sample/rejection.py).
+    were dropped because of what they are (sample/rejection.py). `--draft-acceptance rejection` needs them.
     """
 
     tokens: Sequence[int]
     q: Sequence[Distribution] | None = None
+    parents: Sequence[int] = ()
+
+    def chain(self) -> Drafts:
+        """Return the chain of first children."""
+        kept = first_chain(self.parents)
+        return Drafts([self.tokens[i] for i in kept], None if self.q is None else [self.q[i] for i in kept])
 
 
 class Proposer(Watcher, Protocol):

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ridgeline.spec.trees import ROOT
+
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Path = tuple[int, ...]  # ranks from the first draft token on: (0, 2) is the third best after the best one
-ROOT = -1  # parent of the first draft tokens: the last token of the sequence
 
 
 class Tree(NamedTuple):
@@ -25,14 +26,6 @@ class Tree(NamedTuple):
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
-
-
-def depths(parents: Sequence[int]) -> tuple[int, ...]:
-    """Return the number of ancestors of each node of a tree, which is its distance from the first draft token."""
-    found: list[int] = []
-    for parent in parents:
-        found.append(0 if parent == ROOT else found[parent] + 1)
-    return tuple(found)
 
 
 def best(log_probs: Floats, count: int) -> Ints:

@@ -30,6 +30,9 @@ MOST_SEQUENCES, MOST_TOKENS = 32, 72
 MOST_GRAPHS = 64  # recordings that are kept; the one that was not used for the longest time is dropped
 
 
+Tree = tuple[Sequence[int], Sequence[int]]  # positions and paths of a step's tokens
+
+
 class Tap(NamedTuple):
     """Takes what a head for speculative decoding reads from a forward pass.
 
@@ -56,7 +59,8 @@ class Inputs(NamedTuple):
     """Arrays that a recorded step reads: of its tokens [T], and of its sequences [n].
 
     starts: position of each sequence's first token. last: index of its last token among the T tokens. A step of one
-    token each has its positions as `starts`, and the other two never change.
+    token each has its positions as `starts`, and the other two never change. slots, paths: slot and path
+    of each token, if drafts form trees (api.PagedLayout); None: they are chains.
     """
 
     rows: Array
@@ -66,6 +70,8 @@ class Inputs(NamedTuple):
     starts: Array
     lengths: Array
     last: Array
+    slots: Array | None = None
+    paths: Array | None = None
 
 
 class _Graph(NamedTuple):
@@ -101,11 +107,12 @@ class Passes:
 
     def step(self, slices: Slices, inputs: Inputs) -> PagedStep:
         """Return the step of one pass. slices: rows, starts and lengths of the pass that is recorded."""
-        rows, tokens, positions, frequency_rows, starts, lengths, last = inputs
+        rows, tokens, positions, frequency_rows, starts, lengths, last, given, paths = inputs
+        slots_at = positions if given is None else given
         layouts = []
         for group, page_table in zip(self._groups, self._page_tables, strict=True):
-            pages, slots, tables = self._layout(page_table, rows, positions, last, group.page_tokens)
-            layouts.append(PagedLayout(pages, slots, starts, lengths, tables, _no_buckets))
+            pages, slots, tables = self._layout(page_table, rows, slots_at, last, group.page_tokens)
+            layouts.append(PagedLayout(pages, slots, starts, lengths, tables, _no_buckets, paths))
         return PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows)
 
     def record(self, work: Callable[[], Sequence[Array]]) -> Recorded | None:
@@ -133,11 +140,12 @@ class DecodeGraphs:
     ) -> None:  # fmt: skip
         self._model, self._tap = model, tap
         self._passes = Passes(model.constants(), table, groups, arena, drafts, page_tables)
-        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._graphs: dict[tuple[int, int, bool], _Graph] = {}
         if self.refusal is None:
             recorder, most = self._passes.recorder, self._passes.most
             of_tokens = [recorder.input(MOST_TOKENS) for _ in range(4)]
             self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
+            self._tree = recorder.input(MOST_TOKENS), recorder.input(MOST_TOKENS)
         self._shapes = Shapes(self._passes.most, MOST_TOKENS)
 
     @property
@@ -147,33 +155,36 @@ class DecodeGraphs:
 
     def run(
         self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int], tokens: Sequence[int],
-        frequency_rows: Sequence[int] | None = None,
+        frequency_rows: Sequence[int] | None = None, tree: Tree | None = None,
     ) -> Decoded | None:  # fmt: skip
         """Run the next tokens of n sequences, with their drafts; None if the step must run unrecorded.
 
         rows, starts, lengths: each sequence's row of the page tables, first position and number of tokens.
-        tokens, frequency_rows: ids and frequency rows of all tokens, one sequence after the other. The result may have
-        more rows after theirs.
+        tokens, frequency_rows: ids and frequency rows of all tokens, one sequence after the other. tree: positions and
+        paths of all tokens, if drafts form trees. The result may have more rows after theirs.
         """
         n, total = len(rows), len(tokens)
         if self.refusal is not None or n > MOST_SEQUENCES or total > MOST_TOKENS:
             return None
         given = Tokens(rows, starts, lengths, tokens, frequency_rows)
-        if (n, total) not in self._graphs and (more := self._shapes.more(n, total)):
+        if tree is None and (n, total, False) not in self._graphs and (more := self._shapes.more(n, total)):
             given = given.with_more(more, self._passes.spare)
-            n, total = len(given.rows), len(given.tokens)
-        graph = self._graphs.pop((n, total), None)
+        key = len(given.rows), len(given.tokens), tree is not None
+        graph = self._graphs.pop(key, None)
         if graph is None:
-            return self._record(given)
-        self._graphs[n, total] = graph  # the last of the dict is the one that was used last
-        fill(self._passes.recorder, graph.inputs, given)
+            return self._record(given, tree)
+        self._graphs[key] = graph  # the last of the dict is the one that was used last
+        fill(self._passes.recorder, graph.inputs, given, tree)
         graph.run()
         return graph.made
 
-    def _record(self, given: Tokens) -> Decoded | None:
+    def _record(self, given: Tokens, tree: Tree | None) -> Decoded | None:
         n, total, passes = len(given.rows), len(given.tokens), self._passes
         inputs = cut(passes, self._inputs, n, total)
-        fill(passes.recorder, inputs, given)
+        if tree is not None:
+            slots, paths = (passes.recorder.first(x, total) for x in self._tree)
+            inputs = inputs._replace(slots=slots, paths=paths)
+        fill(passes.recorder, inputs, given, tree)
         slices = Slices.plain(np.array(given.rows), np.array(given.starts), np.array(given.lengths))
 
         def work() -> Sequence[Array]:
@@ -192,18 +203,18 @@ class DecodeGraphs:
         made = Decoded(logits, best, best_logits, Stream(residual, more[0] if more else None), features)
         if len(self._graphs) >= MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
-        self._graphs[n, total] = _Graph(inputs, made, found.run)
+        self._graphs[n, total, tree is not None] = _Graph(inputs, made, found.run)
         return made
 
 
 def cut(passes: Passes, inputs: Inputs, n: int, total: int) -> Inputs:
     """Return the first parts of arrays, for a step of `n` sequences and `total` tokens."""
     first = passes.recorder.first
-    of_sequences = inputs[4:] if total > n else (inputs.positions, *passes.single)
+    of_sequences = inputs[4:7] if total > n else (inputs.positions, *passes.single)
     return Inputs(*(first(x, total) for x in inputs[:4]), *(first(x, n) for x in of_sequences))
 
 
-def fill(recorder: Recorder, inputs: Inputs, given: Tokens) -> None:
+def fill(recorder: Recorder, inputs: Inputs, given: Tokens, tree: Tree | None = None) -> None:
     """Write the inputs of a recorded step. Without frequency rows, those that were written before stay."""
     rows, starts, lengths, tokens, frequency_rows = given
     assign, positions = recorder.assign, starts
@@ -212,6 +223,9 @@ def fill(recorder: Recorder, inputs: Inputs, given: Tokens) -> None:
         assign(inputs.last, [end - 1 for end in accumulate(lengths)])
         rows = [row for row, count in zip(rows, lengths, strict=True) for _ in range(count)]
         positions = [first + i for first, count in zip(starts, lengths, strict=True) for i in range(count)]
+        if tree is not None and inputs.slots is not None and inputs.paths is not None:
+            assign(inputs.slots, positions), assign(inputs.paths, tree[1])
+            positions = tree[0]
     assign(inputs.rows, rows), assign(inputs.tokens, tokens), assign(inputs.positions, positions)
     if frequency_rows is not None:
         assign(inputs.frequency_rows, frequency_rows)

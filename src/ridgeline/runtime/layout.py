@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.ops.api import Bucket, Buckets, Memory, PagedLayout, Segments, SequenceBucket, SnapshotLayout
+from ridgeline.ops.api import Bucket, Buckets, BucketTree, Memory, PagedLayout, Segments, SequenceBucket, SnapshotLayout
 from ridgeline.spec.groups import NULL_PAGE
+from ridgeline.spec.trees import MOST_DRAFTS
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -19,7 +20,8 @@ class Slices:
     """The tokens of a step: [start, start + length) of each sequence, one sequence after the other.
 
     rows: each sequence's row in the page tables. drafts: number of drafts among its tokens, which come last. replays:
-    number of accepted drafts before `start`, which the state in pages does not include yet.
+    number of accepted drafts before `start`, which the state in pages does not include yet. paths: the
+    path of each token (ops.api.PagedLayout) if drafts form trees, whose slots are not positions; None: they are chains.
     """
 
     rows: Ints
@@ -28,6 +30,7 @@ class Slices:
     drafts: Ints
     replays: Ints
     floors: Ints
+    paths: Ints | None = None
 
     @classmethod
     def plain(cls, rows: Ints, starts: Ints, lengths: Ints) -> Slices:
@@ -45,9 +48,18 @@ class Slices:
         """Index of each sequence's first token among the step's T tokens."""
         return np.cumsum(self.lengths) - self.lengths
 
+    def slots(self) -> Ints:
+        """Return the slot of each token's rows among those of its sequence, [T]."""
+        return np.repeat(self.starts, self.lengths) + ranges(self.lengths)
+
     def positions(self) -> Ints:
         """Return the position of each token in its sequence, [T]."""
-        return np.repeat(self.starts, self.lengths) + ranges(self.lengths)
+        slots = self.slots()
+        if self.paths is None:
+            return slots
+        before = np.repeat(self.starts + self.known - 1, self.lengths)
+        ancestors = np.unpackbits(self.paths.view(np.uint8).reshape(-1, 8), axis=1).sum(1, dtype=np.int64)
+        return np.where(self.paths != 0, before + ancestors, slots)
 
 
 def build_layout(
@@ -58,17 +70,18 @@ def build_layout(
     page_table: page ids by page index [rows, pages], 0 for no page. lookback: number of tokens before its own that a
     query reads. first_tokens: number of tokens at the start of each sequence that every query reads as well.
     """
-    positions, owner = slices.positions(), np.repeat(slices.rows, slices.lengths)
+    slots, owner = slices.slots(), np.repeat(slices.rows, slices.lengths)
     # A copy: the buckets may be built after the page table has changed.
     tables = page_table[slices.rows, : -(-int((slices.starts + slices.lengths).max()) // page_tokens)]
     reads = _pages_read(slices, page_tokens, lookback, first_tokens)
     return PagedLayout(
-        memory.integers(page_table[owner, positions // page_tokens]),
-        memory.integers(positions % page_tokens),
+        memory.integers(page_table[owner, slots // page_tokens]),
+        memory.integers(slots % page_tokens),
         memory.integers(slices.starts),
         memory.integers(slices.lengths),
         memory.integers(tables),
         lambda: _buckets(slices, tables, page_tokens, reads, memory),
+        None if slices.paths is None else memory.integers(slices.paths),
     )
 
 
@@ -81,8 +94,12 @@ def _buckets(slices: Slices, tables: Ints, page_tokens: int, reads: _Reads, memo
         index, offset = np.repeat(np.arange(members.size), lengths), ranges(lengths)
         order[slices.offsets[members][index] + offset] = base + index * longest + offset
         base += members.size * longest
-        arrays = _bucket(slices, members, longest, tables, page_tokens, reads)
-        buckets.append(Bucket(*(memory.integers(x) for x in arrays)))
+        rows, pages, first = _bucket(slices, members, longest, tables, page_tokens, reads)
+        tree = None
+        if slices.paths is not None:
+            tree = BucketTree(*(memory.integers(x) for x in _bucket_tree(slices, members, rows, positions)))
+        given = [memory.integers(x) for x in (rows, positions[rows], pages, first)]
+        buckets.append(Bucket(given[0], given[1], given[2], given[3], tree))
     return Buckets(tuple(buckets), memory.integers(order))
 
 
@@ -189,16 +206,24 @@ def _like_shapes(slices: Slices, reads: _Reads) -> Iterator[Ints]:
 
 def _bucket(
     slices: Slices, members: Ints, longest: int, tables: Ints, page_tokens: int, reads: _Reads
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return rows [n, m], positions [n, m], pages [n, P] and first [n, P] of a Bucket."""
+) -> tuple[Ints, Ints, Ints]:
+    """Return rows [n, m], pages [n, P] and first [n, P] of a Bucket."""
     query = np.minimum(np.arange(longest), slices.lengths[members][:, None] - 1)
     head, first, count = (x[members][:, None] for x in (reads.head, reads.first, reads.count))
     page = np.arange(int(count.max()))
     index = np.minimum(np.where(page < head, page, first - head + page), tables.shape[1] - 1)
     pages = np.where(page < count, tables[members[:, None], index], 0)
-    return (
-        slices.offsets[members][:, None] + query,
-        slices.starts[members][:, None] + query,
-        pages,
-        index * page_tokens,
-    )
+    return slices.offsets[members][:, None] + query, pages, index * page_tokens
+
+
+def _bucket_tree(slices: Slices, members: Ints, rows: Ints, positions: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return limits [n, 1], ends [n, 1], positions [n, 64] and paths [n, m] of a BucketTree.
+
+    rows: indices of the bucket's queries. positions: positions of the step's tokens.
+    """
+    assert slices.paths is not None
+    counts = np.add.reduceat(slices.paths != 0, slices.offsets)[members][:, None]  # chains count as known tokens
+    first = (slices.offsets + slices.lengths)[members][:, None] - counts
+    drafts = np.minimum(first + np.arange(MOST_DRAFTS + 1), positions.size - 1)
+    ends = (slices.starts + slices.lengths)[members][:, None]
+    return ends - counts, ends, positions[drafts], slices.paths[rows]

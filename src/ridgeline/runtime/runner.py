@@ -20,8 +20,9 @@ from ridgeline.runtime.features import is_decode
 from ridgeline.runtime.generator import prompt_entries
 from ridgeline.runtime.graphs import Decoded, DecodeGraphs
 from ridgeline.runtime.heads import LoadedHead
-from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout, ranges
+from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.moves import RowMover
 from ridgeline.runtime.open_drafter import open_drafter
 from ridgeline.runtime.sampling import (
     HostRow,
@@ -40,6 +41,7 @@ from ridgeline.sched.work import LAST, PageCopy, Result, StepPlan, Work
 from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
 from ridgeline.spec.request import TokenLogprobs
+from ridgeline.spec.trees import paths
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 NOTHING = Result()
@@ -126,6 +128,7 @@ class DeviceRunner:
         self._num_host_pages = num_host_pages[0]
         self._last, self._acceptance = np.zeros(max_seqs, np.int64), acceptance
         self._inputs = DraftInputs(max_seqs, num_drafts, loaded.table)
+        self._mover = RowMover(loaded.table, self.arena, groups, self._tables, loaded.spec)
         self.drafter = None
         if draft is not None:
             place = Place(
@@ -171,6 +174,7 @@ class DeviceRunner:
         for i, target in targets.items():
             self._keep(step, i, target.result())
             found[i] = target.late or step.results[i]
+        self._mover.settle([step.plan.works[i] for i in targets], [step.results[i] for i in targets])
         return found
 
     def collect(self, handle: Future[Computed]) -> Sequence[Result]:
@@ -233,6 +237,7 @@ class DeviceRunner:
         if best is not None and all(row is not None and row.wants_best() for row in given):
             for i, result in enumerate(best_results(best, [row for row in given if row is not None], works)):
                 self._keep(step, i, result)
+            self._mover.settle(works, step.results)
             return
         logits, at, targets = forward.logits(rows), 0, {}
         for i, (work, row) in enumerate(zip(works, given, strict=True)):
@@ -246,13 +251,14 @@ class DeviceRunner:
         sample_targets(logits, list(targets.values()))
         for i, target in targets.items():
             self._keep(step, i, target.result())
+        self._mover.settle(works, step.results)
         if step.left:
             step.logits = logits
 
     def _target(self, step: Computed, index: int, row: SampleRow, at: int) -> Target:
         work = step.plan.works[index]
         drafts = work.tokens[len(work.tokens) - work.num_draft :]
-        return Target(row, at, drafts, self._acceptance, step.q.get(index))
+        return Target(row, at, drafts, self._acceptance, step.q.get(index), work.parents)
 
     def _keep(self, step: Computed, index: int, result: Result) -> None:
         """Store the result of a work, and its last token for the row's next step."""
@@ -278,11 +284,12 @@ class DeviceRunner:
         if not plan.works:
             return None
         tokens = self._tokens(plan.works)
-        decoded = self._decode(plan.works, tokens)
+        slices = self._slices(plan.works)
+        decoded = self._decode(plan.works, slices, tokens)
         if decoded is not None:
             forward = Forward(self._model, decoded.stream, self._memory, decoded, decoded.features)
         else:
-            stream = self._model.forward(self._step(plan.works, tokens), aux=self._tap.aux if self._tap else ())
+            stream = self._model.forward(self._step(slices, tokens), aux=self._tap.aux if self._tap else ())
             features = self._tap.features(stream) if self._tap else None
             forward = Forward(self._model, stream, self._memory, features=features)
         if self.drafter is not None and forward.features is not None and self.drafter.lost is None:
@@ -298,26 +305,32 @@ class DeviceRunner:
         tokens = np.fromiter((t for work in works for t in work.tokens), np.int64, sum(lengths))
         return np.where(tokens == LAST, np.repeat(self._last[[work.row for work in works]], lengths), tokens)
 
-    def _decode(self, works: Sequence[Work], tokens: Ints) -> Decoded | None:
+    def _decode(self, works: Sequence[Work], slices: Slices, tokens: Ints) -> Decoded | None:
         """Run the step from a recording, if each work is one token and its drafts; None if it must run unrecorded."""
         if not all(is_decode(work) for work in works):
             return None
         starts, lengths = [work.start for work in works], [len(work.tokens) for work in works]
         rows = None
         if (tables := self._model.frequency_tables) is not None:
-            positions = np.repeat(starts, lengths) + ranges(np.array(lengths))
-            rows = tables.rows(np.repeat([work.floor for work in works], lengths), positions).tolist()
-        return self.graphs.run([work.row for work in works], starts, lengths, tokens.tolist(), rows)
+            rows = tables.rows(np.repeat(slices.floors, slices.lengths), slices.positions()).tolist()
+        tree = None if slices.paths is None else (slices.positions().tolist(), slices.paths.tolist())
+        return self.graphs.run([work.row for work in works], starts, lengths, tokens.tolist(), rows, tree)
 
-    def _step(self, works: Sequence[Work], tokens: Ints) -> PagedStep:
-        slices = Slices(
+    def _slices(self, works: Sequence[Work]) -> Slices:
+        trees = None
+        if any(work.parents for work in works):
+            trees = np.array([bit for w in works for bit in [0] * (len(w.tokens) - len(w.parents)) + paths(w.parents)])
+        return Slices(
             np.array([w.row for w in works]),
             np.array([w.start for w in works]),
             np.array([len(w.tokens) for w in works]),
             np.array([w.num_draft for w in works]),
             np.array([w.start - w.replay_from for w in works]),
             np.array([w.floor for w in works]) if self._model.frequency_tables else np.zeros(len(works), np.int64),
+            trees,
         )
+
+    def _step(self, slices: Slices, tokens: Ints) -> PagedStep:
         return PagedStep(
             self._memory.integers(tokens),
             self._memory.integers(slices.positions()),

@@ -17,6 +17,7 @@ from ridgeline.sample.sampler import Best, Pick, SampleRow, sample, take_best
 from ridgeline.sched.work import Result, Work
 from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.request import TokenLogprobs
+from ridgeline.spec.trees import ROOT, child_with, children
 
 PATIENCE_SECONDS = 0.002  # a step waits so long for masks; most of them take a tenth of that
 
@@ -67,7 +68,8 @@ class Target:
     """A work that is being sampled.
 
     at: the row of the logits for its next token. drafts: the drafts of the work. acceptance: how they are accepted. q:
-    the distributions that they were drawn from; None: point masses. tokens, logprobs: sampled so far.
+    the distributions that they were drawn from; None: point masses. parents: the parents of drafts in a tree; ():
+    a chain. tokens, logprobs: sampled so far. path: indices of the drafts that were accepted so far.
     """
 
     row: SampleRow
@@ -75,7 +77,9 @@ class Target:
     drafts: tuple[int, ...]
     acceptance: Acceptance = "same"
     q: Sequence[Distribution] | None = None
+    parents: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
+    path: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: RequestError | None = None
     late: Late | None = None
@@ -83,23 +87,31 @@ class Target:
     def result(self) -> Result:
         """Return what the work gave."""
         ended = bool(self.tokens) and self.row.is_end(self.tokens[-1])
-        return Result(tuple(self.tokens), ended, tuple(self.logprobs), self.error)
+        path = tuple(self.path[: len(self.tokens) - 1]) if self.parents else ()
+        return Result(tuple(self.tokens), ended, tuple(self.logprobs), self.error, path=path)
 
     def next_row(self) -> int:
         """Return the row of the logits for the next token."""
-        return self.at + len(self.tokens)
+        return self.at + 1 + self._node
+
+    @property
+    def _node(self) -> int:
+        """Index of the last draft that was accepted."""
+        return self.path[-1] if self.path else ROOT
 
     def pick(self) -> Pick:
         """Return how the next token is taken from its scores."""
-        at = len(self.tokens)
-        if at >= len(self.drafts):
-            return pick_of(self.acceptance, None)
-        return pick_of(self.acceptance, Draft(self.drafts[at], None if self.q is None else self.q[at]))
+        next_ones = children(self.parents, len(self.drafts), self._node)
+        drafts = [Draft(self.drafts[i], None if self.q is None else self.q[i]) for i in next_ones]
+        return pick_of(self.acceptance, drafts)
 
-    def wants_more(self) -> bool:
-        """Return whether the last token is the draft at its position, so that the next logits are right as well."""
-        last = len(self.tokens) - 1
-        return last < len(self.drafts) and self.tokens[-1] == self.drafts[last] and not self.row.is_end(self.tokens[-1])
+    def advance(self) -> bool:
+        """Return whether the last token is a draft at its position, so that the next logits are right as well."""
+        last = self.tokens[-1]
+        if self.row.is_end(last) or (node := child_with(self.parents, self.drafts, self._node, last)) is None:
+            return False
+        self.path.append(node)
+        return True
 
 
 def sample_targets(logits: Floats, targets: Sequence[Target]) -> None:
@@ -128,7 +140,7 @@ def sample_targets(logits: Floats, targets: Sequence[Target]) -> None:
         going = [
             target
             for target, result in zip(going, results, strict=True)
-            if not isinstance(result, RequestError) and target.wants_more()
+            if not isinstance(result, RequestError) and target.advance()
         ]
 
 
@@ -150,16 +162,17 @@ def best_results(best: Best, rows: Sequence[SampleRow], works: Sequence[Work]) -
     """
     found, results, at = take_best(best), [], 0
     for row, work in zip(rows, works, strict=True):
-        tokens: list[int] = []
-        for one, draft in zip(found[at : at + len(work.tokens)], (*work.tokens[1:], None), strict=True):
-            if isinstance(one, RequestError):
-                break
+        tokens, path, drafts = list[int](), list[int](), work.tokens[1:]
+        node: int | None = ROOT
+        while node is not None and not isinstance(one := found[at + 1 + node], RequestError):
+            if node != ROOT:
+                path.append(node)
             tokens.append(one.token)
-            if one.token != draft or row.is_end(one.token):
-                break
+            node = None if row.is_end(one.token) else child_with(work.parents, drafts, node, one.token)
         first = found[at]
         error = first if isinstance(first, RequestError) else None
-        results.append(Result(tuple(tokens), bool(tokens) and row.is_end(tokens[-1]), error=error))
+        ended = bool(tokens) and row.is_end(tokens[-1])
+        results.append(Result(tuple(tokens), ended, error=error, path=tuple(path) if work.parents else ()))
         at += len(work.tokens)
     return results
 

@@ -8,6 +8,7 @@ the distribution of answers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,9 +24,9 @@ from ridgeline.spec.acceptance import Acceptance
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Takes the token of a row by rejection sampling. draft: the draft at its position."""
+    """Takes the token of a row by rejection sampling. drafts: the drafts at its position; siblings in a tree."""
 
-    draft: Draft
+    drafts: Sequence[Draft]
 
     def __call__(self, scores: Floats, ids: Ints | None, row: SampleRow) -> int:
         """Return the index of the token among the scores."""
@@ -36,27 +37,31 @@ class Rejection:
             return int(left.ids[draw(left.scores(), left.ids, key)])
 
         p = softmax(scores, ids)
-        _, token = choose(p, [self.draft], lambda number: noise.uniform(at, PURPOSE_ACCEPT, number), drawn)
+        _, token = choose(p, self.drafts, lambda number: noise.uniform(at, PURPOSE_ACCEPT, number), drawn)
         return int(np.searchsorted(p.ids, token))
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Takes the draft of a row if it is likely enough, otherwise draws the token. token: the draft."""
+    """Takes the first draft of a row that is likely enough; if there is none, it draws the token.
 
-    token: int
+    tokens: the drafts at its position.
+    """
+
+    tokens: Sequence[int]
 
     def __call__(self, scores: Floats, ids: Ints | None, row: SampleRow) -> int:
         """Return the index of the token among the scores."""
         p = softmax(scores, ids)
-        return int(np.searchsorted(p.ids, self.token)) if is_typical(p, self.token) else draw_index(scores, ids, row)
+        taken = next((token for token in self.tokens if is_typical(p, token)), None)
+        return draw_index(scores, ids, row) if taken is None else int(np.searchsorted(p.ids, taken))
 
 
-def pick_of(acceptance: Acceptance, draft: Draft | None) -> Pick:
-    """Return how a row takes its token. draft: the draft at its position; None: there is none."""
-    if draft is None or acceptance == "same":
+def pick_of(acceptance: Acceptance, drafts: Sequence[Draft]) -> Pick:
+    """Return how a row takes its token. drafts: the drafts at its position, in the order in which they are tried."""
+    if not drafts or acceptance == "same":
         return draw_index
-    return Rejection(draft) if acceptance == "rejection" else Typical(draft.token)
+    return Rejection(drafts) if acceptance == "rejection" else Typical([draft.token for draft in drafts])
 
 
 def draw_draft(logits: Floats, row: SampleRow, acceptance: Acceptance) -> Draft:

@@ -20,7 +20,6 @@ p and q are distributions after penalties, grammar, temperature and filters: tho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -127,27 +126,6 @@ def choose(p: Distribution, drafts: Sequence[Draft], uniform: Uniform, draw: Dra
             return number, draft.token
         p = residual(p, draft)
     return None, draw(p)
-
-
-def verify_tree(
-    drafts: Sequence[Draft], parents: Sequence[int], p_of: Callable[[Sequence[int]], Distribution],
-    uniform: Callable[[int, int], float], draw: Callable[[int, Distribution], int],
-) -> tuple[list[int], int]:  # fmt: skip
-    """Return the path of accepted drafts, as indices, and the token after them: at least one token in all.
-
-    parents [n]: the index of the draft that each draft follows, lower than its own; -1: it is a first one. A chain has
-    parents -1, 0, 1, ... p_of: returns the model's distribution after the tokens of a path. uniform: returns a number
-    in [0, 1) for a depth and the number of a sibling. draw: draws a token at a depth.
-    """
-    path: list[int] = []
-    while True:
-        depth, last = len(path), path[-1] if path else -1
-        children = [i for i, parent in enumerate(parents) if parent == last]
-        p, siblings = p_of([drafts[i].token for i in path]), [drafts[i] for i in children]
-        found, token = choose(p, siblings, partial(uniform, depth), partial(draw, depth))
-        if found is None:
-            return path, token
-        path.append(children[found])
 
 
 def is_typical(p: Distribution, token: int) -> bool:

@@ -124,9 +124,9 @@ class Scheduler:
         else:
             self._queue(child, [])
 
-    def propose(self, sequence_id: int, drafts: Iterable[int]) -> None:
+    def propose(self, sequence_id: int, drafts: Iterable[int], parents: Iterable[int] = ()) -> None:
         """Set the drafts of a sequence's next step; fewer, or none, run without room or with a token in flight."""
-        self._live[sequence_id].drafts = tuple(drafts)
+        self._live[sequence_id].propose(drafts, parents)
 
     def can_verify(self) -> list[Sequence]:
         """Return the sequences that may run drafts in the next step: no token of theirs is in flight."""
@@ -240,14 +240,13 @@ class Scheduler:
     def _append(self, seq: Sequence, limit: int, drafts: tuple[int, ...], deltas: tuple[PageDelta, ...]) -> int:
         start, known = seq.planned, len(seq.tokens)
         tokens = (*seq.tokens[start:limit], *drafts) if limit <= known else (*seq.tokens[start:], LAST)
-        sample = limit == known + seq.pending
+        sample, count, tree = limit == known + seq.pending, len(drafts), seq.tree(len(drafts)) if drafts else ()
         self._works.append(
-            Work(seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, len(drafts), deltas, seq.floor)
+            Work(seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, count, deltas, seq.floor, tree)
         )
         if sample:
             seq.pending += 1
-            if seq.drafts:
-                seq.drafts = ()
+            seq.drafts = seq.parents = ()
         self._cache.newest_step = seq.last_step = self._step
         seq.replay_from = limit
         seq.planned = limit + len(drafts)  # after drafts, it cannot run again before the commit
@@ -460,12 +459,12 @@ class Scheduler:
         seq.pending -= 1
         if len(tokens) != 1:
             paused = not tokens and not seq.pending and (seq.held or not work.num_draft)
-            if not paused and not 0 < len(tokens) <= work.num_draft + 1:
+            if not paused and not 0 < len(tokens) <= work.depth + 1:
                 raise ValueError(f"sequence {seq.id}: {len(tokens)} tokens from a step with {work.num_draft} drafts")
             tokens = tokens[: seq.max_length - len(seq.tokens)]
         if work.num_draft:
             seq.planned = seq.computed + max(len(result.tokens) - 1, 0)
-            self._drafts.add(work.num_draft, max(len(result.tokens) - 1, 0))
+            self._drafts.add(work.num_draft, max(len(result.tokens) - 1, 0), work.depth)
         seq.tokens.extend(tokens)
         if tokens:
             self._watcher.commit(seq.id, tokens)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.regimes import Regimes
+from ridgeline.spec.trees import as_parents
 
 # The policy's key, the arrival of its first ancestor (its own, if it is no fork), and its own arrival.
 Order = tuple[float, int, int]
@@ -52,6 +53,7 @@ class Sequence:
     floor: int = 0  # its tokens are rotated at least as in a context of so many tokens (spec/regimes.py)
     children: list[Sequence] = field(default_factory=list)  # waiting for the prompt, to share its pages
     drafts: tuple[int, ...] = ()  # for the next step
+    parents: tuple[int, ...] = ()  # of the drafts, if they form a tree (trees.py)
     # progress
     row: int = -1  # -1: not running
     epoch: int = 0
@@ -113,6 +115,14 @@ class Sequence:
         if group.snapshot:
             return sum(map(bool, table[dropped:]))
         return len(table) - dropped + min(group.first_pages, dropped)
+
+    def propose(self, drafts: Iterable[int], parents: Iterable[int] = ()) -> None:
+        """Set the drafts of the next step."""
+        self.drafts, self.parents = tuple(drafts), tuple(parents)
+
+    def tree(self, count: int) -> tuple[int, ...]:
+        """Return the parents of the first `count` drafts; () if they are a chain."""
+        return as_parents(self.parents[:count], count)
 
     def enter(self, regimes: Regimes) -> None:
         """Set what follows from its length: how its tokens are rotated, and the length at which that changes."""

@@ -48,16 +48,16 @@ class DraftCounts:
     accepted_at: list[int] = field(default_factory=list)
     tried_at: list[int] = field(default_factory=list)
 
-    def add(self, run: int, accepted: int) -> None:
-        """Count a verification."""
+    def add(self, run: int, accepted: int, depth: int) -> None:
+        """Count a verification. depth: most drafts that it could accept."""
         self.verifications += 1
         self.run += run
         self.accepted += accepted
-        self.accepted_at += [0] * (run - len(self.accepted_at))
-        self.tried_at += [0] * (run - len(self.tried_at))
+        self.accepted_at += [0] * (depth - len(self.accepted_at))
+        self.tried_at += [0] * (depth - len(self.tried_at))
         for position in range(accepted):
             self.accepted_at[position] += 1
-        for position in range(min(run, accepted + 1)):
+        for position in range(min(depth, accepted + 1)):
             self.tried_at[position] += 1
 
     def copy(self) -> DraftCounts:
@@ -136,10 +136,11 @@ class Stats:
     index. snapshots: recurrent states in the prefix index now. restored: requests that began from one.
     recomputed_tokens: tokens that an earlier prompt shared, but after the nearest snapshot. drafts: counts of drafts.
     unrecorded: why decode steps are not run from a recording; None if they are. unproposed: why the proposer of drafts
-    is not used any more; None if it is, or if there is none. last_step: the sequences of the last step that computed.
-    proposer: name of what proposes drafts. draft_acceptance: how drafts are accepted; "typical" is lossy. draft_speed:
-    times with drafts and without; None if there are none, or if their depth is fixed. page_times: histograms that are
-    still filled; None if they are not measured.
+    is not used any more; None if it is, or if there is none. untreed: why trees of drafts are cut to chains; None if
+    they are not, or if there was none. last_step: the sequences of the last step that computed. proposer: name of what
+    proposes drafts. draft_acceptance: how drafts are accepted; "typical" is lossy. draft_speed: times with drafts and
+    without; None if there are none, or if their depth is fixed. page_times: histograms that are still filled; None if
+    they are not measured.
     """
 
     running: int
@@ -155,6 +156,7 @@ class Stats:
     drafts: DraftCounts
     unrecorded: str | None = None
     unproposed: str | None = None
+    untreed: str | None = None
     last_step: StepShape = ()
     proposer: str = "off"
     draft_acceptance: Acceptance = "same"

@@ -11,7 +11,10 @@ step before. The drafts begin at limit = start + len(tokens) - num_draft.
 
     row groups       every token, drafts included, reads rows [token - lookback, token) and the rows of
                      [0, first_tokens) before it, and writes its own row. Rows after the accepted tokens are garbage
-                     that a later step overwrites.
+                     that a later step overwrites. If the drafts form a tree (`parents`), a draft reads the known tokens
+                     and its ancestors, and its position is the one after them; its row is in the slot
+                     limit + its index. Before the next step, the device moves the rows of the accepted drafts
+                     to the slots of their positions.
     snapshot groups  replay_from <= start: the page table[(replay_from - 1) // T] holds the state after replay_from
                      tokens (0: the empty state). Tokens [replay_from, start) are drafts that the last step of this row
                      had accepted: the device kept their inputs and replays them. The state after `limit` tokens goes
@@ -29,6 +32,7 @@ from typing import NamedTuple
 
 from ridgeline.errors import RequestError
 from ridgeline.spec.request import TokenLogprobs
+from ridgeline.spec.trees import depths
 
 LAST = -1
 
@@ -55,7 +59,7 @@ class Work(NamedTuple):
 
     row: the sequence's row in the device's tables while it runs; it may pass to another sequence while an older step is
     in flight. epoch: a number that changes with each preemption, so that old results are ignored. sample: the logits of
-    the last known token, and of the drafts, are sampled.
+    the last known token, and of the drafts, are sampled. parents: the parent of each draft of a tree (trees.py).
     """
 
     sequence: int
@@ -68,6 +72,12 @@ class Work(NamedTuple):
     num_draft: int = 0
     deltas: tuple[PageDelta, ...] = ()
     floor: int = 0
+    parents: tuple[int, ...] = ()
+
+    @property
+    def depth(self) -> int:
+        """Return how many drafts can be accepted."""
+        return max(depths(self.parents)) + 1 if self.parents else self.num_draft
 
 
 class StepPlan(NamedTuple):
@@ -87,6 +97,7 @@ class Result(NamedTuple):
     pauses. Either it is forked or ended later, as beams are (with one step in flight, and without drafts), or it was
     held before the next step was scheduled and its token comes later (`Scheduler.hold`).
     The scheduler does not look at the other fields. logprobs: an entry for each token, if the request wants them.
+    path: indices of the accepted drafts of a tree.
     error: why no token could be sampled. prompt_logprobs: entries of the prompt's tokens that this step computed, if
     the request wants them.
     """
@@ -96,6 +107,7 @@ class Result(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()
     error: RequestError | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    path: tuple[int, ...] = ()
 
 
 class Update(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 
 from ridgeline._kernels import Attention as Case
 from ridgeline._kernels import Pool
+from ridgeline._kernels import move_rows as move
 from ridgeline._kernels import write_pages as write
 from ridgeline.ops import api
 from ridgeline.ops.api import DenseKeyValues, PagedKeyValues, PagedLayout
@@ -38,13 +39,23 @@ def write_pages(case: Attention | LatentAttention, pool: Pool) -> Callable[..., 
     return run
 
 
+def move_rows(case: Attention | LatentAttention, pool: Pool) -> Callable[..., None]:
+    is_attention = isinstance(case, Attention)
+
+    def run(pages: Sequence[Floats], from_page: Ints, from_slot: Ints, to_page: Ints, to_slot: Ints) -> None:
+        for i, view in enumerate(pages):
+            move(pool, for_kernels(view), from_page, from_slot, to_page, to_slot, is_attention and i == 0)
+
+    return run
+
+
 def paged_attention(case: Attention, pool: Pool) -> Callable[..., Floats]:
     bound, width = bind(case), case.num_heads * case.head_dim
 
     def run(q: Floats, kv: PagedKeyValues, sinks: Floats | None = None) -> Floats:
         out = empty(pool, q.shape[0], width)
         keys, values = for_kernels(kv.keys), for_kernels(kv.values)
-        bound.paged(pool, q, keys, values, *page_tables(kv.layout), sinks, out, *kv.scales)
+        bound.paged(pool, q, keys, values, *page_tables(kv.layout), sinks, out, *kv.scales, paths_of(kv.layout))
         return out
 
     return run
@@ -73,6 +84,11 @@ def page_tables(layout: PagedLayout) -> tuple[Ints, Ints, Ints]:
     return np.asarray(layout.starts), np.asarray(layout.lengths), np.asarray(layout.tables)
 
 
+def paths_of(layout: PagedLayout) -> Ints | None:
+    """Return the paths of a step's tokens; None if no drafts form a tree."""
+    return None if layout.paths is None else np.asarray(layout.paths)
+
+
 def bind(case: Attention) -> Case:
     """Build the kernels' description of a case."""
     dim, softcap = case.head_dim, case.softcap or 0.0
@@ -90,6 +106,7 @@ def bind(case: Attention) -> Case:
 
 KERNELS: Kernels = {
     api.WRITE_PAGES: Kernel(never, write_pages),
+    api.MOVE_ROWS: Kernel(never, move_rows),
     api.PAGED_ATTENTION: Kernel(never, paged_attention),
     api.ATTENTION: Kernel(never, attention),
 }

@@ -14,7 +14,7 @@ import numpy as np
 from ridgeline._kernels import Attention, Matrix, Pool, multiply_heads
 from ridgeline.ops import api
 from ridgeline.ops.api import DenseRows, PagedRows
-from ridgeline.ops.cpu.attention import for_kernels, page_tables
+from ridgeline.ops.cpu.attention import for_kernels, page_tables, paths_of
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
 from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_rows
 from ridgeline.spec import LatentAttention
@@ -44,7 +44,12 @@ def paged_latent_attention(case: LatentAttention, pool: Pool) -> Callable[[Float
 
     def run(q: Floats, kv: PagedRows, kv_b: Ndarray) -> Floats:
         pages, where, scale = for_kernels(kv.parts[0]), page_tables(kv.layout), kv.scales[0]
-        return absorbed(q, kv_b, lambda queries, out: bound.paged_latents(pool, queries, pages, *where, out, scale))
+        paths = paths_of(kv.layout)
+
+        def attend(queries: Floats, out: Floats) -> None:
+            bound.paged_latents(pool, queries, pages, *where, out, scale, paths)
+
+        return absorbed(q, kv_b, attend)
 
     return run
 

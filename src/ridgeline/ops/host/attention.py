@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ridgeline.ops.api import Array, Bucket, DenseKeyValues, PagedKeyValues
+from ridgeline.ops.api import Array, Bucket, BucketTree, DenseKeyValues, PagedKeyValues
 from ridgeline.ops.host.memory import Ndarray
 from ridgeline.ops.host.stored import as_floats, keys_of, latents_of, read_rows, values_of, write_rows
 from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, LatentAttention, Strided
 from ridgeline.spec.storage import UNSCALED, KVScales
+from ridgeline.spec.trees import MOST_DRAFTS
 
 # Limit of the scores, and of the numbers of keys and values, that one block holds: what fits into the cache. A single
 # query or sequence may exceed it. cost.memory counts these bytes.
@@ -123,6 +124,20 @@ def write_pages(case: Attention | LatentAttention) -> Callable[..., None]:
     return write if isinstance(case, Attention) else write_latents
 
 
+def move_rows(case: Attention | LatentAttention) -> Callable[..., None]:
+    def move(
+        pages: Sequence[Ndarray], from_page: Ndarray, from_slot: Ndarray, to_page: Ndarray, to_slot: Ndarray
+    ) -> None:
+        for i, part in enumerate(pages):
+            numbers, scales = keys_of(part) if i == 0 and isinstance(case, Attention) else values_of(part)
+            slots = numbers.swapaxes(2, 3) if i == 0 and isinstance(case, Attention) else numbers
+            slots[to_page, :, to_slot] = slots[from_page, :, from_slot]
+            if scales is not None:
+                scales[to_page, :, to_slot] = scales[from_page, :, from_slot]
+
+    return move
+
+
 def paged_attention(case: Attention) -> Callable[..., Ndarray]:
     per_key = max(case.num_heads, case.num_kv_heads * case.head_dim)
 
@@ -142,6 +157,7 @@ class BucketPart(NamedTuple):
     positions: Ndarray
     pages: Ndarray
     first: Ndarray
+    tree: BucketTree | None
 
 
 def in_order(outputs: list[Ndarray], order: Array) -> Ndarray:
@@ -157,11 +173,12 @@ def parts_of(b: Bucket, page_tokens: int, per_key: int) -> Iterator[BucketPart]:
 
     per_key: least number of values that are computed for each key.
     """
-    whole = BucketPart(*map(np.asarray, b))
-    pages = whole.pages
+    rows, positions, pages, first = (np.asarray(x) for x in b[:4])
     step = max(1, BLOCK // (pages.shape[1] * page_tokens * per_key))
     for start in range(0, len(pages), step):
-        yield BucketPart(*(x[start : start + step] for x in whole))
+        some = slice(start, start + step)
+        tree = None if b.tree is None else BucketTree(*(np.asarray(x)[some] for x in b.tree))
+        yield BucketPart(rows[some], positions[some], pages[some], first[some], tree)
 
 
 def _attend_bucket(
@@ -174,7 +191,7 @@ def _attend_bucket(
     # Values that no query attends to may be NaN, and 0 x NaN is NaN: they become 0. Queries are consecutive, so every
     # key from the first query's oldest one to the last query's own is used by one of them, or excluded by a pattern
     # within a span whose pages are kept.
-    used, state = held & (keys_at <= b.positions[:, -1:]), case.state()
+    used, state = held & (keys_at <= last_slots(b)), case.state()
     if state.lookback != ALL:
         used &= (keys_at >= b.positions[:, :1] - state.lookback) | (keys_at < state.first_tokens)
     values[~used] = 0.0
@@ -182,14 +199,37 @@ def _attend_bucket(
     blocks = []
     for at in range(0, b.rows.shape[1], step):
         some = slice(at, at + step)
-        seen = sees(case, b.positions[:, some, None], keys_at[:, None])  # [n, block, S]
+        seen = bucket_sees(case, b, some, keys_at)  # [n, block, S]
         seen &= held[:, None]
         blocks.append(attend_block(case, q[b.rows[:, some]], keys, values, seen, sinks))
     out = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, 1)
     return out.reshape(-1, out.shape[-1])
 
 
+def last_slots(b: BucketPart) -> Ndarray:
+    """Return the slot of the last query of each sequence, [n, 1]."""
+    last: Ndarray = b.positions[:, -1:] if b.tree is None else np.asarray(b.tree.ends) - 1
+    return last
+
+
+def bucket_sees(case: Attention | None, b: BucketPart, some: slice, keys_at: Ndarray) -> Ndarray:
+    """Return which keys some of a bucket's queries attend to, [n, block, S]. case: None for latents, which see all.
+
+    keys_at: slots of the keys, [n, S].
+    """
+    queries, tree = b.positions[:, some, None], b.tree
+    if tree is None:
+        return keys_at[:, None] <= queries if case is None else sees(case, queries, keys_at[:, None])
+    limits, _, positions, paths = (np.asarray(x) for x in tree)
+    drafts = np.clip(keys_at - limits, 0, MOST_DRAFTS)
+    at = np.where(keys_at < limits, keys_at, np.take_along_axis(positions, drafts, 1))[:, None]
+    on_path = ((paths[:, some, None] >> drafts[:, None]) & 1).astype(bool)
+    seen: Ndarray = (keys_at < limits)[:, None] | on_path
+    seen &= at <= queries if case is None else sees(case, queries, at)
+    return seen
+
+
 def key_positions(b: BucketPart, page_tokens: int) -> tuple[Ndarray, Ndarray]:
-    """Return the position of every key of a bucket's pages in its sequence [n, S], and whether its page exists."""
+    """Return the slot of every key of a bucket's pages in its sequence [n, S], and whether its page exists."""
     keys_at = b.first[:, :, None] + np.arange(page_tokens)
     return keys_at.reshape(len(keys_at), -1), np.repeat(b.pages != 0, page_tokens, 1)

@@ -28,7 +28,7 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
 }  # fmt: skip
 _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,
-    api.WRITE_PAGES: a.write_pages, api.STORE_ROWS: stored.store_rows,
+    api.WRITE_PAGES: a.write_pages, api.MOVE_ROWS: a.move_rows, api.STORE_ROWS: stored.store_rows,
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
     api.ACTIVATION: p.activation,
     api.ROUTE: e.route, api.EXPERTS: e.experts,

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from ridgeline.ops.api import DenseRows, PagedRows
-from ridgeline.ops.host.attention import BLOCK, BucketPart, exponentials, in_order, key_positions, parts_of
+from ridgeline.ops.host.attention import (
+    BLOCK,
+    BucketPart,
+    bucket_sees,
+    exponentials,
+    in_order,
+    key_positions,
+    last_slots,
+    parts_of,
+)
 from ridgeline.ops.host.memory import Ndarray, widen
 from ridgeline.ops.host.stored import as_floats, latents_of, read_rows
 from ridgeline.spec import LatentAttention
@@ -18,9 +28,7 @@ class Context(NamedTuple):
     """The keys of n sequences and the positions of their queries. Keys that no query attends to are finite."""
 
     rows: Ndarray  # [n, S, rank + rope]
-    keys_at: Ndarray  # [n, S], each key's position in its sequence
-    held: Ndarray  # [n, S], whether there is a key
-    positions: Ndarray  # [n, m], of the queries
+    sees: Callable[[slice], Ndarray]  # some queries -> which keys they attend to, [n, block, S]
 
 
 def latent_attention(case: LatentAttention) -> Callable[[Ndarray, DenseRows, Ndarray], Ndarray]:
@@ -29,7 +37,7 @@ def latent_attention(case: LatentAttention) -> Callable[[Ndarray, DenseRows, Nda
         outputs, start = [], 0
         for n in kv.lengths:
             keys_at = np.arange(n)[None]
-            context = Context(latents[None, start : start + n, 0], keys_at, np.ones_like(keys_at, bool), keys_at)
+            context = Context(latents[None, start : start + n, 0], partial(_causal, keys_at))
             outputs.append(_attend(case, q[None, start : start + n], context, kv_b)[0])
             start += n
         return np.concatenate(outputs)
@@ -54,8 +62,14 @@ def _gather(pages: Ndarray, b: BucketPart, scale: float) -> Context:
     """Gather the keys of a bucket. Keys that no query attends to become 0: they may be NaN, and 0 x NaN is NaN."""
     keys_at, held = key_positions(b, pages.shape[1])
     rows = read_rows(latents_of(pages), b.pages, True, scale)[:, :, 0]  # a copy, [n, S, rank + rope]
-    rows[~(held & (keys_at <= b.positions[:, -1:]))] = 0.0
-    return Context(rows, keys_at, held, b.positions)
+    rows[~(held & (keys_at <= last_slots(b)))] = 0.0
+    return Context(rows, lambda at: bucket_sees(None, b, at, keys_at) & held[:, None])
+
+
+def _causal(keys_at: Ndarray, at: slice) -> Ndarray:
+    """Return which keys [n, S] some queries at the same positions attend to."""
+    seen: Ndarray = keys_at[:, None] <= keys_at[:, at, None]
+    return seen
 
 
 def _attend(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray) -> Ndarray:
@@ -122,7 +136,5 @@ def _numerators(case: LatentAttention, scores: Ndarray, context: Context, at: sl
     Return the denominators [n, block, h, 1].
     """
     scores *= case.scale
-    seen = context.keys_at[:, None] <= context.positions[:, at, None]
-    seen &= context.held[:, None]
-    np.copyto(scores, -np.inf, where=~seen[:, :, None])
+    np.copyto(scores, -np.inf, where=~context.sees(at)[:, :, None])
     return exponentials(scores)

@@ -35,7 +35,8 @@ _PLAIN = {
 }  # fmt: skip
 _BY_CASE = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
-    api.WRITE_PAGES: paged.write_pages, api.STORE_ROWS: stored.store_rows,
+    api.WRITE_PAGES: paged.write_pages, api.MOVE_ROWS: paged.move_rows,
+    api.STORE_ROWS: stored.store_rows,
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
     api.ACTIVATION: p.activation,
     api.ROUTE: p.route, api.EXPERTS: p.experts,

@@ -10,14 +10,15 @@ over a long context are absorbed, and long chunks rebuilt. `LatentAttention.abso
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ridgeline.ops.api import Bucket, DenseRows, PagedRows
-from ridgeline.ops.reference.paged import block_size, key_positions, parts_of
+from ridgeline.ops.reference.paged import block_size, bucket_sees, key_positions, last_slots, parts_of
 from ridgeline.ops.reference.stored import as_floats
 from ridgeline.spec import LatentAttention
 
@@ -26,9 +27,7 @@ class Context(NamedTuple):
     """The keys of n sequences and the positions of their queries. Keys that no query attends to are finite."""
 
     rows: Tensor  # [n, S, rank + rope]
-    keys_at: Tensor  # [n, S], each key's position in its sequence
-    held: Tensor  # [n, S], whether there is a key
-    positions: Tensor  # [n, m], of the queries
+    sees: Callable[[int, int], Tensor]  # first query and number of queries -> which keys they attend to, [n, b, S]
 
 
 def latent_attention(case: LatentAttention):
@@ -38,7 +37,7 @@ def latent_attention(case: LatentAttention):
             *(x.split(list(kv.lengths)) for x in (q, as_floats(kv.parts[0], q.dtype, kv.scales[0]))), strict=True
         ):
             keys_at = torch.arange(len(rows), device=q.device)[None]
-            context = Context(rows[:, 0][None], keys_at, torch.ones_like(keys_at, dtype=torch.bool), keys_at)
+            context = Context(rows[:, 0][None], partial(_causal, keys_at))
             outputs.append(_attend(case, queries[None], context, kv_b)[0])
         return torch.cat(outputs)
 
@@ -61,9 +60,15 @@ def paged_latent_attention(case: LatentAttention):
 def _gather(pages: Tensor, b: Bucket, dtype: torch.dtype, scale: float) -> Context:
     """Gather the keys of a bucket. Keys that no query attends to become 0: they may be NaN, and 0 x NaN is NaN."""
     keys_at, held = key_positions(b, pages.shape[1])
-    used = held & (keys_at <= b.positions[:, -1:])
+    used = held & (keys_at <= last_slots(b))
     rows = as_floats(pages[b.pages], dtype, scale).flatten(1, 3)  # [n, S, rank + rope], a copy
-    return Context(rows.masked_fill_(~used[..., None], 0.0), keys_at, held, b.positions)
+    rows.masked_fill_(~used[..., None], 0.0)
+    return Context(rows, lambda at, count: bucket_sees(None, b, at, count, keys_at) & held[:, None])
+
+
+def _causal(keys_at: Tensor, at: int, count: int) -> Tensor:
+    """Return which keys [n, S] some queries at the same positions attend to."""
+    return keys_at[:, None] <= keys_at[:, at : at + count, None]
 
 
 def _attend(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) -> Tensor:
@@ -115,6 +120,5 @@ def _query_blocks(q: Tensor, context: Context) -> Iterator[tuple[int, Tensor]]:
 
 def _weights(case: LatentAttention, scores: Tensor, context: Context, at: int) -> Tensor:
     """Return the softmax of scores [n, b, h, S] over the keys of each query. The b queries begin at `at`."""
-    positions = context.positions[:, at : at + scores.shape[1], None]
-    seen = (context.keys_at[:, None] <= positions) & context.held[:, None]
+    seen = context.sees(at, scores.shape[1])
     return (scores * case.scale).masked_fill(~seen[:, :, None], -torch.inf).softmax(-1)

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.ops.api import Bucket, PagedKeyValues
+from ridgeline.ops.api import Bucket, BucketTree, PagedKeyValues
 from ridgeline.ops.reference.primitives import sees, softmax
 from ridgeline.ops.reference.stored import as_floats, as_stored
 from ridgeline.spec import ALL, Attention, LatentAttention
 from ridgeline.spec.storage import UNSCALED, KVScales
+from ridgeline.spec.trees import MOST_DRAFTS
 
 # Limit of the scores, and of the numbers of keys and values, that one block holds: what fits into a CPU's cache, or
 # keeps a GPU busy. A single query or sequence may exceed it. cost.memory counts these bytes.
@@ -27,6 +28,14 @@ def write_pages(case: Attention | LatentAttention):
             view[write_page, write_slot] = as_stored(x, view.dtype, scale)
 
     return write
+
+
+def move_rows(case: Attention | LatentAttention):
+    def move(pages: Sequence[Tensor], from_page: Tensor, from_slot: Tensor, to_page: Tensor, to_slot: Tensor) -> None:
+        for view in pages:
+            view[to_page, to_slot] = view[from_page, from_slot]
+
+    return move
 
 
 def paged_attention(case: Attention):
@@ -52,7 +61,29 @@ def parts_of(b: Bucket, pages: Tensor, per_key: int) -> Iterator[Bucket]:
     """
     keys = b.pages.shape[1] * pages.shape[1]
     size = block_size(pages) // (keys * per_key)
-    return map(Bucket._make, zip(*(x.split(max(1, size)) for x in b), strict=True))
+    parts = zip(*(x.split(max(1, size)) for x in (*b[:4], *(b.tree or ()))), strict=True)
+    for rows, positions, pages_of, first, *tree in parts:
+        yield Bucket(rows, positions, pages_of, first, BucketTree(*tree) if tree else None)
+
+
+def last_slots(b: Bucket) -> Tensor:
+    """Return the slot of the last query of each sequence, [n, 1]."""
+    return b.positions[:, -1:] if b.tree is None else b.tree.ends - 1
+
+
+def bucket_sees(case: Attention | None, b: Bucket, at: int, count: int, keys_at: Tensor) -> Tensor:
+    """Return which keys `count` of a bucket's queries, from `at` on, attend to: [n, block, S].
+
+    case: None for latents, which see all. keys_at: slots of the keys, [n, S].
+    """
+    queries, tree = b.positions[:, at : at + count, None], b.tree
+    if tree is None:
+        return keys_at[:, None] <= queries if case is None else sees(case, queries, keys_at[:, None])
+    drafts = (keys_at - tree.limits).clamp(0, MOST_DRAFTS)
+    known = keys_at < tree.limits
+    positions = torch.where(known, keys_at, tree.positions.gather(1, drafts))[:, None]
+    on_path = (tree.paths[:, at : at + count, None] >> drafts[:, None] & 1).bool()
+    return (known[:, None] | on_path) & (positions <= queries if case is None else sees(case, queries, positions))
 
 
 def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor | None, b: Bucket) -> Tensor:
@@ -66,14 +97,14 @@ def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor
     # Values that no query attends to may be NaN, and 0 x NaN is NaN: they become 0. Queries are consecutive, so every
     # key from the first query's oldest one to the last query's own is used by one of them, or excluded by a pattern
     # within a span whose pages are kept.
-    used, state = held & (keys_at <= b.positions[:, -1:]), case.state()
+    used, state = held & (keys_at <= last_slots(b)), case.state()
     if state.lookback != ALL:
         used &= (keys_at >= b.positions[:, :1] - state.lookback) | (keys_at < state.first_tokens)
     values.masked_fill_(~used[:, None, :, None], 0.0)  # a copy already
     step = max(1, block_size(q) // (b.rows.shape[0] * case.num_heads * keys_at.shape[1]))
     blocks = []
-    for rows, positions in zip(b.rows.split(step, 1), b.positions.split(step, 1), strict=True):
-        seen = sees(case, positions[:, :, None], keys_at[:, None]) & held[:, None]  # [n, block, S]
+    for at, rows in zip(range(0, b.rows.shape[1], step), b.rows.split(step, 1), strict=True):
+        seen = bucket_sees(case, b, at, rows.shape[1], keys_at) & held[:, None]  # [n, block, S]
         blocks.append(_attend(case, q[rows], keys, values, seen, sinks))
     return torch.cat(blocks, 1).flatten(0, 1)
 
@@ -97,6 +128,6 @@ def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tens
 
 
 def key_positions(b: Bucket, page_tokens: int) -> tuple[Tensor, Tensor]:
-    """Return the position of every key of a bucket's pages in its sequence [n, S], and whether its page exists."""
+    """Return the slot of every key of a bucket's pages in its sequence [n, S], and whether its page exists."""
     keys_at = b.first[:, :, None] + torch.arange(page_tokens, device=b.pages.device)
     return keys_at.flatten(1), (b.pages != 0).repeat_interleave(page_tokens, 1)
