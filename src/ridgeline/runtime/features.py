@@ -79,17 +79,17 @@ class Features:
 
         tokens: ids of the step's tokens [T].
         """
-        lengths = np.array([len(work.tokens) for work in works])
-        counts = np.array([n if is_decode(work) else 1 for n, work in zip(lengths, works, strict=True)])
-        ends = np.cumsum(lengths)
-        chosen = np.concatenate([np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)])
-        stops = [work.start + len(work.tokens) for work in works]
-        at = [self.at(w.row, stop - n, stop) for w, n, stop in zip(works, counts, stops, strict=True)]
-        indices = np.concatenate(at)
-        if chosen.size < features.shape[0]:
-            features = self._take(features, self._memory.integers(chosen))
-        self.put(indices, features)
-        self._tokens.reshape(-1)[indices] = tokens[chosen]
+        indices, chosen, size, end = list[int](), list[int](), self.size, 0
+        for work in works:
+            first, end, stop = end, end + len(work.tokens), work.start + len(work.tokens)
+            begin = work.start if is_decode(work) else stop - 1
+            indices += [work.row * size + position % size for position in range(begin, stop)]
+            chosen += range(max(first, end - (stop - begin)), end)
+        kept = np.array(indices)
+        if len(chosen) < features.shape[0]:
+            features = self._take(features, self._memory.integers(np.array(chosen)))
+        self.put(kept, features)
+        self._tokens.reshape(-1)[kept] = tokens[chosen]
 
     def put(self, indices: Ints, features: Array) -> None:
         """Write features [n, hidden_size] to indices of `array`."""

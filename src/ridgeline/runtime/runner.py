@@ -301,9 +301,8 @@ class DeviceRunner:
 
     def _tokens(self, works: Sequence[Work]) -> Ints:
         """Return the ids of a step's tokens [T]."""
-        lengths = [len(work.tokens) for work in works]
-        tokens = np.fromiter((t for work in works for t in work.tokens), np.int64, sum(lengths))
-        return np.where(tokens == LAST, np.repeat(self._last[[work.row for work in works]], lengths), tokens)
+        last = self._last
+        return np.array([t if t != LAST else int(last[work.row]) for work in works for t in work.tokens])
 
     def _decode(self, works: Sequence[Work], slices: Slices, tokens: Ints) -> Decoded | None:
         """Run the step from a recording, if each work is one token and its drafts; None if it must run unrecorded."""
