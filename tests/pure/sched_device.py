@@ -14,6 +14,7 @@ from typing import Any
 from ridgeline.sched import LAST, PageCopy, Result, StepPlan, Work
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
 from ridgeline.spec.regimes import NO_REGIMES, Regimes
+from ridgeline.spec.trees import child_with
 
 VOCAB = 50
 EOS = 0
@@ -90,7 +91,7 @@ class FakeDevice:
         self.kept: dict[int, tuple[int, int, tuple[int, ...]]] = {}  # row -> sequence, position, drafts from there
         self.touched: dict[tuple[str, int, int], int] = {}  # (memory, group, page) -> the newest step that used it
         self.given: set[tuple[str, int, int]] = set()  # pages that the current step hands out
-        self.counts = dict.fromkeys(("reads", "copies", "swaps", "replays", "accepted", "reused"), 0)
+        self.counts = dict.fromkeys(("reads", "copies", "swaps", "replays", "accepted", "moved", "reused"), 0)
 
     def run(self, plan: StepPlan) -> list[Result]:
         assert plan.step == self.step + 1, "steps out of order"
@@ -193,7 +194,9 @@ class FakeDevice:
             )
             self.counts["reads"] += 1
         rows = [(p, script.state(p + 1, work.floor)) for p in range(work.start, limit)]
-        rows += [(limit + i, script.state_after(limit, drafts[: i + 1], work.floor)) for i in range(len(drafts))]
+        for i in range(len(drafts)):
+            path = tuple(drafts[j] for j in ancestors(work.parents, i))
+            rows.append((limit + i, script.state_after(limit, path, work.floor)))
         for position, state in rows:
             self._page(g, work.row, position // size)[position % size] = state
 
@@ -212,12 +215,27 @@ class FakeDevice:
         self._page(g, work.row, (limit - 1) // size)["state"] = (limit, script.state(limit, work.floor))
 
     def _sample(self, work: Work, script: Script, limit: int, drafts: tuple[int, ...]) -> Result:
-        """Return the longest run of right drafts and one more token, up to an end of sequence."""
+        """Return the longest path of right drafts and one more token, up to an end of sequence. Move its rows."""
         self.last[work.row] = work.sequence, limit
-        tokens = [script.token(limit)]
-        for draft in drafts:
-            if draft != tokens[-1] or draft == EOS:
+        tokens, path = [script.token(limit)], list[int]()
+        while tokens[-1] != EOS:
+            node = child_with(work.parents, drafts, path[-1] if path else -1, tokens[-1])
+            if node is None:
                 break
+            path.append(node)
             tokens.append(script.token(limit + len(tokens)))
             self.counts["accepted"] += 1
+        for g, group in enumerate(self.groups):
+            for source, target in [(limit + node, limit + depth) for depth, node in enumerate(path) if work.parents]:
+                size = group.page_tokens
+                held = self._page(g, work.row, source // size)[source % size]
+                self._page(g, work.row, target // size)[target % size] = held
+                self.counts["moved"] += source != target
         return Result(tuple(tokens), tokens[-1] == EOS)
+
+
+def ancestors(parents: tuple[int, ...], node: int) -> list[int]:
+    """Return the drafts on the path to a draft, itself included; without parents they are a chain."""
+    if not parents:
+        return list(range(node + 1))
+    return [*(ancestors(parents, parents[node]) if parents[node] >= 0 else ()), node]

@@ -15,6 +15,7 @@ from ridgeline.sched.work import Update
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.regimes import NO_REGIMES, Regimes
 from ridgeline.spec.state import ALL
+from ridgeline.spec.trees import as_parents
 
 KV = StateGroup("kv", 4, ALL, 64)
 WINDOW = StateGroup("window", 4, 11, 64)
@@ -286,7 +287,18 @@ class Fuzz:
     def propose(self, number: int, known: int) -> None:
         script, rng = self.device.scripts[number], self.rng
         drafts = [script.token(known + i) if rng.random() < 0.8 else rng.randrange(VOCAB) for i in range(6)]
-        self.scheduler.propose(number, drafts[: rng.randint(0, 6)])
+        drafts = drafts[: rng.randint(0, 6)]
+        if any(group.snapshot for group in self.device.groups) or rng.random() < 0.5:
+            self.scheduler.propose(number, drafts)
+            return
+        tree, parents = list[int](), list[int]()  # wrong drafts among those of the chain
+        last = -1
+        while drafts or rng.random() < 0.3:
+            right = drafts and rng.random() < 0.6
+            parents.append(last if right else rng.randint(-1, len(tree) - 1))
+            tree.append(drafts.pop(0) if right else rng.randrange(VOCAB))
+            last = len(tree) - 1 if right else last
+        self.scheduler.propose(number, tree, as_parents(parents, len(tree)))
 
     # ---- checks at the end ------------------------------------------------------------------------------
 
