@@ -202,27 +202,27 @@ _swap_in, _swap_out, _copy = Arena.swap_in, Arena.swap_out, Arena.copy
 
 def pages_out_of_order(patch: Patch) -> None:
     def bucket(*args: Any) -> Any:
-        rows, positions, pages, first = _bucket(*args)
-        return rows, positions, np.roll(pages, 1, axis=1), first
+        rows, pages, first = _bucket(*args)
+        return rows, np.roll(pages, 1, axis=1), first
 
     patch.setattr(layout, "_bucket", bucket)
 
 
 def pages_of_a_neighbor(patch: Patch) -> None:
     def bucket(*args: Any) -> Any:
-        rows, positions, pages, first = _bucket(*args)
+        rows, pages, first = _bucket(*args)
         pages[-1] = pages[0]
-        return rows, positions, pages, first
+        return rows, pages, first
 
     patch.setattr(layout, "_bucket", bucket)
 
 
 def chunks_forget_the_ones_before(patch: Patch) -> None:
-    def bucket(slices: layout.Slices, *args: Any) -> Any:
-        rows, positions, pages, first = _bucket(slices, *args)
-        later = (rows.shape[1] > 1) & (positions[:, 0] > 0)
+    def bucket(slices: layout.Slices, members: Any, *args: Any) -> Any:
+        rows, pages, first = _bucket(slices, members, *args)
+        later = (rows.shape[1] > 1) & (slices.starts[members] > 0)
         pages[later, 0] = pages[later, -1]
-        return rows, positions, pages, first
+        return rows, pages, first
 
     patch.setattr(layout, "_bucket", bucket)
 

@@ -51,7 +51,8 @@ class ChainBackend:
         self._plain = SdpaBackend()
 
     def refuses(self, op: Op[Any], case: object) -> str | None:
-        if op is api.ATTENTION and isinstance(case, Attention) and (case.window is not None or case.pattern):
+        is_local = getattr(case, "window", None) is not None or getattr(case, "pattern", None) is not None
+        if op is api.ATTENTION and is_local:
             return "supports whole contexts only"
         return self._plain.refuses(op, case)
 

@@ -104,7 +104,8 @@ def _layer(target: ModelSpec) -> dict[str, Any]:
         heads = kv = max(1, width // dim)
     else:
         dim, heads, kv = own.head_dim, own.num_heads, own.num_kv_heads
-    inner = next((m.intermediate_size for m in (x.mlp for x in target.layers) if isinstance(m, GatedMLP)), None)
+    sizes = (getattr(layer.mlp, "intermediate_size", None) for layer in target.layers)
+    inner = next((size for size in sizes if size), None)
     return {
         "attention": Attention(heads, kv, dim, dim**-0.5, Rope(dim, _theta(target))),
         "mlp": GatedMLP(inner or -(-width * 8 // 3 // 8) * 8), "norm": RMSNorm(_eps(target)),
