@@ -100,7 +100,8 @@ def test_a_calibration_holds_for_its_threads_and_kernels(
     monkeypatch.setattr(machine, "_measured", lambda llm: "measured")
     monkeypatch.setattr(machine, "planner_of", lambda loaded, config, given: SimpleNamespace(deployment=given))
     table = SimpleNamespace(driver=None if driver is None else SimpleNamespace(threads=driver))
-    llm: Any = SimpleNamespace(config=object(), loaded=SimpleNamespace(table=table))
+    config = SimpleNamespace(speculative="off")
+    llm: Any = SimpleNamespace(config=config, loaded=SimpleNamespace(table=table), draft_spec=None)
     assert (machine.deployment_of(llm) is found) == calibrated
 
 

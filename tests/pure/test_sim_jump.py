@@ -231,7 +231,7 @@ def offsets_shifted(patch: Patch) -> None:
 
 
 def gap_of_a_preemption_lost(patch: Patch) -> None:
-    def take(opened: Open, step: int) -> None:
+    def take(opened: Open, step: int, *, together: bool = False) -> None:
         opened.runs = [opened.runs[0] if opened.runs else step, step]
 
     patch.setattr(Open, "take", take)

@@ -28,7 +28,8 @@ def deployment_of(llm: LLM) -> Deployment:
     assert llm.config is not None
     machine, _ = calibrated_machine(llm.loaded.table.driver)
     found = planner_of(llm.loaded, llm.config, machine or _measured(llm)).deployment
-    return replace(found, speculation=speculation_of_engine(llm.config, llm.draft_spec))
+    drafts = speculation_of_engine(llm.config, llm.draft_spec)
+    return found if drafts is None else replace(found, speculation=drafts)
 
 
 def _measured(llm: LLM) -> HardwareSpec:
