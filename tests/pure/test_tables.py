@@ -171,12 +171,18 @@ def test_simulate_and_bench_serve(printed: Callable[..., list[Any]]) -> None:
     values = {f.name: spread() if f.name.endswith("ts_s") or f.name in ("ttft_s", "tpot_s", "itl_s", "e2e_s")
               else 123_456_789_012 for f in fields(Report)}  # fmt: skip
     report = Report(
-        **{**values, "slo": SimpleNamespace(ttft_s=1.5, tpot_s=0.03, e2e_s=12_345.0), "attainment": 0.98765}
+        **{
+            **values,
+            "slo": SimpleNamespace(ttft_s=1.5, tpot_s=0.03, e2e_s=12_345.0),
+            "attainment": 0.98765,
+            "drafts": None,
+        }
     )
     chosen = SimpleNamespace(max_num_seqs=256, max_num_batched_tokens=8192, num_pages=(1_234_568, 9_876_544),
                              groups=(SimpleNamespace(name="full"), SimpleNamespace(name="window")))  # fmt: skip
+    bare = SimpleNamespace(speculation=None)
     found = SimpleNamespace(report=report, first_refusal="the prompt's 123,456 tokens are too many")
-    assert every_width(printed(simulate._print, "a title, poisson:8", "times", found, chosen)) == 2
+    assert every_width(printed(simulate._print, "a title, poisson:8", "times", found, chosen, bare)) == 2
     measured = SimpleNamespace(report=report, at_once=12_345, lateness_s=0.012, failures={"timeout": 12_345},
                                without_usage=12_345)  # fmt: skip
     assert every_width(printed(bench_serve._print, "x at http://127.0.0.1:8000", measured, report, "times")) == 2

@@ -68,7 +68,7 @@ def test_the_speculative_config_is_translated(given: dict[str, Any], expected: s
 @pytest.mark.parametrize(("given", "words"), [
     ("{", "must be a JSON object"), ("[1]", "must be a JSON object"), ("[" * 9999, "must be a JSON object"),
     ('{"method": "ngram", "prompt_lookup_max": 4}', "no 'prompt_lookup_max'"),
-    ('{"method": "suffix"}', "method is 'suffix'; it must be ngram or draft_model"),
+    ('{"method": "suffix"}', "method is 'suffix'; it must be ngram, draft_model, medusa, eagle or eagle3"),
     ('{"method": "draft_model"}', "model is None; it must name the draft model"),
     ('{"model": "x", "num_speculative_tokens": 0}', "num_speculative_tokens is 0"),
     ('{"model": "x", "draft_tensor_parallel_size": 2}', "draft_tensor_parallel_size is 2; it must be 1"),
