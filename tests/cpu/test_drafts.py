@@ -19,6 +19,7 @@ from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
 from ridgeline.ops.api import Memory
+from ridgeline.propose import Drafts
 from ridgeline.runtime import layout, step
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.generator import GenerationRequest
@@ -50,7 +51,7 @@ NEW_TOKENS = 24
 DRAFTS = 5
 Answers = dict[tuple[int, int], list[int]]
 # (request, choice, tokens of the answer so far) -> drafts
-Proposer = Callable[[int, int, Sequence[int]], Sequence[int]]
+Proposer = Callable[[int, int, list[int]], Sequence[int] | Drafts]
 
 
 @cache

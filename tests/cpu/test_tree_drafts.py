@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from cpu.test_drafts import NEW_TOKENS, PROMPTS, SAMPLED, Answers, requests
+from cpu.test_drafts import NEW_TOKENS, PROMPTS, SAMPLED, Answers, requests, serve
 from cpu.test_drafts import loaded as stack
 from oracle.mixers import LATENT, NORM, VOCAB, WIDTH
 from ridgeline import LLM
@@ -51,29 +51,11 @@ def config_of(name: str, dtype: Any = "auto", **options: Any) -> EngineConfig:
     return resolve(spec, 256, given, free_bytes=1 << 30, fixed_len=True, kv_cache_dtype=dtype)
 
 
-def serve(engine: Engine, propose: Proposer | None, **params: Any) -> tuple[Answers, int]:
-    """Run all requests at once; return the answers and the number of steps."""
-    out: Answers = {}
-    steps = 0
-    for i, request in enumerate(requests(**params)):
-        engine.add(i, request)
-    while len(engine):
-        for event in engine.step():
-            assert event.error is None
-            out.setdefault((event.request, event.choice), []).extend(event.tokens)
-        engine.check()
-        for (request, choice), tokens in out.items() if propose else ():
-            engine.propose(request, choice, propose(request, choice, tokens))  # type: ignore[misc]
-        steps += 1
-        assert steps < 3000, "no progress"
-    return out, steps
-
-
 @cache
 def plain(name: str, options: tuple[tuple[str, Any], ...] = (), params: tuple[tuple[str, Any], ...] = ()) -> Answers:
     """Return the answers of an engine without drafts."""
     config = config_of(name, **dict(options))
-    return serve(Engine(loaded(name), config), None, **dict(params))[0]
+    return serve(Engine(loaded(name), config), lambda *_: (), **dict(params))[0]
 
 
 def random_trees(answers: Answers, seed: int = 0) -> Proposer:

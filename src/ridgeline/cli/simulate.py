@@ -104,7 +104,7 @@ Speculative = Annotated[
     _option(
         _DRAFTS,
         "--speculative",
-        help="What proposes draft tokens: a draft model, the folder of a head, or ngram. Default: nothing.",
+        help="Simulates draft tokens of a draft model, of the head in a folder, or of ngram. Default: no drafts.",
     ),
 ]
 NumSpeculativeTokens = Annotated[

@@ -14,7 +14,7 @@ from ridgeline.nn.heads import Eagle3Head, EagleHead, MedusaHead, build_head
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.heads import Eagle3Spec, EagleSpec, HeadSpec, MedusaSpec
 from ridgeline.train.drafts.attention import ChainStep
-from ridgeline.train.drafts.batch import Batch, Target, hits
+from ridgeline.train.drafts.batch import Batch, Logits, Target, hits
 from ridgeline.train.module import RESIDUAL, LanguageModel
 
 FALLING = 0.8  # weight of each draft depth relative to the one before (arXiv:2401.10774)
@@ -71,7 +71,7 @@ class MedusaLearner:
         losses = []
         for k in range(self._head.spec.num_heads):
             at, rows = batch.chains(k)
-            found = self._target.divergence(hidden, rows, lambda r, k=k: self._logits(hidden[r], k), at)  # type: ignore[misc]
+            found = self._target.divergence(hidden, rows, self._draft(hidden, k), at)
             losses.append(found / max(1, len(rows)))
         return falling_mean(losses)
 
@@ -81,8 +81,12 @@ class MedusaLearner:
         found = []
         for k in range(depth):
             at, _ = batch.chains(k, known=True)
-            found.append(hits(batch, k, lambda r, k=k: self._logits(hidden[r], k), at, self._head.to_target))  # type: ignore[misc]
+            found.append(hits(batch, k, self._draft(hidden, k), at, self._head.to_target))
         return found
+
+    def _draft(self, hidden: Tensor, number: int) -> Logits:
+        """Return a function from rows to the logits of one head."""
+        return lambda rows: self._logits(hidden[rows], number)
 
     def _logits(self, hidden: Tensor, number: int) -> Tensor:
         out: Any = self._head.logits_of(hidden, number)
@@ -114,7 +118,7 @@ class EagleLearner:
         for k, features in enumerate(self._outputs(batch, streams, self._steps)):
             at, rows = batch.chains(k)
             at = at + k
-            found = self._target.divergence(hidden, rows, lambda r, f=features: self._logits(f[r]), at)  # type: ignore[misc]
+            found = self._target.divergence(hidden, rows, self._draft(features), at)
             loss = found / max(1, len(rows))
             if isinstance(self._spec, EagleSpec):
                 far = F.smooth_l1_loss(features[at], hidden[rows], reduction="sum") / max(1, len(rows))
@@ -128,7 +132,7 @@ class EagleLearner:
         found = []
         for k, features in enumerate(self._outputs(batch, streams or [hidden], depth)):
             at, _ = batch.chains(k, known=True)
-            found.append(hits(batch, k, lambda r, f=features: self._logits(f[r]), at + k, self._head.to_target))  # type: ignore[misc]
+            found.append(hits(batch, k, self._draft(features), at + k, self._head.to_target))
         return found
 
     def _outputs(self, batch: Batch, streams: list[Tensor], steps: int) -> list[Tensor]:
@@ -145,6 +149,10 @@ class EagleLearner:
             found.append(features)
             features = features.roll(1, 0)  # row j reads the output of row j - 1; first rows of sequences are not used
         return found
+
+    def _draft(self, features: Tensor) -> Logits:
+        """Return a function from rows to their logits."""
+        return lambda rows: self._logits(features[rows])
 
     def _logits(self, features: Any) -> Tensor:
         out: Any = self._head.logits(features)

@@ -18,7 +18,7 @@ from ridgeline.ops.reference.backend import torch_device
 from ridgeline.ops.table import CPU, REFERENCE
 from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
 from ridgeline.spec import ModelSpec
-from ridgeline.spec.heads import HeadSpec
+from ridgeline.spec.heads import HeadSpec, MedusaSpec
 from ridgeline.train.cost import machine_name
 from ridgeline.train.curve import draw_curve, read_log
 from ridgeline.train.data.corpus import Corpus
@@ -161,10 +161,10 @@ def _build(loaded: LoadedModel, said: Continuations, options: DraftOptions, spec
     vocabulary = frequent_tokens(head, said.train)
     target = Target(loaded.model, loaded.table, vocabulary)
     learner: Learner
-    if options.kind == "medusa":
-        learner = MedusaLearner(head, target)  # type: ignore[arg-type]
+    if isinstance(head, MedusaSpec):
+        learner = MedusaLearner(head, target)
     else:
-        learner = EagleLearner(head, target, options.practised, options.seed)  # type: ignore[arg-type]
+        learner = EagleLearner(head, target, options.practised, options.seed)
     return _Draft(learner, target, head, vocabulary)
 
 
