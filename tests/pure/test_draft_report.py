@@ -27,6 +27,13 @@ def counts(*verified: tuple[int, int]) -> DraftCounts:
     return found
 
 
+def test_a_gain_that_was_not_measured_is_not_stated() -> None:
+    unmeasured = DraftSpeed(10.0, 0.1, 0.0, 9.9, 10.0, 10.0, [90, 0, 0, 0, 4])
+    found = " ".join(draft_report("pocket-draft", counts((4, 4)), unmeasured, "same"))
+    assert "their gain is not known yet" in found
+    assert "times plain" not in found and "tokens as without drafts" in found
+
+
 def test_a_report() -> None:
     """If three of four verifications reach depth 1, two depth 2 and one depth 3, they give 1 + 0.75 + 0.5 + 0.25."""
     lines = draft_report("pocket-draft", counts((3, 3), (3, 2), (3, 1), (3, 0)), SPEED, "same")

@@ -38,6 +38,8 @@ def _depth(counts: DraftCounts, speed: DraftSpeed | None) -> str:
 def _times(speed: DraftSpeed | None) -> list[str]:
     if speed is None or speed.factor is None:
         return []
+    if not speed.verifying:
+        return ["their gain is not known yet, because the first verifications are not measured"]
     predicted = "" if speed.expected_factor is None else f", {speed.expected_factor:.2f} predicted"
     verifying, drafting = speed.verifying / speed.seconds, speed.drafting / speed.seconds
     return [
