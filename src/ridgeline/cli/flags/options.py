@@ -147,11 +147,11 @@ Speculative = Annotated[
     _engine(
         "--speculative",
         help="Chooses what proposes draft tokens, of which one step verifies several. ngram proposes the tokens that "
-        "followed the last ones where they occurred before, in the sequence or in earlier answers. The folder or hub id "
-        "of a draft model with the same tokenizer, or of a head for this model (Medusa, EAGLE-1, EAGLE-2, EAGLE-3), lets "
-        "it propose them; pocket-draft is the draft of pocket. off proposes none. The answers are the same. Default: off. "
-        "Take ngram where answers repeat text, such as edits of code; elsewhere take a head, or a draft model that "
-        "takes at most a tenth of the model's time.",
+        "followed the last ones where they occurred before, in the sequence or in earlier answers. The folder or "
+        "hub id of a draft model with the same tokenizer, or of a head for this model (Medusa, EAGLE-1, EAGLE-2, "
+        "EAGLE-3), lets it propose them; pocket-draft is the draft of pocket. off proposes none. The answers are "
+        "the same. Default: off. Take ngram where answers repeat text, such as edits of code; elsewhere take a "
+        "head, or a draft model that takes at most a tenth of the model's time.",
     ),
 ]
 DraftDepth = Annotated[
