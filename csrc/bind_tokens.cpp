@@ -43,6 +43,20 @@ void embed(Pool& pool, const Any& table, const std::string& kind_name, const Ids
     perform(pool, pool, job, table, ids, out);
 }
 
+// Copies each row of x to the given row of an array.
+void write_rows(Pool& pool, const Output& to, const Ids& rows, const Input& x) {
+    const Rows<float> target = rows_of(to, "to");
+    const int64_t n = int64_t(rows.size());
+    const Rows<const float> from = rows_of(x, "x", n, target.columns);
+    const int64_t* row = vector_of(rows, "rows", n);
+    auto job = [=](Pool::Hold&) {
+        for (int64_t i = 0; i < n; ++i) check_id(row[i], target.rows, "row");
+        for (int64_t i = 0; i < n; ++i)
+            std::copy_n(from.data + i * from.stride, from.columns, target.data + row[i] * target.stride);
+    };
+    perform(pool, pool, job, to, rows, x);
+}
+
 // cos, sin = factor * cos(angle), sin(angle), angle = position * frequency in float64, rounded to float32.
 void rotary(Pool& pool, const Ids& positions, const Input& frequencies, float factor, const Output& cos,
             const Output& sin) {
@@ -171,6 +185,7 @@ int64_t draw_scores(const Given<const double>& scores, const std::optional<Ids>&
 
 void bind_tokens(nb::module_& m) {
     m.def("embed", embed, nb::arg("pool"), array("table"), nb::arg("kind"), array("ids"), array("out"));
+    m.def("write_rows", write_rows, nb::arg("pool"), array("to"), array("rows"), array("x"));
     m.def("rotary", rotary, nb::arg("pool"), array("positions"), array("frequencies"), nb::arg("factor"), array("cos"),
           array("sin"));
     m.def("decode_layout", decode_layout, nb::arg("pool"), array("table"), array("rows"), array("positions"),

@@ -466,6 +466,9 @@ def gated_norm(pool: Pool, groups: int, eps: float, y: Floats, z: Floats, weight
 def embed(pool: Pool, table: Array, kind: str, ids: Ints, out: Floats) -> None:
     """Write rows of a table in float32. Raises IndexError for an id outside of the table."""
 
+def write_rows(pool: Pool, to: Floats, rows: Ints, x: Floats) -> None:
+    """Copy each row of x [n, width] to a row of an array. Raises IndexError for a row outside of it."""
+
 def rotary(pool: Pool, positions: Ints, frequencies: Floats, factor: float, cos: Floats, sin: Floats) -> None:
     """factor times cosines and sines [n, pairs] of position * frequency."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from ridgeline.load.heads import HeadFile, write_head
 from ridgeline.load.safetensors import HostTensor
 from ridgeline.nn.heads import MedusaHead
 from ridgeline.runtime.drafter import Ask
-from ridgeline.runtime.eagle_drafter import EagleDrafter
+from ridgeline.runtime.eagle_drafter import FORGOTTEN, EagleDrafter
 from ridgeline.runtime.features import Features
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.heads import LoadedHead, load_head
@@ -73,15 +74,22 @@ def settings(head: str, target: str = "attention", **options: Any) -> EngineConf
     )  # fmt: skip
 
 
-def expected(head: LoadedHead, target: LoadedModel, tokens: list[int], depth: int) -> list[int]:
-    """Return the greedy drafts after some tokens, from dense passes over all of them."""
+def expected(
+    head: LoadedHead, target: LoadedModel, tokens: list[int], depth: int, lost: Sequence[tuple[int, int]] = ()
+) -> list[int]:
+    """Return the greedy drafts after some tokens, from dense passes over all of them.
+
+    lost: ranges of rows that read features of zeros.
+    """
     memory, module = target.table.memory, head.head
     aux = module.spec.aux(len(target.spec.layers))
     stream = target.model.forward(DenseStep.build([tokens[:-1]], memory), aux=aux)
     if isinstance(module, MedusaHead):
         last = np.asarray(target.model.hidden(stream))[-1:]
         return [int(np.argmax(memory.get(x)[0])) for x in module.logits(last, depth)]
-    features = np.asarray(module.fuse(stream.aux if aux else [target.model.hidden(stream)]))
+    features = np.array(module.fuse(stream.aux if aux else [target.model.hidden(stream)]))
+    for start, end in lost:
+        features[start:end] = 0.0
     read, drafts = list(tokens[1:]), list[int]()
     for _ in range(depth):
         found = module.feature(module.forward(DenseStep.build([read], memory), features))
@@ -114,9 +122,13 @@ def watched(engine: Engine, answers: Answers, monkeypatch: pytest.MonkeyPatch) -
     return found
 
 
-def share_right(head: str, found: list[tuple[list[int], list[int]]]) -> float:
-    """Return the share of draft calls whose drafts are those of dense passes."""
-    same = [drafts == expected(head_of(head), loaded("attention"), tokens, len(drafts)) for tokens, drafts in found]
+def share_right(
+    head: str, found: list[tuple[list[int], list[int]]], lost: Sequence[tuple[int, int]] = ()
+) -> float:
+    """Return the share of draft calls whose drafts are those of dense passes. lost: as in `expected`."""
+    same = [
+        drafts == expected(head_of(head), loaded("attention"), tokens, len(drafts), lost) for tokens, drafts in found
+    ]
     assert len(same) > 10
     return sum(same) / len(same)
 
@@ -213,16 +225,19 @@ def test_sampled_answers_with_a_head(head: str, acceptance: str) -> None:
     assert all(len(tokens) == NEW_TOKENS for tokens in found.values())
 
 
-def test_rows_wait_until_their_features_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request without drafts for longer than features are kept leaves no row out."""
+@pytest.mark.parametrize("first", [0, 3])
+def test_rows_wait_until_their_features_would_be_lost(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a request without drafts run later if it had drafts before. Otherwise the older ones read zeros."""
     engine = open_engine("eagle", monkeypatch)
-    found = list[tuple[list[int], list[int]]]()
+    found, lost = list[tuple[list[int], list[int]]](), list[tuple[int, int]]()
     drafter: Any = engine._runner.drafter
-    draft, is_on = drafter.draft, [False]
+    draft, steps = drafter.draft, 0
 
     def noted(asks: list[Ask], **options: Any) -> list[list[Draft]]:
-        if not is_on[0]:
+        if first <= steps < 120:
             return [[] for _ in asks]
+        for gaps in drafter._gaps.values():
+            lost.extend(gaps.ranges)
         out: list[list[Draft]] = draft(asks, **options)
         found.extend((list(ask.tokens), [x.token for x in drafts]) for ask, drafts in zip(asks, out, strict=True))
         return out
@@ -230,12 +245,11 @@ def test_rows_wait_until_their_features_would_be_lost(monkeypatch: pytest.Monkey
     monkeypatch.setattr(drafter, "draft", noted)
     params = SamplingParams(max_tokens=150, temperature=0, ignore_eos=True)
     engine.add(0, GenerationRequest(PROMPTS[1], params, (NoiseKey(0, 0),)))
-    steps = 0
     while len(engine):
         engine.step()
         steps += 1
-        is_on[0] = steps > 120
-    assert share_right("eagle", [x for x in found if x[1]]) == 1.0
+    assert lost == ([] if first else [(len(PROMPTS[1]) - 1, len(PROMPTS[1]) - 1 + 2 * FORGOTTEN)])
+    assert share_right("eagle", [x for x in found if len(x[0]) > 100], lost) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -306,4 +320,4 @@ def test_features_take_the_bytes_that_are_planned() -> None:
         engine = Engine(loaded("attention"), config, draft=head_of(head))
         drafter: Any = engine._runner.drafter
         tokens = 0 if head == "medusa" else 100
-        assert drafter._features.array.shape == (feature_rows(7, DRAFTS, tokens), spec.hidden_size)
+        assert drafter._features.array.shape == (feature_rows(7 + 1, DRAFTS, tokens), spec.hidden_size)

@@ -30,11 +30,11 @@ class HeadWorkspace:
         head, width = self._head, self._head.hidden_size
         if self._layer is None:
             assert isinstance(head, MedusaSpec)
-            kept = feature_rows(max_seqs, self._drafts, 0) * width
+            kept = feature_rows(max_seqs + 1, self._drafts, 0) * width
             # Each sequence has the state and a block of every head, their logits, and what sampling reads of these.
             passes = max_seqs * head.num_heads * (3 * width + 2 * head.vocab_size)
             return self._float_bytes * (kept + max_tokens * width + passes)
-        kept = feature_rows(max_seqs, self._drafts, max_tokens) * width
+        kept = feature_rows(max_seqs + 1, self._drafts, max_tokens) * width
         streams = max_tokens * (
             2 * head.target_hidden_size * max(1, len(head.aux(head.target_layers or 8))) + 4 * width
         )

@@ -81,8 +81,11 @@ class Drafter(Protocol):
         """Take note of a step that the target is about to run."""
         ...
 
-    def ran(self, plan: StepPlan, tokens: Ints, features: Array) -> None:
-        """Take the features [T, hidden_size] of a step that has run. tokens: ids of its tokens [T]."""
+    def ran(self, plan: StepPlan, tokens: Ints, features: Array | None) -> None:
+        """Take the features [T, hidden_size] of a step that has run. tokens: ids of its tokens [T].
+
+        features: None if the step was recorded, and has written its features to `tap.kept`.
+        """
         ...
 
     def draft(self, asks: Sequence[Ask], *, follow: bool = True) -> list[list[Draft]]:

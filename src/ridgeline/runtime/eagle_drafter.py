@@ -1,9 +1,10 @@
 """Propose drafts with an EAGLE head, whose layer shares the pages of its target.
 
 Row p of the head reads the target's feature of position p and the token at p + 1, so it can run when that token is
-known. Rows of a prompt's chunk run as soon as the target has computed the chunk. Later rows wait until the head drafts,
-or until their features would be lost. Rows of drafts read features of the head itself; they are computed again from the
-target's features when the drafts are accepted.
+known. Rows of a prompt's chunk run as soon as the target has computed the chunk. Later rows wait until the head drafts.
+If their features would be overwritten before, they run then, or are forgotten if the sequence has had no drafts: while
+drafts do not pay, the head's rows would take as long as those of a layer of the target. Rows of drafts read features of
+the head itself; they are computed again from the target's features when the drafts are accepted.
 
 The head has one layer, so what a row writes does not depend on the rows before it.
 """
@@ -26,20 +27,28 @@ from ridgeline.runtime.layout import Ints
 from ridgeline.sched.work import StepPlan, Work
 
 
-class _Gap(NamedTuple):
-    """Rows [start, end) of a sequence whose features were lost: another sequence computed them before."""
+FORGOTTEN = 32  # rows of a sequence that are forgotten together
+
+
+class _Gaps(NamedTuple):
+    """Rows of a sequence whose features were lost: ranges [start, end), in order."""
 
     sequence: int
-    start: int
-    end: int
+    ranges: list[tuple[int, int]]
+
+    def add(self, start: int, end: int) -> None:
+        """Add rows that follow all others."""
+        if self.ranges and self.ranges[-1][1] == start:
+            start = self.ranges.pop()[0]
+        self.ranges.append((start, end))
 
 
 class EagleDrafter(ChainDrafter):
     """Proposes drafts with an EAGLE head.
 
-    A sequence can begin after rows that no head has run: the last one before a prefix that it reuses, and those that
-    waited when it lost its pages or was forked. These rows then read features of zeros. They are few, and they only
-    make drafts a little worse.
+    A sequence can have rows that no head has run: the last one before a prefix that it reuses, those that waited when
+    it lost its pages or was forked, and those that were forgotten. These rows read features of zeros when the sequence
+    next has drafts. They only make drafts a little worse.
     """
 
     def __init__(self, head: EagleHead | Eagle3Head, target: Model, place: Place) -> None:
@@ -49,29 +58,33 @@ class EagleDrafter(ChainDrafter):
         self._features, self._kept = features, features.size - place.num_drafts - 1
         chain = EagleChain(head, target, features, place.table)
         super().__init__(chain, place, spec.vocab_size - 1, place.num_drafts + 1)
-        self._gaps: dict[int, _Gap] = {}  # by row of the page tables
+        self._gaps: dict[int, _Gaps] = {}  # by row of the page tables
         aux = spec.aux(len(target.spec.layers))
-        self.tap = Tap(aux, lambda stream: head.fuse(stream.aux if aux else (target.hidden(stream),)))
+        self.tap = Tap(aux, lambda stream: head.fuse(stream.aux if aux else (target.hidden(stream),)), features)
 
-    def ran(self, plan: StepPlan, tokens: Ints, features: Array) -> None:
-        """Keep the features of a step; run rows that cannot wait."""
+    def ran(self, plan: StepPlan, tokens: Ints, features: Array | None) -> None:
+        """Keep the features of a step; run or forget rows that cannot wait."""
         spans, offset, has_chunks = list[Span](), 0, False
         for work in plan.works:
             held, stop = self._held(work), work.start + len(work.tokens)
-            own = tokens[offset : offset + len(work.tokens)]
             if not is_decode(work):
-                spans.append(self._chunk(work, held, own, offset))
+                spans.append(self._chunk(work, held, tokens[offset : offset + len(work.tokens)], offset))
                 held.first, has_chunks = stop - 1, True
             elif stop - held.first > self._kept:
-                spans.append(self._waiting(work, held, int(own[0])))
-                held.first = work.start
+                if held.drafts:
+                    spans.append(self._waiting(work, held, int(tokens[offset])))
+                    held.first, held.drafts = work.start, False
+                else:
+                    self._gaps_of(work.sequence, work.row).add(held.first, held.first + FORGOTTEN)
+                    held.first += FORGOTTEN
             held.end = stop
             offset += len(work.tokens)
-        if has_chunks:
+        if has_chunks and features is not None:
             self._features.keep_step(features)
         for part in _parts(spans, self._max_tokens):
             self._forward(part)
-        self._features.keep(plan.works, tokens, features)
+        if features is not None:
+            self._features.keep(plan.works, tokens, features)
 
     def _held(self, work: Work) -> Held:
         """Return which features of a work's sequence are kept, after those of drafts that were rejected are dropped."""
@@ -80,9 +93,16 @@ class EagleDrafter(ChainDrafter):
             held = self._features.rows[work.row] = Held(work.sequence, work.start, work.start)
             self._gaps.pop(work.row, None)
             if (right := self._filled.end(work.row, work.start)) < work.start:
-                self._gaps[work.row] = _Gap(work.sequence, right, work.start)
+                self._gaps_of(work.sequence, work.row).add(right, work.start)
         held.end = work.start
         return held
+
+    def _gaps_of(self, sequence: int, row: int) -> _Gaps:
+        """Return the rows of a sequence that were lost."""
+        found = self._gaps.get(row)
+        if found is None or found.sequence != sequence:
+            found = self._gaps[row] = _Gaps(sequence, [])
+        return found
 
     def _chunk(self, work: Work, held: Held, tokens: Ints, offset: int) -> Span:
         """Return the rows of a chunk whose next token is known, and those that waited before it."""
@@ -102,13 +122,17 @@ class EagleDrafter(ChainDrafter):
         """Run rows whose features were lost, with zeros."""
         spans = []
         for ask in asks:
-            held, gap = self._features.of(ask.sequence, ask.row), self._gaps.get(ask.row)
-            if held is None or gap is None or gap.sequence != ask.sequence:
+            held, gaps = self._features.of(ask.sequence, ask.row), self._gaps.get(ask.row)
+            if held is None:
                 continue
-            tokens = ask.tokens[gap.start + 1 : gap.end + 1]
-            spans.append(Span(ask.sequence, ask.row, gap.start, tokens, self._features.zeros(len(tokens))))
+            held.drafts = True
+            if gaps is None or gaps.sequence != ask.sequence:
+                continue
+            for start, end in gaps.ranges:
+                tokens = ask.tokens[start + 1 : end + 1]
+                spans.append(Span(ask.sequence, ask.row, start, tokens, self._features.zeros(len(tokens))))
             del self._gaps[ask.row]
-            self._filled.computed(ask.sequence, ask.row, gap.start, held.first)
+            self._filled.computed(ask.sequence, ask.row, gaps.ranges[0][0], held.first)
         for part in _parts(spans, self._max_tokens):
             self._forward(part)
 

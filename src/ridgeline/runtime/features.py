@@ -20,28 +20,33 @@ from ridgeline.spec.workspace import KEPT_FEATURES, feature_rows
 
 @dataclass(slots=True)
 class Held:
-    """Positions [first, end) of a sequence whose features are kept. Later positions hold drafts, if any."""
+    """Positions [first, end) of a sequence whose features are kept. Later positions hold drafts, if any.
+
+    drafts: whether the sequence had drafts since rows were last run or forgotten.
+    """
 
     sequence: int
     first: int
     end: int
+    drafts: bool = False
 
 
 class Features:
     """Holds features of each row of the page tables, and those of all tokens of one step.
 
-    max_seqs: rows of the page tables. drafts: most drafts of a sequence in a step. tokens: most tokens of a step.
-    array: all of them, [max_seqs * size + 1 + tokens, hidden_size]. Position p of row r is at r * size + p % size.
-    After these comes a feature of zeros, and then those of the step.
+    max_seqs: rows of the page tables that sequences have; the row after them fills up recorded steps. drafts: most
+    drafts of a sequence in a step. tokens: most tokens of a step. array: all of them, [rows * size + 1 + tokens,
+    hidden_size]. Position p of row r is at r * size + p % size. After these comes a feature of zeros, and then those of
+    the step.
     """
 
     def __init__(self, max_seqs: int, drafts: int, tokens: int, hidden_size: int, table: OpsTable) -> None:
         self.size = KEPT_FEATURES + 2 * (drafts + 1)
-        self._zero = max_seqs * self.size
-        self.array: Array = table.memory.zeros((feature_rows(max_seqs, drafts, tokens), hidden_size))
+        self._zero = (max_seqs + 1) * self.size
+        self.array: Array = table.memory.zeros((feature_rows(max_seqs + 1, drafts, tokens), hidden_size))
         self._memory, self._write = table.memory, table.primitive(api.WRITE_STATE)
         self._take = table.primitive(api.EMBEDDING)
-        self._tokens = np.zeros((max_seqs, self.size), np.int64)
+        self._tokens = np.zeros((max_seqs + 1) * self.size, np.int64)
         self.rows: dict[int, Held] = {}  # by row of the page tables
 
     def of(self, sequence: int, row: int) -> Held | None:
@@ -63,7 +68,7 @@ class Features:
 
     def tokens(self, row: int, start: int, end: int) -> list[int]:
         """Return the tokens at positions [start, end) of a row whose features are kept."""
-        found: list[int] = self._tokens[row, np.arange(start, end) % self.size].tolist()
+        found: list[int] = self._tokens[self.at(row, start, end)].tolist()
         return found
 
     def take(self, indices: Array) -> Array:
@@ -73,6 +78,20 @@ class Features:
     def keep_step(self, features: Array) -> None:
         """Keep the features [T, hidden_size] of all tokens of a step until the next step."""
         self.put(self.of_step(0, features.shape[0]), features)
+
+    def places(self, works: Sequence[Work], tokens: Ints) -> list[int]:
+        """Return the indices in `array` of all tokens of a step that only decodes.
+
+        tokens: their ids [T], which are kept too.
+        """
+        size = self.size
+        found = [w.row * size + p % size for w in works for p in range(w.start, w.start + len(w.tokens))]
+        self._tokens[found] = tokens
+        return found
+
+    def write(self, indices: Array, features: Array) -> None:
+        """Write features [n, hidden_size] to indices [n] of `array`, both on the device."""
+        self._write(self.array, indices, features)
 
     def keep(self, works: Sequence[Work], tokens: Ints, features: Array) -> None:
         """Keep the features of a step's works [T, hidden_size]; of a chunk of a prompt, only the last one.
@@ -89,7 +108,7 @@ class Features:
         if len(chosen) < features.shape[0]:
             features = self._take(features, self._memory.integers(np.array(chosen)))
         self.put(kept, features)
-        self._tokens.reshape(-1)[kept] = tokens[chosen]
+        self._tokens[kept] = tokens[chosen]
 
     def put(self, indices: Ints, features: Array) -> None:
         """Write features [n, hidden_size] to indices of `array`."""

@@ -20,6 +20,7 @@ from ridgeline.ops.api import Array, Buckets, PagedLayout
 from ridgeline.ops.driver import Recorded, Recorder
 from ridgeline.runtime.arena import Layers
 from ridgeline.runtime.drafts import DraftInputs
+from ridgeline.runtime.features import Features
 from ridgeline.runtime.layout import Ints, Slices
 from ridgeline.runtime.padding import Shapes, Tokens
 from ridgeline.runtime.step import PagedStep
@@ -36,23 +37,24 @@ Tree = tuple[Sequence[int], Sequence[int]]  # positions and paths of a step's to
 class Tap(NamedTuple):
     """Takes what a head for speculative decoding reads from a forward pass.
 
-    aux: ids of layers, as in `Model.forward`. features: returns the features [T, hidden_size] of a stream.
+    aux: ids of layers, as in `Model.forward`. features: returns the features [T, hidden_size] of a stream. kept:
+    recorded steps write their features there.
     """
 
     aux: tuple[int, ...]
     features: Callable[[Stream], Array]
+    kept: Features
 
 
 class Decoded(NamedTuple):
     """Results of a recorded step of T tokens, valid until the next one: logits [T, vocabulary], the best token of each
-    row and its logit [T], the residual stream, and the features that a tap takes.
+    row and its logit [T], and the residual stream.
     """
 
     logits: Array
     best: Array
     best_logits: Array
     stream: Stream
-    features: Array | None
 
 
 class Inputs(NamedTuple):
@@ -75,9 +77,10 @@ class Inputs(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    """A recorded step."""
+    """A recorded step. kept: where the features of its tokens are written; None if nobody reads any."""
 
     inputs: Inputs
+    kept: Array | None
     made: Decoded
     run: Callable[[], None]
 
@@ -139,13 +142,15 @@ class DecodeGraphs:
         page_tables: Sequence[Ints], tap: Tap | None = None,
     ) -> None:  # fmt: skip
         self._model, self._tap = model, tap
-        self._passes = Passes(model.constants(), table, groups, arena, drafts, page_tables)
+        constants = [*model.constants(), *([tap.kept.array] if tap else ())]
+        self._passes = Passes(constants, table, groups, arena, drafts, page_tables)
         self._graphs: dict[tuple[int, int, bool], _Graph] = {}
         if self.refusal is None:
             recorder, most = self._passes.recorder, self._passes.most
             of_tokens = [recorder.input(MOST_TOKENS) for _ in range(4)]
             self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
             self._tree = recorder.input(MOST_TOKENS), recorder.input(MOST_TOKENS)
+            self._kept = recorder.input(MOST_TOKENS)
         self._shapes = Shapes(self._passes.most, MOST_TOKENS)
 
     @property
@@ -155,13 +160,14 @@ class DecodeGraphs:
 
     def run(
         self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int], tokens: Sequence[int],
-        frequency_rows: Sequence[int] | None = None, tree: Tree | None = None,
+        frequency_rows: Sequence[int] | None = None, tree: Tree | None = None, kept: Sequence[int] = (),
     ) -> Decoded | None:  # fmt: skip
         """Run the next tokens of n sequences, with their drafts; None if the step must run unrecorded.
 
         rows, starts, lengths: each sequence's row of the page tables, first position and number of tokens.
         tokens, frequency_rows: ids and frequency rows of all tokens, one sequence after the other. tree: positions and
-        paths of all tokens, if drafts form trees. The result may have more rows after theirs.
+        paths of all tokens, if drafts form trees. kept: indices in the features of the tap, one for each token. The
+        result may have more rows after theirs.
         """
         n, total = len(rows), len(tokens)
         if self.refusal is not None or n > MOST_SEQUENCES or total > MOST_TOKENS:
@@ -169,41 +175,47 @@ class DecodeGraphs:
         given = Tokens(rows, starts, lengths, tokens, frequency_rows)
         if tree is None and (n, total, False) not in self._graphs and (more := self._shapes.more(n, total)):
             given = given.with_more(more, self._passes.spare)
+            if self._tap:
+                kept = [*kept, *self._tap.kept.at(self._passes.spare, 0, len(given.tokens) - total).tolist()]
         key = len(given.rows), len(given.tokens), tree is not None
         graph = self._graphs.pop(key, None)
         if graph is None:
-            return self._record(given, tree)
+            return self._record(given, tree, kept)
         self._graphs[key] = graph  # the last of the dict is the one that was used last
         fill(self._passes.recorder, graph.inputs, given, tree)
+        if graph.kept is not None:
+            self._passes.recorder.assign(graph.kept, kept)
         graph.run()
         return graph.made
 
-    def _record(self, given: Tokens, tree: Tree | None) -> Decoded | None:
-        n, total, passes = len(given.rows), len(given.tokens), self._passes
+    def _record(self, given: Tokens, tree: Tree | None, kept: Sequence[int]) -> Decoded | None:
+        n, total, passes, tap = len(given.rows), len(given.tokens), self._passes, self._tap
         inputs = cut(passes, self._inputs, n, total)
         if tree is not None:
             slots, paths = (passes.recorder.first(x, total) for x in self._tree)
             inputs = inputs._replace(slots=slots, paths=paths)
         fill(passes.recorder, inputs, given, tree)
-        slices = Slices.plain(np.array(given.rows), np.array(given.starts), np.array(given.lengths))
+        slices, places = Slices.plain(np.array(given.rows), np.array(given.starts), np.array(given.lengths)), None
+        if tap:
+            places = passes.recorder.first(self._kept, total)
+            passes.recorder.assign(places, kept)
 
         def work() -> Sequence[Array]:
-            stream = self._model.forward(passes.step(slices, inputs), aux=self._tap.aux if self._tap else ())
+            stream = self._model.forward(passes.step(slices, inputs), aux=tap.aux if tap else ())
+            if tap:
+                tap.kept.write(places, tap.features(stream))
             logits = self._model.logits(stream)
             made = [logits, *passes.best(logits), stream.residual]
-            if self._tap:
-                made.append(self._tap.features(stream))
             return made if stream.delta is None else [*made, stream.delta]
 
         found = passes.record(work)
         if found is None:
             return None
         logits, best, best_logits, residual, *more = found.results
-        features = more.pop(0) if self._tap else None
-        made = Decoded(logits, best, best_logits, Stream(residual, more[0] if more else None), features)
+        made = Decoded(logits, best, best_logits, Stream(residual, more[0] if more else None))
         if len(self._graphs) >= MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
-        self._graphs[n, total, tree is not None] = _Graph(inputs, made, found.run)
+        self._graphs[n, total, tree is not None] = _Graph(inputs, places, made, found.run)
         return made
 
 

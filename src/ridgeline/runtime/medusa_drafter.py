@@ -44,7 +44,7 @@ class MedusaDrafter:
         self._head, self._memory, self._place = head, place.table.memory, place
         self._features = Features(place.max_seqs, place.num_drafts, 0, head.spec.hidden_size, place.table)
         self.most: int | None = head.spec.num_heads
-        self.tap: Tap | None = Tap((), target.hidden)
+        self.tap: Tap | None = Tap((), target.hidden, self._features)
         constants = [self._features.array, *head.constants()]
         inputs = DraftInputs(place.max_seqs, 0, place.table)
         self._passes = Passes(constants, place.table, (), place.arena, inputs, place.tables)
@@ -56,12 +56,13 @@ class MedusaDrafter:
     def follow(self, plan: StepPlan) -> None:
         """Do nothing: there is no state in pages."""
 
-    def ran(self, plan: StepPlan, tokens: Ints, features: Array) -> None:
+    def ran(self, plan: StepPlan, tokens: Ints, features: Array | None) -> None:
         """Keep the hidden states of a step."""
         for work in plan.works:
             stop = work.start + len(work.tokens)
             self._features.rows[work.row] = Held(work.sequence, work.start if is_decode(work) else stop - 1, stop)
-        self._features.keep(plan.works, tokens, features)
+        if features is not None:
+            self._features.keep(plan.works, tokens, features)
 
     def draft(self, asks: Sequence[Ask], *, follow: bool = True) -> list[list[Draft]]:
         """Return drafts for each sequence; see Drafter."""

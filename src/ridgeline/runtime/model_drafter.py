@@ -29,7 +29,7 @@ class ModelDrafter(ChainDrafter):
         super().follow(plan)
         self._chunks = [work for work in plan.works if not work.sample]
 
-    def ran(self, plan: StepPlan, tokens: Ints, features: Array) -> None:
+    def ran(self, plan: StepPlan, tokens: Ints, features: Array | None) -> None:
         """Do nothing: a draft model reads tokens only."""
 
     def _prepare(self, asks: Sequence[Ask], follow: bool) -> None:

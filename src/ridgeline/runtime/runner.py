@@ -287,12 +287,12 @@ class DeviceRunner:
         slices = self._slices(plan.works)
         decoded = self._decode(plan.works, slices, tokens)
         if decoded is not None:
-            forward = Forward(self._model, decoded.stream, self._memory, decoded, decoded.features)
+            forward = Forward(self._model, decoded.stream, self._memory, decoded)
         else:
             stream = self._model.forward(self._step(slices, tokens), aux=self._tap.aux if self._tap else ())
             features = self._tap.features(stream) if self._tap else None
             forward = Forward(self._model, stream, self._memory, features=features)
-        if self.drafter is not None and forward.features is not None and self.drafter.lost is None:
+        if self.drafter is not None and self._tap is not None and self.drafter.lost is None:
             try:
                 self.drafter.ran(plan, tokens, forward.features)
             except Exception as e:  # a step of the target must not end with its draft
@@ -313,7 +313,8 @@ class DeviceRunner:
         if (tables := self._model.frequency_tables) is not None:
             rows = tables.rows(np.repeat(slices.floors, slices.lengths), slices.positions()).tolist()
         tree = None if slices.paths is None else (slices.positions().tolist(), slices.paths.tolist())
-        return self.graphs.run([work.row for work in works], starts, lengths, tokens.tolist(), rows, tree)
+        kept = () if self._tap is None else self._tap.kept.places(works, tokens)
+        return self.graphs.run([work.row for work in works], starts, lengths, tokens.tolist(), rows, tree, kept)
 
     def _slices(self, works: Sequence[Work]) -> Slices:
         trees = None

@@ -24,8 +24,8 @@ KEPT_FEATURES: Final = 64  # positions of a sequence, besides its drafts, whose 
 def feature_rows(rows: int, drafts: int, tokens: int) -> int:
     """Return how many features the drafter of a head holds (runtime/features.py).
 
-    rows: lines of the page tables. drafts: draft tokens of a sequence in a step. tokens: tokens of a step that are kept
-    as well.
+    rows: lines of the page tables, with the one that no sequence has. drafts: draft tokens of a sequence in a step.
+    tokens: tokens of a step that are kept as well.
     """
     return rows * (KEPT_FEATURES + 2 * (drafts + 1)) + 1 + tokens
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ridgeline import _kernels
 from ridgeline._kernels import Pool
 from ridgeline.ops import api
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
@@ -71,7 +72,9 @@ def read_state(case: None, pool: Pool) -> Callable[[Floats, Ints, Ints, Ints], S
 
 def write_state(case: None, pool: Pool) -> Callable[[Floats, Ints, State], None]:
     def run(pages: Floats, write: Ints, states: State) -> None:
-        if not isinstance(states, StatesInPages):  # these are in their pages already
+        if isinstance(states, np.ndarray) and states.ndim == 2:
+            _kernels.write_rows(pool, pages, write, states)
+        elif not isinstance(states, StatesInPages):  # these are in their pages already
             host.write_state(pages, write, states)
 
     return run
