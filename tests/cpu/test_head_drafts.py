@@ -122,9 +122,7 @@ def watched(engine: Engine, answers: Answers, monkeypatch: pytest.MonkeyPatch) -
     return found
 
 
-def share_right(
-    head: str, found: list[tuple[list[int], list[int]]], lost: Sequence[tuple[int, int]] = ()
-) -> float:
+def share_right(head: str, found: list[tuple[list[int], list[int]]], lost: Sequence[tuple[int, int]] = ()) -> float:
     """Return the share of draft calls whose drafts are those of dense passes. lost: as in `expected`."""
     same = [
         drafts == expected(head_of(head), loaded("attention"), tokens, len(drafts), lost) for tokens, drafts in found

@@ -34,7 +34,7 @@ HOPED = 0.8  # acceptance before the first verification
 LIKELY = 0.5  # with this acceptance of first drafts, it is worth while to measure what drafts cost
 AGAIN = 1  # accepted probes before the times are measured again; twice as many before each next time
 OWN_VERIFICATIONS = 6.0  # from so many on, a sequence's own acceptance counts more than that of all
-RECHECK = 8  # without drafts, the choice is made again after so many steps
+RECHECK = 24  # without drafts, the choice is made again after so many steps
 PROBE_STEPS, RAREST_PROBE = 24, 96  # steps without drafts between two probes
 PLAIN_STEPS = 64  # with drafts, a step without them after so many, so that its time stays known
 GAIN = 1.02  # drafts must be so much faster than none: times are not exact
@@ -89,13 +89,15 @@ class Costs:
 
     def add(self, batch: int, drafts: int, rounds: int, seconds: float, drafting: float) -> None:
         """Record a step. drafting: seconds of its rounds of the draft model."""
-        plain, draft = self.plain.value, self.draft.value
+        plain, draft, is_first = self.plain.value, self.draft.value, not self.since_plain
         self.since_plain = self.since_plain + 1 if drafts else 0
         usual = None if plain is None or (drafts and draft is None) else plain + drafts * (draft or 0.0)
         if self._is_odd(seconds, usual):
             return
         if not drafts:
             self.plain.add(seconds)
+        elif is_first and draft is not None:
+            return  # its weights were in no cache
         elif plain is not None:  # few drafts say little about the time of one
             self.draft.add(max(seconds - plain, 0.0) / drafts, WEIGHT * min(1.0, drafts / batch))
         if rounds and not self._is_odd(drafting / rounds, self.round.value):

@@ -96,7 +96,8 @@ class Drafting(ABC):
             if self._rule is not None:
                 chosen = self._rule.depths(list(room), len(able))
                 depths = {sequence: min(depth, room[sequence]) for sequence, depth in chosen.items()}
-            self._proposed = self._verifiable(self._find(depths, {seq.id: seq for seq in able}, answers))
+            if depths or self._rule is None:
+                self._proposed = self._verifiable(self._find(depths, {seq.id: seq for seq in able}, answers))
             for sequence, drafts in self._proposed.items():
                 scheduler.propose(sequence, drafts.tokens, drafts.parents)
         self._began = time.perf_counter()

@@ -26,7 +26,6 @@ from ridgeline.runtime.graphs import Tap
 from ridgeline.runtime.layout import Ints
 from ridgeline.sched.work import StepPlan, Work
 
-
 FORGOTTEN = 32  # rows of a sequence that are forgotten together
 
 

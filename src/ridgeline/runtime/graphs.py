@@ -202,7 +202,7 @@ class DecodeGraphs:
 
         def work() -> Sequence[Array]:
             stream = self._model.forward(passes.step(slices, inputs), aux=tap.aux if tap else ())
-            if tap:
+            if tap and places is not None:
                 tap.kept.write(places, tap.features(stream))
             logits = self._model.logits(stream)
             made = [logits, *passes.best(logits), stream.residual]
