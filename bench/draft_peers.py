@@ -23,6 +23,7 @@ from typing import Any
 
 from common import emit
 from peer_envs import PeerError, ensure
+from peer_envs import run as call
 from peer_run import DRIVERS
 from peers import same
 
@@ -31,7 +32,9 @@ from ridgeline import LLM
 from ridgeline.compress import quantize
 from ridgeline.load.hub import BUILT_IN
 
-TOOLS = {"ridgeline": "ridgeline", "llama.cpp": "llama_cpp", "transformers": "transformers"}
+TOOLS = {
+    "ridgeline": "ridgeline", "llama.cpp": "llama_cpp", "openvino": "openvino", "transformers": "transformers",
+}  # fmt: skip
 DRAFTS = ("off", "lookup", "model")
 MAX_TOKENS = 512
 
@@ -76,7 +79,7 @@ def main() -> None:
     for name, tool in TOOLS.items():
         try:
             python = pythons.get(name) or ensure(args.work, name)
-            pair = files(args.work) if name == "llama.cpp" else (BUILT_IN["pocket"], BUILT_IN["pocket-draft"])
+            pair = files(args.work, name)
             for drafts in DRAFTS:
                 programs[name, drafts] = Program(tool, python, *pair, drafts, args.depth)
         except PeerError as e:
@@ -88,14 +91,24 @@ def main() -> None:
             program.stop()
 
 
-def files(work: Path) -> tuple[Path, Path]:
-    """Return GGUF files of the built-in pair with 16 bits, which hold its bfloat16 numbers exactly."""
+def files(work: Path, name: str) -> tuple[Path, Path]:
+    """Return the built-in pair in the format of a program; all hold its bfloat16 numbers exactly. Raises PeerError."""
+    if name not in ("llama.cpp", "openvino"):
+        return BUILT_IN["pocket"], BUILT_IN["pocket-draft"]
     found = []
-    for name in ("pocket", "pocket-draft"):
-        folder = work / "drafts" / name
-        if not folder.exists():
-            quantize(name, "bf16", out=str(folder))
-        found.append(folder / "model.gguf")
+    for model in ("pocket", "pocket-draft"):
+        out = work / "drafts" / name / model
+        if name == "llama.cpp":
+            if not out.exists():
+                quantize(model, "bf16", out=str(out))
+            out /= "model.gguf"
+        elif not out.exists():
+            part = out.with_name(f"{model}.part")
+            script = DRIVERS / "convert_openvino.py"
+            python = ensure(work, "openvino-convert")
+            call([python, str(script), str(BUILT_IN[model]), str(part), "float32"], f"converting {model}")
+            part.rename(out)
+        found.append(out)
     return found[0], found[1]
 
 

@@ -13,6 +13,7 @@ without drafts. HEAD is any value of --speculative, so `ngram` and `pocket-draft
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, stdev
@@ -36,7 +37,7 @@ class Lines:
     def say(self, line: str) -> None:
         print(line, flush=True)
 
-    def tokens(self, name: str, total: int):  # noqa: ANN201
+    def tokens(self, name: str, total: int) -> Callable[..., None]:
         return lambda tokens, facts="": None
 
 

@@ -48,7 +48,8 @@ ENVS = {
     "openvino": Env(("openvino-genai==2026.4.1.0",)),
     # optimum requires a torchvision, which for another build of torch breaks transformers' imports.
     "openvino-convert": Env(
-        ("optimum-intel==2.2.0", "nncf==3.4.0", "openvino==2026.4.1", TORCH), unwanted="torchvision"
+        ("optimum-intel==2.2.0", "nncf==3.4.0", "openvino==2026.4.1", "openvino-tokenizers==2026.4.1.0", TORCH),
+        unwanted="torchvision",
     ),
     "ctranslate2": Env(("ctranslate2==4.8.5", TORCH, TRANSFORMERS)),
     "onnxruntime": Env(("onnxruntime-genai==0.18.0",)),

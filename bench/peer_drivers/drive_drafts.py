@@ -184,5 +184,51 @@ class LlamaCpp:
         return drafts
 
 
+class OpenVino:
+    """The pipeline of openvino-genai, which drafts itself."""
+
+    def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int) -> str:
+        import openvino
+        import openvino_genai as genai
+
+        self._how, self._ov, self._genai, self._next = json.loads(format), openvino, genai, 0
+        scheduler = genai.SchedulerConfig()
+        scheduler.cache_size, scheduler.max_num_seqs = 1, max_seqs
+        scheduler.max_num_batched_tokens, scheduler.enable_prefix_caching = max_tokens, False
+        properties: dict[str, Any] = {
+            "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32",
+            "KV_CACHE_PRECISION": "f32",
+        }  # fmt: skip
+        more: dict[str, Any] = {}
+        if self._how["drafts"] == "model":
+            more = {"draft_model": genai.draft_model(self._how["draft"], "CPU", **properties)}
+        elif self._how["drafts"] == "lookup":
+            more = {"prompt_lookup": True}
+        self._pipeline = genai.ContinuousBatchingPipeline(Path(path), scheduler, "CPU", properties | more)
+        return version("openvino-genai")
+
+    def run(self, prompts: list[list[int]], tokens: int, emit: Emit) -> None:
+        import numpy as np
+
+        config = self._genai.GenerationConfig()
+        config.max_new_tokens, config.ignore_eos, config.do_sample = tokens, True, False
+        if self._how["drafts"] != "off":
+            config.num_assistant_tokens = self._how["depth"]
+        if self._how["drafts"] == "lookup":
+            config.max_ngram_size = LONGEST
+        handle = self._pipeline.add_request(self._next, self._ov.Tensor(np.array(prompts, np.int64)), config)
+        self._next += 1
+        left = tokens
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+            while handle.can_read():
+                for output in handle.read().values():
+                    for token in output.generated_ids[:left]:
+                        emit(0, token)
+                    left -= len(output.generated_ids[:left])
+
+
+DRIVERS = {"ridgeline": Ridgeline, "transformers": Transformers, "llama_cpp": LlamaCpp, "openvino": OpenVino}
+
 if __name__ == "__main__":
-    serve({"ridgeline": Ridgeline, "transformers": Transformers, "llama_cpp": LlamaCpp}[sys.argv[1]])
+    serve(DRIVERS[sys.argv[1]])
