@@ -16,6 +16,7 @@ from cpu.doc_runs import ROOT, Reader
 from cpu.serving import Server
 from ridgeline.cost.calibration import save
 from ridgeline.measure import Roof
+from shares import daily
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCKS = [block for page in PAGES for block in blocks(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))]
@@ -30,6 +31,7 @@ def has_slow(block: Block) -> bool:
     return any(rule is not None and rule.slow for rule in rules)
 
 
+EACH_DAY = ("README.md", "docs/getting-started.md")
 SLOW = [block for block in BLOCKS if has_slow(block)]
 
 
@@ -72,8 +74,7 @@ def test_a_block_runs(block: Block, reader: Reader) -> None:
     reader.run(block, slow=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", SLOW, ids=lambda block: block.name)
+@pytest.mark.parametrize("block", daily(SLOW, [b for b in SLOW if b.page in EACH_DAY]), ids=lambda block: block.name)
 def test_a_block_of_long_commands_runs(block: Block, reader: Reader) -> None:
     assert reader.run(block, slow=True)
 

@@ -192,7 +192,7 @@ def test_either_form_of_latent_attention_alone(absorb: bool, monkeypatch: pytest
     assert serve(name, settings)[0] == wanted
 
 
-@pytest.mark.parametrize("name", daily(CONTEXT, ONE_OF_EACH | {"phi3_partial"}))
+@pytest.mark.parametrize("name", daily(CONTEXT, {*ONE_OF_EACH, "gemma3"}))
 def test_the_matrix_for_every_family(name: str) -> None:
     """Each family runs three settings of the matrix, the next family another three; with
     plenty of pages and with few.

@@ -27,6 +27,7 @@ from ridgeline.load.weights import RandomWeights, load_weights
 from ridgeline.ops import open_table
 from ridgeline.ops.api import DType
 from ridgeline.spec.request import SamplingParams
+from shares import daily
 
 Tensors = dict[str, torch.Tensor]
 TOLERANCE = 1e-4
@@ -315,8 +316,12 @@ def narrowed(dtype: torch.dtype) -> Callable[[Tensors], None]:
     return change
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("model_type", ONE_EACH)
+HALF = [(model_type, dtype) for model_type in ONE_EACH for dtype in (torch.bfloat16, torch.float16)]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dtype"), daily(HALF, [x for x in HALF if x[1] == torch.bfloat16 or x[0] == "llama"], slow=False)
+)
 def test_half_precision_checkpoints_are_computed_in_float32(
     model_type: str, dtype: torch.dtype, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -199,12 +199,7 @@ def can_measure() -> bool:
 DEVICES = pytest.mark.parametrize("device", ["cpu", "reference"])
 # One case for each cause of memory: keys, chunks, experts, latents, states, copies for the host.
 LONGER = [(name, device) for name in CASES if name != "small" for device in ("cpu", "reference")]
-EACH_DAY = {
-    ("large chunks", "cpu"),
-    ("state in 8 bits", "cpu"),
-    ("swap", "cpu"),
-    ("lightning", "reference"),
-}
+EACH_DAY = {("large chunks", "cpu")}
 needs_proc = pytest.mark.skipif(not can_measure(), reason="no /proc/self/clear_refs, or another malloc than glibc's")
 
 

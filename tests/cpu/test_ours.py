@@ -24,6 +24,7 @@ from ridgeline.ops import open_table
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import Attention, Dilated, FirstTokens, Pattern, Strided, from_json, to_json
 from ridgeline.spec.groups import state_groups
+from shares import daily
 
 TOLERANCE = 1e-4
 
@@ -45,7 +46,7 @@ GREEDY = {"cla2": 2, "cla3_mqa": 1, "cla_mixed": 1, "cla_character": 1, "first_t
 GREEDY |= {"s4": 1, "s4d_alone": 1, "lightning": 1, "based": 1, "taylor": 1}
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", daily(SPECS, SPECS.keys() - {"cla2", "cla3_mqa", "cla_character"}, slow=False))
 def test_greedy_tokens_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
     weights = wide(write(SPECS[name], tmp_path))
     prompt, ids, margin = sequences(GREEDY[name])[1], [], math.inf

@@ -161,7 +161,7 @@ def test_a_disconnect_frees_pages_within_two_steps(tmp_path: Path) -> None:
         server.until("ridgeline:pages_used", 0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lm_eval_runs_unchanged(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run lm-eval's local-completions on a small task: choose the likelier answer by echoed logprobs."""
     lm_eval = pytest.importorskip("lm_eval")

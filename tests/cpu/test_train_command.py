@@ -124,13 +124,13 @@ def test_a_spec_gets_the_config_that_others_know_where_there_is_one(
 @pytest.mark.slow
 def test_a_killed_run_is_resumed(tmp_path: Path, data: Path) -> None:
     """SIGKILL at two random moments; the losses equal those of an undisturbed run to the bit."""
-    flags = ("--epochs", "12", "--dropout", "0.1")
+    flags = ("--epochs", "6", "--dropout", "0.1")
     run(arguments(tmp_path, data, None, "whole", *flags))
     whole = log(tmp_path / "whole")
     command = [sys.executable, "-m", "ridgeline", *arguments(tmp_path, data, None, "killed", *flags)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     path = tmp_path / "killed" / "training" / "log.jsonl"
-    for lines in (6, 15):
+    for lines in (3, 8):
         process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         until = time.monotonic() + 120
         while time.monotonic() < until and (not path.exists() or path.read_text().count("\n") < lines):

@@ -38,6 +38,7 @@ from oracle.case import SPECIAL_TOKENS, VOCAB, Case, greedy_prompt, prompts
 from oracle.families import CASES
 from pure.published import PUBLISHED
 from ridgeline.archs import spec_from_config
+from shares import ONE_OF_EACH, daily
 
 ROTATES_NOTHING = ("gpt2", "mamba", "falcon_mamba", "mamba2", "jamba", "kimi_linear", "nemotron_h")
 TOLERANCE = 1e-4  # for our float32 logits against transformers' float64
@@ -91,7 +92,7 @@ def test_each_feature_moves_the_logits(name: str, index: int) -> None:
     assert largest_difference(oracle_logits(other, prompts(case)), logits_of(name)) > 3 * TOLERANCE
 
 
-@ALL
+@pytest.mark.parametrize("name", daily(CASES, ONE_OF_EACH & CASES.keys(), slow=False))
 def test_saved_models_load_in_both_spellings(name: str, tmp_path: Path) -> None:
     case, model = CASES[name], built(name)
     exact = oracle_logits(double(model), prompts(case))
