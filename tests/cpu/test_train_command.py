@@ -122,15 +122,16 @@ def test_a_spec_gets_the_config_that_others_know_where_there_is_one(
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_resumed(tmp_path: Path, data: Path) -> None:
-    """SIGKILL at two random moments; the losses equal those of an undisturbed run to the bit."""
+@pytest.mark.parametrize("kills", [[5], pytest.param([3, 8], marks=pytest.mark.nightly)], ids=["once", "twice"])
+def test_a_killed_run_is_resumed(kills: list[int], tmp_path: Path, data: Path) -> None:
+    """SIGKILL after some lines of the log; the losses equal those of an undisturbed run to the bit."""
     flags = ("--epochs", "6", "--dropout", "0.1")
     run(arguments(tmp_path, data, None, "whole", *flags))
     whole = log(tmp_path / "whole")
     command = [sys.executable, "-m", "ridgeline", *arguments(tmp_path, data, None, "killed", *flags)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     path = tmp_path / "killed" / "training" / "log.jsonl"
-    for lines in (3, 8):
+    for lines in kills:
         process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         until = time.monotonic() + 120
         while time.monotonic() < until and (not path.exists() or path.read_text().count("\n") < lines):
