@@ -1,6 +1,7 @@
 """Compare decoding with drafts with other programs: python bench/draft_peers.py [--python llama.cpp=PYTHON ...]
 
-The built-in pair in float32, one sequence, greedy. Each program decodes the same prompts without drafts, with drafts
+The built-in pair, whose weights have 16 bits, one sequence, greedy. Ridgeline, llama.cpp and OpenVINO keep 16 bits
+for each weight; all compute in float32. Each program decodes the same prompts without drafts, with drafts
 that it looks up, and with the draft model. All are loaded at once and run in turn; the first round is not counted.
 
 `tokens_per_s` counts from the first token. `factor` is the program's own gain over its decoding without drafts. The

@@ -39,7 +39,7 @@ class Ridgeline:
         options = EngineOptions() if chosen == "off" else EngineOptions(
             speculative=chosen, num_speculative_tokens=how["depth"], draft_depth=how.get("rule", "fixed")
         )  # fmt: skip
-        self._llm = LLM(path, dtype="float32", threads=threads, max_model_len=max_tokens, engine=options)
+        self._llm = LLM(path, threads=threads, max_model_len=max_tokens, engine=options)
         return "this tree"
 
     def run(self, prompts: list[list[int]], tokens: int, emit: Emit) -> None:
