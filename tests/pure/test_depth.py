@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from ridgeline.engine.depth import DepthRule
+from ridgeline.spec.trees import depths
 
 MOST, STEPS = 4, 1200
 JITTER = 0.1  # largest share by which a step takes longer
@@ -53,7 +54,7 @@ def run(
             while accepted < depth and rng.random() < acceptance(sequence, step):
                 accepted += 1
             tokens += accepted + 1
-            results.append((sequence, depth, accepted))
+            results.append((sequence, depth, range(accepted)))
         if not rests:
             rule.step(
                 batch,
@@ -61,7 +62,7 @@ def run(
                 rounds if had_drafts or not disturbed else 0,
                 own,
                 drafting,
-                sum(accepted + 1 for *_, accepted in results),
+                sum(len(path) + 1 for *_, path in results),
             )
         for result in results:
             if not rests:
@@ -98,6 +99,53 @@ def test_the_speed_is_nearly_that_of_the_best_depth(name: str, batch: int) -> No
         assert found > 0.97, f"acceptance {a}"  # never slower than without drafts, but for probes
 
 
+PARENTS = (-1, 0, -1, 1, 0, 2, 1)  # a tree of seven nodes, by score: the first child has 0.6, the second one 0.25
+SHARES = (0.6, 0.36, 0.25, 0.216, 0.15, 0.15, 0.09)
+
+
+def tree_levels(nodes: int) -> int:
+    return max(depths(PARENTS[:nodes])) + 1
+
+
+def accepted_path(rng: random.Random, nodes: int) -> list[int]:
+    """Return the accepted nodes of a tree that is cut to its first ones."""
+    path: list[int] = []
+    while True:
+        at, drawn = path[-1] if path else -1, rng.random()
+        below = [i for i, parent in enumerate(PARENTS[:nodes]) if parent == at]
+        number = 0 if drawn < 0.6 else 1 if drawn < 0.85 else 2
+        if number >= len(below):
+            return path
+        path.append(below[number])
+
+
+@pytest.mark.parametrize(
+    ("machine", "nodes"),
+    [(Machine(1, 0.01, 0.05), 7), (Machine(1, 0.1, 0.05), 3), (Machine(1, 0.16, 0.0), 3), (Machine(1, 0.7, 0.4), 0)],
+)
+def test_the_number_of_nodes_is_nearly_the_best(machine: Machine, nodes: int) -> None:
+    """Node j is worth its share of verifications, and a level more is one round of the head more."""
+    speeds = [(1 + sum(SHARES[:k])) / (1 + k * machine.draft + tree_levels(k) * machine.round) for k in range(1, 8)]
+    assert max(range(8), key=lambda k: [1.0, *speeds][k]) == nodes
+    rng, rule = random.Random(0), DepthRule(7, rounds=machine.round > 0, levels=tree_levels)
+    seconds, tokens = 0.0, 0
+    for _ in range(STEPS):
+        rests = rule.is_resting
+        if rests:
+            rule.rest()
+        nodes = 0 if rests else rule.depths([0], 1).get(0, 0)
+        levels = tree_levels(nodes) if nodes else 0
+        own = (1 + machine.draft * nodes) * (1 + JITTER * rng.random())
+        drafting = machine.round * levels * (1 + JITTER * rng.random())
+        path = accepted_path(rng, nodes)
+        if not rests:
+            rule.step(1, nodes, levels, own, drafting, 1 + len(path))
+            rule.verified(0, nodes, path)
+        seconds, tokens = seconds + own + drafting, tokens + 1 + len(path)
+    speed = tokens / seconds * (1 + JITTER / 2)
+    assert speed > 0.9 * max(1.0, *speeds) and speed > 0.97
+
+
 def test_a_change_of_the_text_changes_the_choice() -> None:
     machine, half = Machine(1, 0.1, 0.1), STEPS // 2
     better, _ = run(machine, 1, lambda sequence, step: 0.9 * (step >= half))
@@ -132,7 +180,7 @@ def test_a_disturbance_does_not_turn_drafts_off() -> None:
         slow = 50.0 if step % 20 == 19 else 1.0
         rule.step(1, depths.get(0, 0), 0, slow * (1 + 0.1 * depths.get(0, 0)), 0.0, 1 + depths.get(0, 0))
         if depths:
-            rule.verified(0, depths[0], depths[0])
+            rule.verified(0, depths[0], range(depths[0]))
     assert rule.depths([0], 1) == {0: 2}
     rule.end(0)
     assert not rule._own

@@ -58,9 +58,27 @@ def test_reports_of_other_runs() -> None:
     assert total.tried_at == [5, 2, 0, 0] and total.plus(mixed, -1).tried_at[0] == 1
 
 
+def test_a_report_of_trees() -> None:
+    """Positions are those of the accepted path: a tree of 7 drafts that is 3 levels deep accepts at most 3."""
+    found = DraftCounts()
+    for accepted in (3, 2, 1, 0):
+        found.add(7, accepted, 3)
+    found.add(2, 2, 2)  # cut to a chain
+    assert (found.run, found.accepted, found.in_trees) == (30, 8, 4)
+    assert (found.accepted_at, found.tried_at) == ([4, 3, 1], [5, 4, 2])
+    assert found.plus(found, -1).in_trees == 0
+    lines = draft_report("heads", found, None, "same", "the reason")
+    assert all(len(line) <= WIDTH for line in lines)
+    text = " ".join(" ".join(lines).split())
+    assert "heads, 6.0 drafts on average, in trees of at most 3 levels; 2.60 tokens a verification" in text
+    assert text.endswith("drafts: chains instead of trees: the reason")
+
+
 def test_the_log_of_a_server(caplog: pytest.LogCaptureFixture) -> None:
     """The report is logged again only after more verifications, and not while the engine is down."""
-    found = SimpleNamespace(proposer="ngram", drafts=counts((2, 1)), draft_speed=None, draft_acceptance="same")
+    found = SimpleNamespace(
+        proposer="ngram", drafts=counts((2, 1)), draft_speed=None, draft_acceptance="same", untreed=None
+    )
 
     async def answer() -> Any:
         return SimpleNamespace(stats=found)

@@ -8,7 +8,8 @@ from math import prod
 import numpy as np
 import pytest
 
-from ridgeline.propose.tree import (
+from ridgeline.sample.rejection import Draft
+from ridgeline.sample.tree import (
     Tree,
     all_paths,
     begin,
@@ -54,7 +55,7 @@ def test_a_tree_of_full_width_has_the_best_of_all_paths(count: int, seed: int) -
     tree, kept = keep_best(grown, count)
     every = [path for n in (1, 2, 3) for path in product(range(7), repeat=n)]
     wanted = sorted(every, key=lambda path: -score(path, seed))[:count]
-    assert set(paths_of(tree)) == set(wanted)
+    assert paths_of(tree) == wanted  # best first, so that a tree cut to its first nodes is the best of that size
     assert grown.scores[kept] == pytest.approx([score(path, seed) for path in paths_of(tree)])
     assert depths(tree.parents) == tuple(len(path) - 1 for path in paths_of(tree))
 
@@ -114,14 +115,19 @@ def test_likely_paths_are_the_best_of_all(size: int, seed: int) -> None:
 
 def test_a_static_tree_has_the_tokens_of_its_paths() -> None:
     assert all_paths((2, 1, 2)) == ((0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1))
-    given = [log_probs(d) for d in range(3)]
-    tops = [np.argsort(-x).tolist() for x in given]
+    tops = [[5, 3, 1, 4], [2, 0, 6, 1], [0, 4, 5, 2]]
+    given = [[Draft(token, parent=9) for token in top] for top in tops]
     paths = ((0,), (2,), (0, 1), (2, 0), (0, 1, 3))
-    tree = static_tree(given, paths)
-    assert tree.parents == (ROOT, ROOT, 0, 1, 2)
-    assert paths_of(tree) == [tuple(tops[d][r] for d, r in enumerate(path)) for path in paths]
-    rare = [np.array([0.0, -np.inf]), np.array([-0.1, -2.3])]
-    assert static_tree(rare, ((0,), (1,), (0, 1), (1, 0))) == Tree((0, 1), (ROOT, 0))
-    for wrong in (((0, 0), (0,)), ((0,), (0,)), ((),), ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0))):
+    tree = static_tree(lambda path: given[len(path)], paths, lambda token: False)
+    assert [draft.parent for draft in tree] == [ROOT, ROOT, 0, 1, 2]
+    as_tree = Tree(tuple(draft.token for draft in tree), tuple(draft.parent or 0 for draft in tree))
+    assert paths_of(as_tree) == [tuple(tops[d][r] for d, r in enumerate(path)) for path in paths]
+    ended = static_tree(lambda path: given[len(path)], paths, lambda token: token == 5)
+    assert ended == [Draft(5, parent=ROOT), Draft(1, parent=ROOT), Draft(2, parent=1)]
+    rare = [given[0][:1], given[1]]
+    assert static_tree(lambda path: rare[len(path)], ((0,), (1,), (0, 1), (1, 0)), lambda token: False) == [
+        Draft(5, parent=ROOT), Draft(0, parent=0),
+    ]  # fmt: skip
+    for wrong in (((0, 0), (0,)), ((0,), (0,)), ((),)):
         with pytest.raises(ValueError, match="path"):
-            static_tree(given, wrong)
+            static_tree(lambda path: given[len(path)], wrong, lambda token: False)

@@ -9,6 +9,10 @@ probability a_j after those before it, then k drafts for each sequence give
 so the drafts that count most often are taken, one after the other, as long as the tokens a second rise. Taking none is
 one of the choices. The acceptance of a sequence is a mean of its own and that of all sequences.
 
+Nodes of a tree are numbered by their scores, the best first, and a step takes the first k of them. With s_j the share
+of verifications in which node j is on the accepted path, k nodes give B (1 + s_1 + ... + s_k) tokens, and take as many
+rounds of the head as the tree has levels.
+
 If no draft pays, one sequence verifies one draft now and then, more and more rarely while that is rejected. So the
 choice follows when the text changes. If such drafts are accepted, and drafts would pay with the least times so far,
 these are trusted again: probes do not measure times well.
@@ -16,6 +20,7 @@ these are trusted again: probes do not measure times well.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -40,15 +45,23 @@ PLAIN_STEPS = 64  # with drafts, a step without them after so many, so that its 
 GAIN = 1.02  # drafts must be so much faster than none: times are not exact
 
 
-def factors(plain: float, draft: float, each: float, batch: int, shares: Seq[float]) -> list[float]:
+def in_turn(count: int) -> int:
+    """Return the rounds of the draft model for a chain of `count` drafts."""
+    return count
+
+
+def factors(
+    plain: float, draft: float, each: float, batch: int, shares: Seq[float], rounds: Callable[[int], int] = in_turn
+) -> list[float]:
     """Return the expected speed over plain decode for 1, 2, ... drafts of each sequence of a batch.
 
     plain, draft, each: seconds of a step, of a draft more, and of a round of the draft model. shares: probabilities
-    that drafts 1 to j are all accepted.
+    that draft j is accepted, and all before it on its path. rounds: from a number of drafts to the rounds that they
+    take.
     """
     tokens = accumulate(shares, initial=1.0)
     next(tokens)
-    return [gained * plain / (plain + k * (batch * draft + each)) for k, gained in enumerate(tokens, 1)]
+    return [gained * plain / (plain + k * batch * draft + rounds(k) * each) for k, gained in enumerate(tokens, 1)]
 
 
 @dataclass(slots=True)
@@ -116,9 +129,10 @@ class Costs:
 
 @dataclass(slots=True)
 class Rates:
-    """Counts drafts by depth, the older ones with less weight.
+    """Counts drafts by depth, or nodes of trees by their number; the older ones have less weight.
 
-    tried: drafts whose predecessors were accepted. accepted: drafts that were accepted as well.
+    tried: drafts of a chain whose predecessors were accepted; all nodes of a tree. accepted: drafts that were accepted
+    as well.
     """
 
     tried: list[float]
@@ -126,29 +140,42 @@ class Rates:
 
     @classmethod
     def of(cls, most: int) -> Rates:
-        """Return counts for drafts of depth 1 to `most`."""
+        """Return counts for `most` drafts of a sequence."""
         return cls([0.0] * most, [0.0] * most)
 
-    def add(self, run: int, accepted: int) -> None:
-        """Count a verification of `run` drafts."""
-        for j in range(min(run, accepted + 1)):
+    def add(self, tried: int, path: Collection[int]) -> None:
+        """Count a verification of the first `tried` drafts. path: the accepted ones."""
+        for j in range(tried):
             self.tried[j] = MEMORY * self.tried[j] + 1
-            self.accepted[j] = MEMORY * self.accepted[j] + (j < accepted)
+            self.accepted[j] = MEMORY * self.accepted[j] + (j in path)
 
-    def rate(self, depth: int, usual: float) -> float:
-        """Return the acceptance at a depth. usual: counts as one verification."""
-        return (self.accepted[depth] + usual) / (self.tried[depth] + 1)
+    def forget(self, first: int) -> None:
+        """Lower the weight of what is known of drafts from `first` on, which were not tried."""
+        for j in range(first, len(self.tried)):
+            self.tried[j] *= MEMORY
+            self.accepted[j] *= MEMORY
+
+    def rate(self, index: int, usual: float) -> float:
+        """Return the acceptance of a draft. usual: counts as one verification."""
+        return (self.accepted[index] + usual) / (self.tried[index] + 1)
 
 
 class DepthRule:
-    """Chooses depths from what it is told of every step. most: largest depth. rounds: whether a draft model runs.
+    """Chooses numbers of drafts from what it is told of every step. most: largest number. rounds: whether a draft model
+    runs.
 
+    levels: if drafts form trees, returns the levels of a tree of so many nodes; None: they are chains.
     speed: times of all steps so far, with the drafts and as they would have been without.
     """
 
-    def __init__(self, most: int, *, rounds: bool) -> None:
+    def __init__(self, most: int, *, rounds: bool, levels: Callable[[int], int] | None = None) -> None:
         self.speed = DraftSpeed(depths=[0] * (most + 1))
-        self._most, self._has_rounds = most, rounds
+        self._most, self._has_rounds, self.is_tree = most, rounds, levels is not None
+        self._rounds = levels or in_turn
+        # The largest number of drafts for each number of rounds, which are the candidates of `_best`.
+        self._stages = sorted({self._rounds(k): k for k in range(1, most + 1)}.values()) if rounds else [most]
+        # Expected rates before the first verification: of each draft after those before it, or of each node.
+        self._hoped = [HOPED ** (j + 1) if self.is_tree else HOPED for j in range(most)]
         self._costs: dict[int, Costs] = {}
         self._all = Rates.of(most)
         self._own: dict[int, Rates] = {}  # by sequence
@@ -206,14 +233,17 @@ class DepthRule:
         elif self._probing:
             self._off, self._rest = self._wait - RECHECK, RECHECK - 1
 
-    def verified(self, sequence: int, run: int, accepted: int) -> None:
-        """Record how many drafts of a sequence were run and accepted in a step."""
+    def verified(self, sequence: int, run: int, path: Collection[int]) -> None:
+        """Record how many drafts of a sequence were run in a step. path: indices of those that were accepted."""
         self.speed.depths[run] += 1
         if not run:
             return
-        self._all.add(run, accepted)
-        self._own.setdefault(sequence, Rates.of(self._most)).add(run, accepted)
-        if not (self._probing and accepted):
+        tried = run if self.is_tree else min(run, len(path) + 1)
+        for rates in (self._all, self._own.setdefault(sequence, Rates.of(self._most))):
+            rates.add(tried, path)
+            if self.is_tree:  # nodes that were unlucky at first are tried again
+                rates.forget(tried)
+        if not (self._probing and path):
             return
         if self._all.rate(0, HOPED) > LIKELY:  # then only the times can be the reason
             self._until_again -= 1
@@ -243,15 +273,15 @@ class DepthRule:
     def _best(self, sequences: Seq[int], batch: int, costs: Costs) -> dict[int, int]:
         """Return the depths with the most tokens a second; none if that is a step without drafts."""
         plain, draft, each = costs.plain.value or 0.0, costs.draft.value, costs.round.value
-        usual = [self._all.rate(j, HOPED) for j in range(self._most)]
+        usual = self._usual()
         if draft is None or (self._has_rounds and each is None):  # not measured yet
             return dict.fromkeys(sequences[:FIRST_SEQUENCES], self._most) if usual[0] > LIKELY else {}
         chances = [(c, s, j) for s in sequences for j, c in enumerate(self._chances(s, usual))]
-        chances.sort(key=lambda x: -x[0])  # of one sequence, in the order of depth
+        chances.sort(key=lambda x: -x[0])  # of one sequence, in the order of its drafts
         speed, taken = GAIN * batch / plain, list[tuple[float, int, int]]()
         self._expected = float(batch), plain
-        for deepest in range(1, self._most + 1) if self._has_rounds else (self._most,):
-            tokens, seconds, count = float(batch), plain + deepest * (each or 0.0), 0
+        for deepest in self._stages:
+            tokens, seconds, count = float(batch), plain + self._rounds(deepest) * (each or 0.0), 0
             reached = [x for x in chances if x[2] < deepest]
             for chance, _, _ in reached:
                 if chance * seconds < tokens * draft and tokens / seconds > batch / plain:
@@ -262,18 +292,30 @@ class DepthRule:
         return {sequence: j + 1 for _, sequence, j in taken}
 
     def _chances(self, sequence: int, usual: Seq[float]) -> list[float]:
-        """Return with which probability the drafts of a sequence are accepted, by depth, all before them included.
+        """Return with which probability the drafts of a sequence are accepted, with all before them on their paths.
 
-        usual: the acceptance of all sequences by depth.
+        usual: the rates of all sequences.
         """
         own = self._own.get(sequence)
         if own is None:
-            return list(accumulate(usual, mul))
+            return self._shares(usual)
         rates = (
             rate if not tried else (accepted / OWN_VERIFICATIONS + rate) / (tried / OWN_VERIFICATIONS + 1)
             for rate, tried, accepted in zip(usual, own.tried, own.accepted, strict=True)
         )
-        return list(accumulate(rates, mul))
+        return self._shares(rates)
+
+    def _usual(self) -> list[float]:
+        """Return the rates of all sequences."""
+        return [self._all.rate(j, hoped) for j, hoped in enumerate(self._hoped)]
+
+    def _shares(self, rates: Iterable[float]) -> list[float]:
+        """Return the shares of verifications in which each draft is accepted.
+
+        The rates of a tree are such shares already. They fall, because its nodes come in the order of their scores;
+        where counts say otherwise, that is taken for chance.
+        """
+        return list(accumulate(rates, min if self.is_tree else mul))
 
     def _paid(self) -> bool:
         """Return whether drafts would pay with their least times so far, and as often accepted as now."""
@@ -281,28 +323,30 @@ class DepthRule:
         draft, each = costs.draft.least, costs.round.least or 0.0
         if costs.plain.value is None or draft is None:
             return False
-        shares = list(accumulate((self._all.rate(j, HOPED) for j in range(self._most)), mul))
-        return max(factors(costs.plain.value, draft, each, self._batch, shares)) > GAIN
+        shares = self._shares(self._usual())
+        return max(factors(costs.plain.value, draft, each, self._batch, shares, self._rounds)) > GAIN
 
     def _could_pay(self, batch: int, costs: Costs) -> bool:
         """Return whether drafts would pay if all were accepted."""
         plain, draft, each = costs.plain.value, costs.draft.value, costs.round.value or 0.0
         if plain is None or draft is None:
             return True
-        return max(factors(plain, draft, each, batch, [1.0] * self._most)) > GAIN
+        levels = self._rounds(self._most) if self.is_tree else self._most
+        shares = [float(j < levels) for j in range(self._most)]
+        return max(factors(plain, draft, each, batch, shares, self._rounds)) > GAIN
 
     def off_from(self) -> int | None:
         """Return the smallest batch of those measured from which on no draft pays; None if the largest one gains.
 
         Batches are known to a quarter of a power of two, and count with the acceptance of all sequences.
         """
-        shares, found = list(accumulate((self._all.rate(j, HOPED) for j in range(self._most)), mul)), None
+        shares, found = self._shares(self._usual()), None
         for key, costs in sorted(self._costs.items(), reverse=True):
             plain, draft, each = costs.plain.value, costs.draft.value, costs.round.value
             if key < 0 or plain is None or draft is None or (self._has_rounds and each is None):
                 continue
             batch = max(1, round(2 ** (key / 4)))
-            if max(factors(plain, draft, each or 0.0, batch, shares)) > GAIN:
+            if max(factors(plain, draft, each or 0.0, batch, shares, self._rounds)) > GAIN:
                 break
             found = batch
         return found

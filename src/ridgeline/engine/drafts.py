@@ -135,7 +135,11 @@ class Drafting(ABC):
             rule.step(len(works), drafts, self._rounds, seconds, self._drafting, tokens)
         for work, result in zip(works, results, strict=True):
             if decodes or work.num_draft:
-                rule.verified(work.sequence, work.depth, max(len(result.tokens) - 1, 0))
+                chain = range(len(result.tokens) - 1)
+                if rule.is_tree:
+                    rule.verified(work.sequence, work.num_draft, result.path if work.parents else chain)
+                else:
+                    rule.verified(work.sequence, work.depth, chain)
 
     def end(self, sequence: int) -> None:
         """Forget a sequence that is over."""

@@ -61,10 +61,14 @@ class Distribution(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A draft token. q: the distribution that it was drawn from; None: a point mass."""
+    """A draft token. q: the distribution that it was drawn from; None: a point mass.
+
+    parent: in a tree, the index of the draft that it follows (spec/trees.py); None: the one before it.
+    """
 
     token: int
     q: Distribution | None = None
+    parent: int | None = None
 
 
 Uniform = Callable[[int], float]  # number of a sibling -> a number in [0, 1)

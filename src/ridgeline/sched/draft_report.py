@@ -10,10 +10,13 @@ from ridgeline.spec.acceptance import MEANING, Acceptance
 WIDTH = 80  # columns
 
 
-def draft_report(name: str, counts: DraftCounts, speed: DraftSpeed | None, acceptance: Acceptance) -> list[str]:
+def draft_report(
+    name: str, counts: DraftCounts, speed: DraftSpeed | None, acceptance: Acceptance, untreed: str | None = None
+) -> list[str]:
     """Return lines of at most WIDTH columns; none if no draft was verified.
 
     name: name of the proposer. speed: None if the depth was fixed, because nothing then measures steps without drafts.
+    untreed: why drafts were chains instead of trees; None if they were not.
     """
     if not counts.verifications:
         return []
@@ -25,13 +28,16 @@ def draft_report(name: str, counts: DraftCounts, speed: DraftSpeed | None, accep
         f"{1 + sum(counts.shares):.2f} expected from {shares} % reaching {reach}"
     )
     second = f"drafts: {'; '.join([*_times(speed), MEANING[acceptance]])}"
-    return [line for text in (first, second) for line in textwrap.wrap(text, WIDTH, subsequent_indent="  ")]
+    texts = (first, second) if untreed is None else (first, second, f"drafts: chains instead of trees: {untreed}")
+    return [line for text in texts for line in textwrap.wrap(text, WIDTH, subsequent_indent="  ")]
 
 
 def _depth(counts: DraftCounts, speed: DraftSpeed | None) -> str:
-    """Describe the mean depth of a verification, and from which batch on nothing is drafted."""
+    """Describe how many drafts a verification has on average, and from which batch on nothing is drafted."""
     mean, most = counts.run / counts.verifications, len(counts.tried_at)
     depth = f"depth {most}" if mean > most - 0.05 else f"depth {mean:.1f} on average, at most {most}"
+    if counts.in_trees:
+        depth = f"{mean:.1f} drafts on average, in trees of at most {most} levels"
     return depth if speed is None or speed.off_from is None else f"{depth} (0 from batch {speed.off_from} on)"
 
 

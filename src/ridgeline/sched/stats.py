@@ -39,7 +39,8 @@ class DraftCounts:
 
     verifications: runs of a sequence with drafts. run: drafts that were run. accepted: drafts that were accepted.
     accepted_at: the accepted drafts by position, the first one first. tried_at: drafts at each position whose
-    predecessors were all accepted.
+    predecessors were all accepted. Positions in a tree are those of its accepted path, and each verification whose tree
+    is deep enough counts. in_trees: verifications whose drafts formed a tree.
     """
 
     verifications: int = 0
@@ -47,12 +48,14 @@ class DraftCounts:
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)
     tried_at: list[int] = field(default_factory=list)
+    in_trees: int = 0
 
     def add(self, run: int, accepted: int, depth: int) -> None:
         """Count a verification. depth: most drafts that it could accept."""
         self.verifications += 1
         self.run += run
         self.accepted += accepted
+        self.in_trees += run > depth
         self.accepted_at += [0] * (depth - len(self.accepted_at))
         self.tried_at += [0] * (depth - len(self.tried_at))
         for position in range(accepted):
@@ -69,7 +72,7 @@ class DraftCounts:
         return DraftCounts(
             self.verifications + times * other.verifications, self.run + times * other.run,
             self.accepted + times * other.accepted, _sum(self.accepted_at, other.accepted_at, times),
-            _sum(self.tried_at, other.tried_at, times),
+            _sum(self.tried_at, other.tried_at, times), self.in_trees + times * other.in_trees,
         )  # fmt: skip
 
     @property

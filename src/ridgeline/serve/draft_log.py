@@ -36,5 +36,6 @@ class DraftLog:
         if stats is None or stats.drafts.verifications == self._logged:
             return
         self._logged = stats.drafts.verifications
-        for line in draft_report(stats.proposer, stats.drafts, stats.draft_speed, stats.draft_acceptance):
+        report = draft_report(stats.proposer, stats.drafts, stats.draft_speed, stats.draft_acceptance, stats.untreed)
+        for line in report:
             log.info("%s", line)

@@ -104,7 +104,7 @@ def drafts(stats: Stats | None) -> list[str]:
 
     if stats is None:
         return []
-    return draft_report(stats.proposer, stats.drafts, stats.draft_speed, stats.draft_acceptance)
+    return draft_report(stats.proposer, stats.drafts, stats.draft_speed, stats.draft_acceptance, stats.untreed)
 
 
 def _many(count: int, noun: str) -> str:

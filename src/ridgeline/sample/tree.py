@@ -1,12 +1,13 @@
 """Choose the draft tokens of a tree: Medusa's static trees (arXiv:2401.10774) and EAGLE-2's dynamic ones (2406.16858).
 
-All functions are pure, over log probabilities. Where these are equal, the smaller token or the earlier node counts
-as the better one, so that a tree never depends on the machine.
+All functions are pure. Nodes come in the order of their scores, the best first, so that the first n of them are the
+best tree of n nodes. Where scores are equal, the smaller token or the earlier node counts as the better one, so that a
+tree never depends on the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import product
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ridgeline.sample.rejection import Draft
 from ridgeline.spec.trees import ROOT
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
@@ -77,33 +79,33 @@ def likely_paths(accuracies: Sequence[Sequence[float]], size: int) -> tuple[Path
     return tuple(found)
 
 
-def static_tree(log_probs: Sequence[Floats], paths: Sequence[Path]) -> Tree:
+def static_tree(
+    after: Callable[[Path], Sequence[Draft]], paths: Sequence[Path], is_end: Callable[[int], bool]
+) -> list[Draft]:
     """Return the tree of given paths for one sequence.
 
     Args:
-        log_probs: [vocabulary] of each head.
-        paths: parents before children. A path with a token of probability zero is left out, and so are those below it.
+        after: returns the tokens after a path by rank. Paths with other ranks are left out, with those below them.
+        paths: parents before children.
+        is_end: returns whether nothing follows a token.
 
     Raises:
-        ValueError: for a path without its parent, and for one that is longer than there are heads.
+        ValueError: for a path without its parent, and for one that is there twice.
     """
-    if any(not 0 < len(path) <= len(log_probs) for path in paths):
-        raise ValueError(f"paths have from 1 to {len(log_probs)} ranks, one for each head")
-    tops = [best(log_probs[d], 1 + max((p[d] for p in paths if len(p) > d), default=-1)) for d in range(len(log_probs))]
-    tokens: list[int] = []
-    parents: list[int] = []
+    found: list[Draft] = []
     index: dict[Path, int | None] = {(): ROOT}
     for path in paths:
         if path[:-1] not in index or path in index:
             raise ValueError(f"the path {path} comes before its parent, or twice")
-        parent, top = index[path[:-1]], tops[len(path) - 1]
-        if parent is None or path[-1] >= len(top):
+        parent, rank = index[path[:-1]], path[-1]
+        is_over = parent is None or (parent != ROOT and is_end(found[parent].token))
+        top = () if is_over else after(path[:-1])
+        if parent is None or rank >= len(top):
             index[path] = None
             continue
-        index[path] = len(tokens)
-        tokens.append(int(top[path[-1]]))
-        parents.append(parent)
-    return Tree(tuple(tokens), tuple(parents))
+        index[path] = len(found)
+        found.append(top[rank]._replace(parent=parent))
+    return found
 
 
 # ---- dynamic trees ---------------------------------------------------------------------------------------------------
@@ -148,11 +150,12 @@ def expand(grown: Grown, log_probs: Floats, width: int) -> Grown:
 
 
 def keep_best(grown: Grown, count: int) -> tuple[Tree, Ints]:
-    """Return the tree of the `count` best nodes by score, and their indices in the grown tree.
+    """Return the tree of the `count` best nodes by score, best first, and their indices in the grown tree.
 
-    A node's score is never above its parent's, and nodes come after their parents: so the parents are kept as well.
+    A node's score is never above its parent's, and grown nodes come after their parents: so the parents are kept as
+    well, and come first. The first n of these nodes are the best tree of n nodes.
     """
-    kept = np.sort(np.argsort(-grown.scores, kind="stable")[: max(0, count)])
+    kept = np.argsort(-grown.scores, kind="stable")[: max(0, count)]
     index = np.full(len(grown.tokens) + 1, ROOT)
     index[kept] = np.arange(len(kept))  # the entry of ROOT, which is the last one, stays
     return Tree(tuple(grown.tokens[kept].tolist()), tuple(index[grown.parents[kept]].tolist())), kept
