@@ -24,7 +24,7 @@ from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.runtime.request import Frontend, Prompt, as_batch
 from ridgeline.sample.grammar import Grammars
 from ridgeline.sched.stats import Stats, StepShape
-from ridgeline.settings import EngineConfig, EngineOptions, choose_storage, resolve, with_drafts
+from ridgeline.settings import EngineConfig, EngineOptions, check_tree, choose_storage, resolve, with_drafts
 from ridgeline.settings.advice import Advice, machine_advice
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.quant import format_of
@@ -440,6 +440,8 @@ def _check_proposer(proposer: Proposer | None, options: EngineOptions, cache: st
     if chosen != "off" and (proposer is not None or cache == "off"):
         reason = "a proposer is given as well" if proposer is not None else "cache='off' verifies no drafts"
         raise RequestError(f"speculative (--speculative) is {chosen}, but {reason}; leave one of them out")
+    if chosen in PROPOSERS:
+        check_tree(options)
     if drafts > 0 and proposer is None and chosen == "off":
         raise RequestError(
             f"num_speculative_tokens (--num-speculative-tokens) is {drafts}, but nothing proposes draft tokens; "

@@ -131,9 +131,9 @@ def share_right(head: str, found: list[tuple[list[int], list[int]]], lost: Seque
     return sum(same) / len(same)
 
 
-def open_engine(head: str, monkeypatch: pytest.MonkeyPatch, how: str = "") -> Engine:
+def open_engine(head: str, monkeypatch: pytest.MonkeyPatch, how: str = "", **options: Any) -> Engine:
     """Return an engine with few tokens in a step, few pages, or no recordings, as `how` says."""
-    config = settings(head, max_num_batched_tokens=24 if how in ("chunks", "recompute", "swap") else 512)
+    config = settings(head, max_num_batched_tokens=24 if how in ("chunks", "recompute", "swap") else 512, **options)
     config = tight(config, how) if how in ("recompute", "swap") else config
     engine = Engine(loaded("attention"), config, draft=head_of(head))
     engine._scheduler._swap_cost = (lambda num_tokens, num_bytes: how) if how == "swap" else None

@@ -15,7 +15,6 @@ import torch
 from typer.testing import CliRunner
 
 from cpu.doc_folder import VOCABULARY, write_lines, write_model
-from ridgeline.catalog.cards import measured_acceptance
 from ridgeline.cli.main import app
 from ridgeline.errors import CheckpointError, DataError, DeviceError, RidgelineError
 from ridgeline.load.heads import open_head, read_head
@@ -23,6 +22,7 @@ from ridgeline.nn import Model
 from ridgeline.nn.heads import build_head
 from ridgeline.runtime.load import LoadOptions, load_model
 from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, RMSNorm, Rope
+from ridgeline.spec.cards import measured_acceptance
 from ridgeline.spec.heads import MedusaSpec
 from ridgeline.train import Document
 from ridgeline.train.drafts import DraftOptions

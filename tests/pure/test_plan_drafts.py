@@ -12,7 +12,6 @@ import pytest
 from test_clock import KEPT
 from typer.testing import CliRunner
 
-from ridgeline.catalog.cards import measured_acceptance
 from ridgeline.catalog.machines import hardware
 from ridgeline.catalog.models import find_model
 from ridgeline.cli.main import app
@@ -29,6 +28,7 @@ from ridgeline.plan.explain import explain
 from ridgeline.plan.planner import Deployment, Load, Planner
 from ridgeline.plan.speculation import Draft, Speculation, parse_acceptance, parse_draft, speculation_of
 from ridgeline.spec import GatedMLP, Mamba2, ModelSpec, RMSNorm
+from ridgeline.spec.cards import measured_acceptance, rank_accuracies
 from ridgeline.spec.heads import Eagle3Spec, EagleSpec, HeadSpec, MedusaSpec
 
 H100 = hardware("h100")
@@ -192,6 +192,21 @@ def test_acceptance_of_a_card(tmp_path: Path) -> None:
         card.write_text(f"---\naccepted_shares: {bad}\n---\n")
         with pytest.raises(CheckpointError, match="accepted_shares"):
             measured_acceptance(tmp_path)
+
+
+def test_accuracies_of_a_card(tmp_path: Path) -> None:
+    card = tmp_path / "README.md"
+    assert rank_accuracies(tmp_path) == ()
+    for text, found in (
+        ("---\naccepted_shares: [0.8]\n---\n", ()),
+        ("---\nrank_accuracies: [[0.5, 0.25], [0.4]]\n---\n", ((0.5, 0.25), (0.4,))),
+    ):
+        card.write_text(text)
+        assert rank_accuracies(tmp_path) == found
+    for bad in ("[0.5]", "[[0.5, 0.6]]", "[[-0.1]]", "[[]]", '[["a"]]', "[[0.5]", "0.5", "[[NaN]]", "[" * 20_000):
+        card.write_text(f"---\nrank_accuracies: {bad}\n---\n")
+        with pytest.raises(CheckpointError, match="rank_accuracies"):
+            rank_accuracies(tmp_path)
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

@@ -81,12 +81,14 @@ def _drafts(
     from ridgeline.errors import RequestError
     from ridgeline.plan.planner import Deployment, Planner
     from ridgeline.plan.speculation import NGRAM, Draft, parse_acceptance, speculation_of
+    from ridgeline.settings import EngineOptions, check_tree
 
     if config.speculative == "off":
         if acceptance is not None:
             raise RequestError("--draft-acceptance-rate needs --speculative with a draft model, a head, or ngram")
         return None
     draft = Draft(NGRAM, None) if config.speculative == NGRAM else find_draft(config.speculative)
+    check_tree(EngineOptions(speculative=config.speculative, draft_tree=config.draft_tree), draft.spec)
     drafts = speculation_of(draft, config.num_speculative_tokens, parse_acceptance(acceptance) if acceptance else ())
     known = find_known_writer(model)
     precision = precision_of(known, machine, weights=None if flags.weights == "auto" else flags.weights)

@@ -12,18 +12,23 @@ from ridgeline.spec.workspace import FLOAT, feature_rows
 
 
 class HeadWorkspace:
-    """Counts the memory that the passes of a head and its kept features take. Arguments: as those of Workspace."""
+    """Counts the memory that the passes of a head and its kept features take.
+
+    drafts: draft tokens of a sequence, or rows of a head for the tree that they are chosen from, if these are more.
+    width: rows of a sequence in a pass that propose. Other arguments: as those of Workspace.
+    """
 
     def __init__(
-        self, head: HeadSpec, groups: Sequence[StateGroup], *, on_cpu: bool, drafts: int = 0, float_bytes: int = FLOAT
-    ) -> None:
+        self, head: HeadSpec, groups: Sequence[StateGroup], *, on_cpu: bool, drafts: int = 0, width: int = 1,
+        float_bytes: int = FLOAT,
+    ) -> None:  # fmt: skip
         self._head, self._drafts, self._float_bytes = head, drafts, float_bytes
         self._layer: Workspace | None = None
         if not isinstance(head, MedusaSpec):
             like = ModelSpec(
                 head.kind, head.draft_vocab_size, head.hidden_size, head.max_position_embeddings, head.layers, head.norm
             )
-            self._layer = Workspace(like, groups, on_cpu=on_cpu, float_bytes=float_bytes)
+            self._layer = Workspace(like, groups, on_cpu=on_cpu, drafts=width - 1, float_bytes=float_bytes)
 
     def bytes(self, max_tokens: int, max_seqs: int, length: int, swap_bytes: int = 0) -> int:
         """Return the bytes beside a step of the target; see Workspace.bytes."""

@@ -38,6 +38,7 @@ from ridgeline.sched.sequence import Sequence, hash_root
 from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.sched.work import Result, StepPlan, Update, Work
 from ridgeline.settings import EngineConfig, PreemptCost
+from ridgeline.settings.config import CHAINS_ONLY
 from ridgeline.spec.regimes import NO_REGIMES, Regimes
 from ridgeline.spec.request import BeamSearchParams
 from ridgeline.spec.trees import as_parents
@@ -62,7 +63,7 @@ class RequestLoop(Generic[R]):
         self._ids = count()
         self._drafting = drafting or ProposerDrafting(config.num_speculative_tokens, vocab_size, proposer)
         if any(group.snapshot for group in config.groups):
-            self._drafting.chains_because = "the model has recurrent layers, whose states follow a single chain"
+            self._drafting.chains_because, self._drafting.untreed = CHAINS_ONLY, config.untreed
         self._start()
 
     def _start(self) -> None:
@@ -360,6 +361,7 @@ class Engine(RequestLoop[DeviceRunner]):
             threaded=config.steps_in_flight > 1,
             draft=draft,
             max_tokens=config.max_num_batched_tokens,
+            draft_tree=1 if config.untreed else config.draft_tree,
         )
         swap_cost = None
         if any(config.num_host_pages):
@@ -389,7 +391,8 @@ def _drafting(
     if drafter is not None and drafter.most is not None:
         most = min(most, drafter.most)
     if config.draft_depth == "chosen":
-        rule = DepthRule(most, rounds=drafter is not None)
+        levels = drafter.levels if drafter is not None and drafter.tree > 1 else None
+        rule = DepthRule(most, rounds=drafter is not None, levels=levels)
     if draft is None or drafter is None:
         return ProposerDrafting(most, loaded.spec.vocab_size, proposer, rule)
     return ModelDrafting(drafter, most, draft.max_model_len, rule)

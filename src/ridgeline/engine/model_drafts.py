@@ -14,6 +14,7 @@ from ridgeline.propose import Drafts
 from ridgeline.runtime.drafter import Ask, Drafter
 from ridgeline.sample.rejection import Draft
 from ridgeline.sched.sequence import Sequence
+from ridgeline.spec.trees import head_rows
 
 
 class ModelDrafting(Drafting):
@@ -25,7 +26,8 @@ class ModelDrafting(Drafting):
     def __init__(self, drafter: Drafter, most: int, length: int, rule: DepthRule | None = None) -> None:
         super().__init__(most, rule)
         self._drafter, self._length = drafter, length
-        self.lookahead = most if drafter.lookahead else 0
+        self._rows = most if drafter.tree == 1 else head_rows(drafter.tree, most)
+        self.lookahead = self._rows if drafter.lookahead else 0
         self._refusal: str | None = None
 
     def reset(self) -> None:
@@ -48,7 +50,12 @@ class ModelDrafting(Drafting):
         if seq.row < 0 or seq.planned != known - 1:
             return 0
         room = min(seq.bound - known - 1, self._length - known + 1)
-        return min(room, seq.rows_end - known + 1) if self._drafter.lookahead else room
+        if not self._drafter.lookahead:
+            return room
+        left, width = seq.rows_end - known + 1, self._drafter.tree
+        if width == 1:
+            return min(room, left)
+        return room if left >= self._rows else min(room, 1 + left // width)  # as many levels as there are rows for
 
     def _find(
         self, depths: Mapping[int, int], sequences: Mapping[int, Sequence], answers: Mapping[int, Answer]
@@ -64,10 +71,12 @@ class ModelDrafting(Drafting):
             self._refusal = f"drafting failed with {type(e).__name__}: {e!s:.500}"
             logging.getLogger(__name__).exception("%s; answers continue without drafts", self._refusal)
             return {}
-        self._rounds = max(map(len, found), default=0) if self._drafter.is_usual else 0
+        rounds = max(map(len, found), default=0) if self._drafter.rounds is None else self._drafter.rounds
+        self._rounds = rounds if self._drafter.is_usual else 0
         return {sequence: _drafts(drawn) for sequence, drawn in zip(depths, found, strict=True) if drawn}
 
 
 def _drafts(drawn: Seq[Draft]) -> Drafts:
     q = tuple(draft.q for draft in drawn if draft.q is not None)
-    return Drafts(tuple(draft.token for draft in drawn), q if len(q) == len(drawn) else None)
+    parents = tuple(draft.parent for draft in drawn if draft.parent is not None)
+    return Drafts(tuple(draft.token for draft in drawn), q if len(q) == len(drawn) else None, parents)

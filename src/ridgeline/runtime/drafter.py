@@ -29,7 +29,7 @@ from ridgeline.sample.acceptance import draw_draft
 from ridgeline.sample.logits import Floats
 from ridgeline.sample.rejection import Draft
 from ridgeline.sample.sampler import Best, SampleRow, take_best
-from ridgeline.sched.work import StepPlan
+from ridgeline.sched.work import Result, StepPlan, Work
 from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.groups import StateGroup
 
@@ -68,7 +68,8 @@ class Drafter(Protocol):
     tap: takes from each step of the target what the drafter reads; None if it reads tokens only. most: most drafts of
     a sequence; None: any number. lookahead: whether drafts need pages beyond the known tokens. is_usual: the last
     `draft` took as long as the next one with as many rounds will. lost: the error that kept it from taking the
-    features of a step; it must not draft any more.
+    features of a step; it must not draft any more. tree: most tokens after a draft; 1: drafts are chains. rounds:
+    passes of the last `draft`, one after the other; None: as many as the longest chain has drafts.
     """
 
     tap: Tap | None
@@ -76,6 +77,12 @@ class Drafter(Protocol):
     most: int | None
     lookahead: bool
     is_usual: bool
+    tree: int
+    rounds: int | None
+
+    def levels(self, drafts: int) -> int:
+        """Return how many rounds so many drafts of a sequence take at most."""
+        ...
 
     def follow(self, plan: StepPlan) -> None:
         """Take note of a step that the target is about to run."""
@@ -88,11 +95,15 @@ class Drafter(Protocol):
         """
         ...
 
+    def settle(self, works: Sequence[Work], results: Sequence[Result]) -> None:
+        """Take note of the results of a step whose drafts formed trees, after `ran`."""
+        ...
+
     def draft(self, asks: Sequence[Ask], *, follow: bool = True) -> list[list[Draft]]:
         """Return drafts for each sequence: `depth`, or fewer if that is not possible.
 
-        To be called after each step of the target, before pages are taken for the next one. follow: also do the work
-        that lets other sequences have drafts sooner.
+        Drafts of a tree have a `parent`, and the best ones come first. To be called after each step of the target,
+        before pages are taken for the next one. follow: also do the work that lets other sequences have drafts sooner.
         """
         ...
 
@@ -103,7 +114,7 @@ class Place(NamedTuple):
     first_layer: number of the drafts' first layer in the arena. groups, tables, num_pages, num_host_pages: the
     runner's, for the layers of both. max_seqs: rows of the page tables. num_drafts: most drafts of a sequence.
     max_tokens: most tokens of a pass. vocab_size: the target's. acceptance: how drafts are accepted, which decides how
-    they are drawn.
+    they are drawn. tree: most tokens after a draft; 1: drafts are chains.
     """
 
     table: OpsTable
@@ -118,6 +129,7 @@ class Place(NamedTuple):
     max_tokens: int
     vocab_size: int
     acceptance: Acceptance
+    tree: int = 1
 
 
 class ChainDrafter(ABC):
@@ -131,6 +143,8 @@ class ChainDrafter(ABC):
     lost: Exception | None = None
     most: int | None = None
     lookahead = True
+    tree = 1
+    rounds: int | None = None
 
     def __init__(self, chain: Chain, place: Place, most_id: int, recorded_tokens: int) -> None:
         self._chain, self._acceptance, self._vocab_size = chain, place.acceptance, place.vocab_size
@@ -146,6 +160,10 @@ class ChainDrafter(ABC):
         passes = Passes(chain.constants(), place.table, self._groups, self._layers, self._inputs, self._tables)
         self._rounds = DraftRounds(passes, chain)
         self.is_usual = True
+
+    def levels(self, drafts: int) -> int:
+        """Return how many rounds so many drafts of a sequence take at most."""
+        return drafts
 
     def follow(self, plan: StepPlan) -> None:
         """Take note of a step that the target is about to run."""

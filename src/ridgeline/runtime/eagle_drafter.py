@@ -24,7 +24,7 @@ from ridgeline.runtime.drafter import Ask, ChainDrafter, Place, Span
 from ridgeline.runtime.features import Features, Held, is_decode
 from ridgeline.runtime.graphs import Tap
 from ridgeline.runtime.layout import Ints
-from ridgeline.sched.work import StepPlan, Work
+from ridgeline.sched.work import Result, StepPlan, Work
 
 FORGOTTEN = 32  # rows of a sequence that are forgotten together
 
@@ -84,6 +84,10 @@ class EagleDrafter(ChainDrafter):
             self._forward(part)
         if features is not None:
             self._features.keep(plan.works, tokens, features)
+
+    def settle(self, works: Sequence[Work], results: Sequence[Result]) -> None:
+        """Move the features of the accepted drafts of trees to their positions."""
+        self._features.settle(works, results)
 
     def _held(self, work: Work) -> Held:
         """Return which features of a work's sequence are kept, after those of drafts that were rejected are dropped."""

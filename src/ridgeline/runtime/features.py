@@ -14,7 +14,7 @@ import numpy as np
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array
 from ridgeline.runtime.layout import Ints
-from ridgeline.sched.work import Work
+from ridgeline.sched.work import Result, Work
 from ridgeline.spec.workspace import KEPT_FEATURES, feature_rows
 
 
@@ -109,6 +109,23 @@ class Features:
             features = self._take(features, self._memory.integers(np.array(chosen)))
         self.put(kept, features)
         self._tokens[kept] = tokens[chosen]
+
+    def settle(self, works: Sequence[Work], results: Sequence[Result]) -> None:
+        """Move the features of accepted drafts of trees, which were kept in the order of the drafts, to the positions
+        that these have in the answer.
+        """
+        sources, targets = list[int](), list[int]()
+        for work, result in zip(works, results, strict=True):
+            if not result.path or not is_decode(work):
+                continue
+            for depth, node in enumerate(result.path):
+                if node != depth:
+                    sources.append(work.row * self.size + (work.start + 1 + node) % self.size)
+                    targets.append(work.row * self.size + (work.start + 1 + depth) % self.size)
+        if sources:
+            self.put(np.array(targets), self.take(self._memory.integers(np.array(sources))))
+            tokens = self._tokens.reshape(-1)
+            tokens[targets] = tokens[sources]
 
     def put(self, indices: Ints, features: Array) -> None:
         """Write features [n, hidden_size] to indices of `array`."""

@@ -19,10 +19,10 @@ from ridgeline.runtime.layout import Ints
 from ridgeline.sample.logits import Floats
 from ridgeline.sample.rejection import Draft
 from ridgeline.sample.sampler import Best
-from ridgeline.sched.work import StepPlan
+from ridgeline.sched.work import Result, StepPlan, Work
 
 
-class _Made(NamedTuple):
+class Made(NamedTuple):
     """Results of the first heads for n sequences: of each the logits [n, vocabulary of the drafts], the best tokens of
     the target's vocabulary, and their logits.
     """
@@ -39,6 +39,8 @@ class MedusaDrafter:
 
     lookahead = False
     lost: Exception | None = None
+    tree = 1
+    rounds: int | None = None
 
     def __init__(self, head: MedusaHead, target: Model, place: Place) -> None:
         self._head, self._memory, self._place = head, place.table.memory, place
@@ -48,7 +50,7 @@ class MedusaDrafter:
         constants = [self._features.array, *head.constants()]
         inputs = DraftInputs(place.max_seqs, 0, place.table)
         self._passes = Passes(constants, place.table, (), place.arena, inputs, place.tables)
-        self._graphs: dict[tuple[int, int], tuple[_Made, Callable[[], None]]] = {}
+        self._graphs: dict[tuple[int, int], tuple[Made, Callable[[], None]]] = {}
         if self._passes.refusal is None:
             self._indices = self._passes.recorder.input(self._passes.most)
         self.is_usual = True
@@ -64,6 +66,14 @@ class MedusaDrafter:
         if features is not None:
             self._features.keep(plan.works, tokens, features)
 
+    def settle(self, works: Sequence[Work], results: Sequence[Result]) -> None:
+        """Move the hidden states of the accepted drafts of trees to their positions."""
+        self._features.settle(works, results)
+
+    def levels(self, drafts: int) -> int:
+        """Return how many heads so many drafts of a sequence take."""
+        return drafts
+
     def draft(self, asks: Sequence[Ask], *, follow: bool = True) -> list[list[Draft]]:
         """Return drafts for each sequence; see Drafter."""
         self.is_usual = True
@@ -73,16 +83,20 @@ class MedusaDrafter:
             return drafts
         asked = [asks[i] for i in going]
         at = [int(self._features.at(ask.row, len(ask.tokens) - 2, len(ask.tokens) - 1)[0]) for ask in asked]
-        made = self._run(at, max(ask.depth for ask in asked))
-        extend(drafts, asks, going, self._found(made, asked), self._place.vocab_size, self._place.acceptance)
+        self._extend(drafts, asks, going, self._run(at, self.levels(max(ask.depth for ask in asked))))
         return drafts
+
+    def _extend(self, drafts: Sequence[list[Draft]], asks: Sequence[Ask], going: Sequence[int], made: Made) -> None:
+        """Add what the heads found to the drafts of some sequences. going: their indices in `asks`."""
+        found = self._found(made, [asks[i] for i in going])
+        extend(drafts, asks, going, found, self._place.vocab_size, self._place.acceptance)
 
     def _is_kept(self, ask: Ask) -> bool:
         """Return whether the state before the last token of a sequence is kept."""
         held = self._features.of(ask.sequence, ask.row)
         return held is not None and held.first <= len(ask.tokens) - 2 < held.end
 
-    def _found(self, made: _Made, asks: Sequence[Ask]) -> Sequence[Best | Floats]:
+    def _found(self, made: Made, asks: Sequence[Ask]) -> Sequence[Best | Floats]:
         """Return what the heads found: logits [n, vocabulary], or best tokens if they are on the host and suffice."""
         if self._passes.refusal is None and all(ask.sampling.wants_best() for ask in asks):
             pairs = zip(made.best, made.best_logits, strict=True)
@@ -90,7 +104,7 @@ class MedusaDrafter:
         vocabulary, size = self._head.vocabulary, self._place.vocab_size
         return [spread(self._memory.get(logits), vocabulary, size) for logits in made.logits]
 
-    def _run(self, at: Sequence[int], count: int) -> _Made:
+    def _run(self, at: Sequence[int], count: int) -> Made:
         """Run the first heads on kept states. at: their indices in `Features.array`."""
         n, passes = len(at), self._passes
         if passes.refusal is not None or n > MOST_SEQUENCES:
@@ -106,11 +120,11 @@ class MedusaDrafter:
         if found is None:
             return self._heads(indices, count)
         results = found.results
-        made = _Made(*(results[i * count : (i + 1) * count] for i in range(3)))
+        made = Made(*(results[i * count : (i + 1) * count] for i in range(3)))
         self._graphs[n, count] = made, found.run
         return made
 
-    def _heads(self, indices: Array, count: int) -> _Made:
+    def _heads(self, indices: Array, count: int) -> Made:
         logits = self._head.logits(self._features.take(indices), count)
         best = [self._passes.best(x) for x in logits]
-        return _Made(logits, [self._head.to_target(ids) for ids, _ in best], [values for _, values in best])
+        return Made(logits, [self._head.to_target(ids) for ids, _ in best], [values for _, values in best])

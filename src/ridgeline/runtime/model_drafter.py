@@ -12,7 +12,7 @@ from ridgeline.runtime.chain import ModelChain
 from ridgeline.runtime.drafter import Ask, ChainDrafter, Place, Span
 from ridgeline.runtime.layout import Ints
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.sched.work import StepPlan, Work
+from ridgeline.sched.work import Result, StepPlan, Work
 
 RECORDED_TOKENS = 2  # of each sequence; longer spans are rare, and each length would be recorded
 
@@ -31,6 +31,9 @@ class ModelDrafter(ChainDrafter):
 
     def ran(self, plan: StepPlan, tokens: Ints, features: Array | None) -> None:
         """Do nothing: a draft model reads tokens only."""
+
+    def settle(self, works: Sequence[Work], results: Sequence[Result]) -> None:
+        """Do nothing: a draft model reads tokens only, and proposes chains."""
 
     def _prepare(self, asks: Sequence[Ask], follow: bool) -> None:
         """Run the chunks of prompts of the target's last step, if the rows before them are right."""

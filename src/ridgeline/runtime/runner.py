@@ -96,7 +96,7 @@ class DeviceRunner:
     of the longest sequence. num_drafts: most drafts of a work. acceptance: how drafts are accepted. threaded: steps of
     at least `thread_works` works run in a thread of their own, so that the caller can do its part of one step while the
     next one is computed. draft: a model or a head that proposes drafts; its layers are in `groups` after those of
-    `loaded`. max_tokens: most tokens of a step.
+    `loaded`. max_tokens: most tokens of a step. draft_tree: most tokens after a draft of a head; 1: chains.
     """
 
     # Two cores, pocket model, greedy: handing a step to the thread costs more than the overlap saves for 1 sequence
@@ -117,6 +117,7 @@ class DeviceRunner:
         threaded: bool = False,
         draft: LoadedModel | LoadedHead | None = None,
         max_tokens: int = 0,
+        draft_tree: int = 1,
     ) -> None:
         self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
         self._table = loaded.table
@@ -133,7 +134,7 @@ class DeviceRunner:
         if draft is not None:
             place = Place(
                 loaded.table, self.arena, len(loaded.spec.layers), groups, self._tables, num_pages, num_host_pages,
-                max_seqs, num_drafts, max_tokens, loaded.spec.vocab_size, acceptance,
+                max_seqs, num_drafts, max_tokens, loaded.spec.vocab_size, acceptance, draft_tree,
             )  # fmt: skip
             self.drafter = open_drafter(draft, loaded.model, place)
         self._tap = None if self.drafter is None else self.drafter.tap
@@ -174,7 +175,7 @@ class DeviceRunner:
         for i, target in targets.items():
             self._keep(step, i, target.result())
             found[i] = target.late or step.results[i]
-        self._mover.settle([step.plan.works[i] for i in targets], [step.results[i] for i in targets])
+        self._settle([step.plan.works[i] for i in targets], [step.results[i] for i in targets])
         return found
 
     def collect(self, handle: Future[Computed]) -> Sequence[Result]:
@@ -237,7 +238,7 @@ class DeviceRunner:
         if best is not None and all(row is not None and row.wants_best() for row in given):
             for i, result in enumerate(best_results(best, [row for row in given if row is not None], works)):
                 self._keep(step, i, result)
-            self._mover.settle(works, step.results)
+            self._settle(works, step.results)
             return
         logits, at, targets = forward.logits(rows), 0, {}
         for i, (work, row) in enumerate(zip(works, given, strict=True)):
@@ -251,7 +252,7 @@ class DeviceRunner:
         sample_targets(logits, list(targets.values()))
         for i, target in targets.items():
             self._keep(step, i, target.result())
-        self._mover.settle(works, step.results)
+        self._settle(works, step.results)
         if step.left:
             step.logits = logits
 
@@ -266,6 +267,17 @@ class DeviceRunner:
         step.results[index] = result._replace(prompt_logprobs=prompt_logprobs) if prompt_logprobs else result
         if result.tokens:
             self._remember(step.plan.works[index].row, result.tokens[-1])
+
+    def _settle(self, works: Sequence[Work], results: Sequence[Result]) -> None:
+        """Move what belongs to the accepted drafts of trees to their positions."""
+        if not any(result.path for result in results):
+            return
+        self._mover.settle(works, results)
+        if self.drafter is not None and self.drafter.lost is None:
+            try:
+                self.drafter.settle(works, results)
+            except Exception as e:  # a step of the target must not end with its draft
+                self.drafter.lost = e
 
     def _remember(self, row: int, token: int) -> None:
         """Store the last token of a row, which the next step may refer to as LAST."""

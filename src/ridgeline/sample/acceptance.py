@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 
 from ridgeline.errors import RequestError
 from ridgeline.sample.drawing import draw
 from ridgeline.sample.logits import Floats, Ints
-from ridgeline.sample.noise import PURPOSE_ACCEPT, PURPOSE_DRAFT, PURPOSE_RESIDUAL
-from ridgeline.sample.rejection import Distribution, Draft, choose, is_typical, softmax
-from ridgeline.sample.sampler import Pick, SampleRow, distribution, draw_index, sample
+from ridgeline.sample.noise import PURPOSE_ACCEPT, PURPOSE_DRAFT, PURPOSE_RESIDUAL, PURPOSE_SAMPLE, gumbel
+from ridgeline.sample.rejection import Distribution, Draft, choose, draw_siblings, is_typical, softmax
+from ridgeline.sample.sampler import BROKEN, Pick, SampleRow, distribution, draw_index, sample
+from ridgeline.sample.tree import best
 from ridgeline.spec.acceptance import Acceptance
 
 
@@ -62,6 +64,43 @@ def pick_of(acceptance: Acceptance, drafts: Sequence[Draft]) -> Pick:
     if not drafts or acceptance == "same":
         return draw_index
     return Rejection(drafts) if acceptance == "rejection" else Typical([draft.token for draft in drafts])
+
+
+def confidences(logits: Floats, row: SampleRow, acceptance: Acceptance) -> Floats:
+    """Return how likely each token is to be accepted at a position, as log probabilities [vocabulary].
+
+    logits [vocabulary]: of a draft model. row: as in `draw_draft`. With `same` and a temperature above 0 they are those
+    of the sums of score and noise, since the model samples with the same noise. Raises RequestError where there is no
+    token.
+    """
+    if row.params.temperature == 0:
+        top = float(logits.max())
+        if not isfinite(top):
+            raise RequestError(BROKEN)
+        found: Floats = logits - (top + np.log(np.exp(logits - top).sum()))
+        return found
+    q = distribution(logits, row)
+    sums = q.scores()
+    if acceptance == "same":
+        sums += gumbel(row.noise.key(row.position, PURPOSE_SAMPLE), q.ids)
+    top = float(sums.max())
+    found = np.full(logits.size, -np.inf)
+    found[q.ids] = sums - (top + np.log(np.exp(sums - top).sum()))
+    return found
+
+
+def draw_candidates(logits: Floats, row: SampleRow, acceptance: Acceptance, count: int) -> list[Draft]:
+    """Return up to `count` different drafts for one position, in the order in which they are tried; see `draw_draft`.
+
+    With `rejection` each is drawn from what the ones before it left. Otherwise they are the tokens of the largest
+    `confidences`.
+    """
+    if row.params.temperature > 0 and acceptance == "rejection":
+        return draw_siblings(distribution(logits, row), count, row.noise.key(row.position, PURPOSE_DRAFT))
+    scores = logits if row.params.temperature == 0 else confidences(logits, row, acceptance)
+    if not isfinite(scores.max()):
+        raise RequestError(BROKEN)
+    return [Draft(token) for token in best(scores, count).tolist()]
 
 
 def draw_draft(logits: Floats, row: SampleRow, acceptance: Acceptance) -> Draft:

@@ -13,6 +13,7 @@ from ridgeline.spec.storage import StateDType
 from ridgeline.spec.text import num_bytes
 
 DraftDepth = Literal["chosen", "fixed"]
+CHAINS_ONLY = "the model has recurrent layers, whose states follow a single chain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class EngineOptions:
         draft_acceptance: When a draft token is accepted. "same": if the model samples it, so that drafts change no
             token; "rejection": by rejection sampling, which keeps the distribution of answers, not their tokens;
             "typical": if it is likely enough, which is lossy.
+        draft_tree: With a Medusa or EAGLE head, drafts are a tree that has the best tokens after a draft, at most so
+            many; num_speculative_tokens is the size of the tree. 1: a chain.
     """
 
     max_num_seqs: int | None = None
@@ -50,6 +53,7 @@ class EngineOptions:
     speculative: str | None = None
     draft_depth: DraftDepth | None = None
     draft_acceptance: Acceptance | None = None
+    draft_tree: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,8 @@ class EngineConfig:
     and workspace were allocated. reasons: one line for each setting, by its name; it says whether the user gave the
     value, or why it was chosen or lowered. num_speculative_tokens: most draft tokens of a sequence in a step.
     speculative: the name of their proposer. draft_depth: how many drafts a step verifies. draft_acceptance: when a
-    draft is accepted. threads: number of threads of the kernels; None on a device without them. preempt: the cost of
-    preemption with host pages; None if it is measured at the start.
+    draft is accepted. draft_tree: as in EngineOptions. threads: number of threads of the kernels; None on a device
+    without them. preempt: the cost of preemption with host pages; None if it is measured at the start.
     """
 
     max_model_len: int
@@ -94,6 +98,7 @@ class EngineConfig:
     speculative: str = "off"
     draft_depth: DraftDepth = "fixed"
     draft_acceptance: Acceptance = "same"
+    draft_tree: int = 1
     threads: int | None = None
     preempt: PreemptCost | None = None
 
@@ -106,6 +111,11 @@ class EngineConfig:
     def swap_bytes(self) -> int:
         """Bytes of all pages on the host."""
         return sum(n * g.page_bytes for n, g in zip(self.num_host_pages, self.groups, strict=True))
+
+    @property
+    def untreed(self) -> str | None:
+        """Return why drafts are chains although draft_tree is above 1; None if they are not."""
+        return CHAINS_ONLY if self.draft_tree > 1 and any(group.snapshot for group in self.groups) else None
 
     def memory(self, weight_bytes: int, *, on_host: bool = True) -> tuple[tuple[str, int], ...]:
         """Return the uses of memory and their bytes.
@@ -137,10 +147,14 @@ class EngineConfig:
             "num_speculative_tokens": f"{self.num_speculative_tokens}",
             "draft_depth": self.draft_depth,
             "draft_acceptance": self.draft_acceptance,
+            "draft_tree": f"{self.draft_tree}" if self.untreed is None else "1",
         }
         if self.threads is not None:
             values["threads"] = f"{self.threads}"
-        found = [Setting(n, v, self.reasons[n], f"--{n.replace('_', '-')}") for n, v in values.items()]
+        reasons = dict(self.reasons)
+        if self.untreed is not None:
+            reasons["draft_tree"] = f"a chain instead of {self.draft_tree}: {self.untreed}"
+        found = [Setting(n, v, reasons[n], f"--{n.replace('_', '-')}") for n, v in values.items()]
         if self.preempt and any(self.num_host_pages):
             size = sum(g.most_pages(self.max_model_len) * g.page_bytes for g in self.groups)
             how: str = self.preempt(self.max_model_len, size)

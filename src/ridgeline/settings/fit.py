@@ -31,6 +31,7 @@ from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import StateGroup, state_groups, with_layers
 from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.storage import SNAPSHOTS, Storage
+from ridgeline.spec.trees import head_rows
 
 SEQS, TOKENS, PAGE_TOKENS = 256, 512, 16  # the choice if memory allows it
 STEP_SHARE = Fraction(1, 4)  # share of the memory for the tokens and sequences of a step
@@ -90,7 +91,11 @@ class Problem:
         if self.draft is not None:
             more = self._groups(self.draft, page_tokens)
             groups = with_layers(own, more, len(self.spec.layers))
-            of_head = partial(HeadWorkspace, on_cpu=self.on_host, drafts=drafts, float_bytes=self.float_bytes)
+            width = self.options.draft_tree or 1
+            kept = max(drafts, head_rows(width, drafts))
+            of_head = partial(
+                HeadWorkspace, on_cpu=self.on_host, drafts=kept, width=width, float_bytes=self.float_bytes
+            )
             counts.append(count(self.draft, more) if isinstance(self.draft, ModelSpec) else of_head(self.draft, more))
         tokens, seqs = self.options.max_num_batched_tokens or 1, self.options.max_num_seqs or 1
         return Settings(self, page_tokens, groups, tuple(counts), tokens, seqs, length)

@@ -15,6 +15,7 @@ from ridgeline.spec.acceptance import ACCEPTANCES
 from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.storage import EXACT, STORAGES, Storage, has_rows
 from ridgeline.spec.text import num_bytes
+from ridgeline.spec.trees import MOST_DRAFTS, MOST_WIDTH
 
 NO_ROWS = "without effect: no layer has keys and values, and recurrent state is always float32"
 SWAP_SHARE, MAX_SWAP_BYTES = 10, 4 << 30  # divisor of the host's free memory; vLLM's default
@@ -34,7 +35,7 @@ RANGES: dict[str, tuple[int, int | None]] = {
     "max_num_seqs": (1, None), "max_num_batched_tokens": (1, None), "block_size": (1, None),
     "state_snapshot_tokens": (1, None),
     "kv_cache_memory_bytes": (1, None), "steps_in_flight": (1, 2), "swap_space_bytes": (0, None),
-    "num_speculative_tokens": (0, None),
+    "num_speculative_tokens": (0, None), "draft_tree": (1, MOST_WIDTH),
 }  # fmt: skip
 DRAFTS = 4  # draft tokens of a sequence in a step, unless the user chooses
 
@@ -62,6 +63,7 @@ def resolve(
     number. advice: choices of the cost model. draft: the draft model or head, whose state shares the pages.
     """
     given, options = _given(options), with_drafts(options)
+    check_tree(options, draft)
     storage, why_storage = choose_storage(kv_cache_dtype)
     _check_snapshots(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
@@ -107,6 +109,7 @@ def _speculation(options: EngineOptions) -> dict[str, Any]:
         "speculative": options.speculative or "off",
         "draft_depth": options.draft_depth or "fixed",
         "draft_acceptance": options.draft_acceptance or "same",
+        "draft_tree": options.draft_tree or 1,
     }
 
 
@@ -162,6 +165,25 @@ def with_drafts(options: EngineOptions) -> EngineOptions:
             "that no draft may run; set it to 1 or more, or leave it out"
         )
     return replace(options, num_speculative_tokens=DRAFTS) if most is None else options
+
+
+def check_tree(options: EngineOptions, draft: ModelSpec | HeadSpec | None = None) -> None:
+    """Raise RequestError for trees that nothing proposes. draft: the draft model or head, if it is known."""
+    width, chosen = options.draft_tree or 1, options.speculative or "off"
+    _check("draft_tree", width, *RANGES["draft_tree"])
+    if width == 1:
+        return
+    if isinstance(draft, ModelSpec) or (draft is None and chosen in ("off", "ngram")):
+        name = f"the draft model {chosen}" if isinstance(draft, ModelSpec) else f"--speculative {chosen}"
+        raise RequestError(
+            f"draft_tree (--draft-tree) is {width}, but {name} proposes no trees; set --speculative to a Medusa or "
+            "EAGLE head, or leave --draft-tree out"
+        )
+    if (options.num_speculative_tokens or 0) > MOST_DRAFTS:
+        raise RequestError(
+            f"num_speculative_tokens (--num-speculative-tokens) is {options.num_speculative_tokens}, but a tree "
+            f"(--draft-tree) has at most {MOST_DRAFTS} drafts; lower it"
+        )
 
 
 def _check(name: str, value: Any, least: int, most: int | None) -> None:
@@ -231,6 +253,7 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
         "num_speculative_tokens": drafts_why,
         "draft_depth": "chosen from measured times and acceptance, where --speculative proposes drafts",
         "draft_acceptance": "the answers are those without drafts, token by token",
+        "draft_tree": "a chain: a head's tree pays where verifying several times as many drafts costs little",
         "speculative": "draft tokens speed up answers that repeat text, and slow down others",
     }  # fmt: skip
 

@@ -9,6 +9,21 @@ from collections.abc import Sequence
 
 MOST_DRAFTS = 63  # of a tree: a draft's path is 64 bits without the sign
 ROOT = -1  # parent of the first drafts: the last known token of the sequence
+MOST_WIDTH = 16  # tokens after a node that a head proposes: the largest --draft-tree
+MOST_LEVELS = 8  # of a tree of an EAGLE head, which takes a pass for each level
+
+
+def head_levels(width: int, nodes: int) -> int:
+    """Return the levels of an EAGLE head's tree of `nodes` drafts, with the best `width` tokens after each node.
+
+    All rows of the head must fit into one path of bits (`paths`).
+    """
+    return min(nodes, MOST_LEVELS, 1 + MOST_DRAFTS // width)
+
+
+def head_rows(width: int, nodes: int) -> int:
+    """Return how many rows of its own an EAGLE head runs for a tree: `width` for each level but the last one."""
+    return width * (head_levels(width, nodes) - 1) if width > 1 else nodes - 1
 
 
 def depths(parents: Sequence[int]) -> tuple[int, ...]:

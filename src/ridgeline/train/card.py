@@ -105,12 +105,13 @@ def _front_matter(facts: CardFacts) -> str:
 
 def front_matter(
     license: str | None, tags: Iterable[str], language: str | None = None, in_transformers: bool = False,
-    accepted_shares: Sequence[float] = (),
+    accepted_shares: Sequence[float] = (), rank_accuracies: Sequence[Sequence[float]] = (),
 ) -> str:  # fmt: skip
     """Return the YAML front matter of a card. license: as `CardFacts` has it. tags: besides `ridgeline`.
 
     accepted_shares: for a draft, the shares of verifications in which at least the first 1, 2, ... drafts are accepted;
-    the planner reads them (catalog/cards.py).
+    the planner reads them (spec/cards.py). rank_accuracies: for each Medusa head, the shares of positions at which its
+    token of each rank is right; the engine reads them.
     """
     lines = []
     if license:
@@ -122,8 +123,14 @@ def front_matter(
     lines.append('pipeline_tag: "text-generation"')
     lines += ["tags:", *(f"- {_yaml(tag)}" for tag in dict.fromkeys(("ridgeline", *tags)))]
     if accepted_shares:
-        lines.append(f"accepted_shares: [{', '.join(f'{share:.3f}' for share in accepted_shares)}]")
+        lines.append(f"accepted_shares: [{_numbers(accepted_shares)}]")
+    if rank_accuracies:
+        lines.append(f"rank_accuracies: [{', '.join(f'[{_numbers(row)}]' for row in rank_accuracies)}]")
     return "\n".join(["---", *lines, "---"])
+
+
+def _numbers(shares: Sequence[float]) -> str:
+    return ", ".join(f"{share:.3f}" for share in shares)
 
 
 def _usage(facts: CardFacts) -> str:

@@ -52,6 +52,7 @@ class EngineFlags:
     num_speculative_tokens: o.NumSpeculativeTokens = None
     draft_depth: o.DraftDepth = None
     draft_acceptance: o.DraftAcceptance = None
+    draft_tree: o.DraftTree = None
 
     def options(self) -> EngineOptions:
         """Return the settings as the engine takes them."""

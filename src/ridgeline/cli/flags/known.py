@@ -67,9 +67,9 @@ def find_draft(name: str) -> Draft:
 
     Raises RequestError for an unknown name, and CheckpointError or ConfigError for files that are not read.
     """
-    from ridgeline.catalog.cards import measured_acceptance
     from ridgeline.catalog.models import built_in_folder
     from ridgeline.plan.speculation import Draft
+    from ridgeline.spec.cards import measured_acceptance
     from ridgeline.spec.folders import existing
 
     path = existing(name)

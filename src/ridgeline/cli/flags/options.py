@@ -173,6 +173,15 @@ DraftAcceptance = Annotated[
         "changes the distribution of answers. Default: same.",
     ),
 ]
+DraftTree = Annotated[
+    int | None,
+    _engine(
+        "--draft-tree",
+        help="Number of tokens that a Medusa or EAGLE head proposes after each draft, so that drafts are a tree: the "
+        "best --num-speculative-tokens of them are verified together. 1, the default: a chain. Set 4, and "
+        "--num-speculative-tokens 16 or more, where verifying many tokens costs little, as on a GPU.",
+    ),
+]
 CacheMode = Annotated[
     Cache,
     _engine("--cache", help="on: keep state in pages. off: compute the whole history for every token, a baseline."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from ridgeline.errors import CheckpointError, ConfigError, RequestError
@@ -18,7 +19,9 @@ from ridgeline.load.heads.head import HeadFile, HeadFormat
 from ridgeline.load.heads.medusa import MedusaOriginal, MedusaVllm
 from ridgeline.load.safetensors import SINGLE, TensorFiles
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.cards import rank_accuracies
 from ridgeline.spec.folders import read_json
+from ridgeline.spec.heads import MedusaSpec
 
 __all__ = ["FORMATS", "HeadFile", "HeadFormat", "is_head", "open_head", "read_head", "write_head"]
 
@@ -37,7 +40,7 @@ def open_head(folder: Path, target: ModelSpec) -> HeadFile:
     head = read_head(folder)
     if (problem := head.spec.misfit(target)) is not None:
         raise CheckpointError(f"{folder}: {problem}")
-    return head
+    return replace(head, accuracies=rank_accuracies(folder)) if isinstance(head.spec, MedusaSpec) else head
 
 
 def is_head(folder: Path) -> bool:

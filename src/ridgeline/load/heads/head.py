@@ -24,6 +24,8 @@ class HeadFile:
         format: Name of the format that it was read from.
         target: Name or path of the target, if the folder names it.
         depth: Number of draft tokens that its config recommends; None without.
+        accuracies: For each head of a Medusa model how often its token of each rank is right; () if the card does not
+            say.
     """
 
     spec: HeadSpec
@@ -32,6 +34,7 @@ class HeadFile:
     format: str = ""
     target: str | None = None
     depth: int | None = None
+    accuracies: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if (problem := vocabulary_problem(self.spec, self.vocabulary)) is not None:

@@ -398,7 +398,7 @@ def pinned(start: Start, config: EngineConfig) -> Start:
     fixed = EngineOptions(
         config.max_num_seqs, config.max_num_batched_tokens, config.block_size, config.state_snapshot_tokens,
         config.state_bytes, config.steps_in_flight, config.swap_bytes, config.num_speculative_tokens,
-        config.speculative, config.draft_depth, config.draft_acceptance,
+        config.speculative, config.draft_depth, config.draft_acceptance, config.draft_tree,
     )  # fmt: skip
     return Start(start.model, {**start.options, "max_model_len": config.max_model_len, "engine": fixed})
 

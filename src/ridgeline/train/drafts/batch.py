@@ -93,6 +93,11 @@ class Target:
         return cast("Tensor", weight) + (norm.offset if isinstance(norm, RMSNorm) else 0.0)
 
     @property
+    def num_draft_tokens(self) -> int:
+        """Number of tokens that a draft can propose."""
+        return self.model.spec.vocab_size if self.vocabulary is None else len(self.vocabulary)
+
+    @property
     def _device(self) -> torch.device:
         zeros: Any = self.table.memory.zeros((1,))
         return cast("Tensor", zeros).device
@@ -117,6 +122,20 @@ class Target:
             if self._kept is not None:
                 wanted = wanted[:, self._kept]
         return F.kl_div(F.log_softmax(draft(at), -1), wanted, log_target=True, reduction="sum")
+
+
+def rank_hits(
+    batch: Batch, depth: int, draft: Logits, at: Tensor, to_target: Callable[[Any], Any], ranks: int
+) -> np.ndarray[Any, Any]:
+    """Return [n, ranks] whether the best token of draft `depth`, its second one, ... is that of the continuation.
+
+    Arguments: as those of `hits`. ranks: at most the number of tokens that the draft can propose.
+    """
+    _, rows = batch.chains(depth, known=True)
+    best = torch.cat([draft(part).topk(ranks, -1).indices for part in torch.split(at, 1024)])
+    ids = cast("Tensor", to_target(best.flatten())).view(-1, ranks)
+    same: np.ndarray[Any, Any] = (ids == cast("Tensor", batch.token_ids)[rows + 1, None]).cpu().numpy()
+    return same
 
 
 def hits(batch: Batch, depth: int, draft: Logits, at: Tensor, to_target: Callable[[Any], Any]) -> np.ndarray[Any, Any]:

@@ -51,7 +51,12 @@ def draft_card(facts: DraftFacts) -> str:
     )
     command = f"ridgeline serve -m {facts.target} --speculative {facts.name}"
     parts = [
-        front_matter(None, ("speculative-decoding", o.kind), accepted_shares=facts.quality.acceptance.accepted_shares),
+        front_matter(
+            None,
+            ("speculative-decoding", o.kind),
+            accepted_shares=facts.quality.acceptance.accepted_shares,
+            rank_accuracies=facts.quality.accuracies,
+        ),
         f"# {card_text(facts.name)}",
         card_text(summary),
         f"## Usage\n\n```\n{card_text(command)}\n```",
@@ -99,6 +104,9 @@ def _acceptance(quality: DraftQuality) -> Iterator[Row]:
     for depth, share in enumerate(quality.shares, 1):
         what = "The first draft is right" if depth == 1 else f"The first {depth} drafts are right"
         yield what, f"at {100 * share:.1f} % of {quality.num_positions:,} positions"
+    for number, shares in enumerate(quality.accuracies, 1):
+        percent = ", ".join(f"{100 * share:.1f}" for share in shares)
+        yield f"Head {number}: its tokens of rank 1 to {len(shares)} are right", f"at {percent} % of positions"
     found = quality.acceptance
     error = found.tokens_per_verification.standard_error
     spread = "" if error is None else f" ± {error:.2f} (standard error)"

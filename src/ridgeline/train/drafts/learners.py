@@ -14,7 +14,7 @@ from ridgeline.nn.heads import Eagle3Head, EagleHead, MedusaHead, build_head
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.heads import Eagle3Spec, EagleSpec, HeadSpec, MedusaSpec
 from ridgeline.train.drafts.attention import ChainStep
-from ridgeline.train.drafts.batch import Batch, Logits, Target, hits
+from ridgeline.train.drafts.batch import Batch, Logits, Target, hits, rank_hits
 from ridgeline.train.module import RESIDUAL, LanguageModel
 
 FALLING = 0.8  # weight of each draft depth relative to the one before (arXiv:2401.10774)
@@ -82,6 +82,16 @@ class MedusaLearner:
         for k in range(depth):
             at, _ = batch.chains(k, known=True)
             found.append(hits(batch, k, self._draft(hidden, k), at, self._head.to_target))
+        return found
+
+    @torch.no_grad()
+    def rank_hits(self, batch: Batch, ranks: int) -> list[Bools]:
+        """Return for each head, [n_k, ranks], whether its token of each rank is that of the continuation."""
+        hidden, _ = self._target.read(batch)
+        found = []
+        for k in range(self._head.spec.num_heads):
+            at, _ = batch.chains(k, known=True)
+            found.append(rank_hits(batch, k, self._draft(hidden, k), at, self._head.to_target, ranks))
         return found
 
     def _draft(self, hidden: Tensor, number: int) -> Logits:

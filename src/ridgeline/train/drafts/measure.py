@@ -11,9 +11,10 @@ from ridgeline.errors import DataError
 from ridgeline.evals import Acceptance
 from ridgeline.train.drafts.batch import Batch, Target
 from ridgeline.train.drafts.continuations import Continuation
-from ridgeline.train.drafts.learners import Bools, Learner
+from ridgeline.train.drafts.learners import Bools, Learner, MedusaLearner
 
 TOKENS = 4096  # tokens of a pass
+RANKS = 10  # best tokens of a Medusa head that are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,14 @@ class DraftQuality:
         shares: For each depth k, the share of held-out positions at which the first k drafts are right.
         num_positions: Number of these positions.
         acceptance: Verifications in turn over the continuations.
+        accuracies: For each head of a Medusa model, the share of positions at which its token of each rank is right,
+            whatever comes before it; () for other drafts. Trees are made from them (runtime/medusa_tree.py).
     """
 
     shares: tuple[float, ...]
     num_positions: int
     acceptance: Acceptance
+    accuracies: tuple[tuple[float, ...], ...] = ()
 
     def lines(self) -> list[str]:
         """Return the report in two lines."""
@@ -59,15 +63,19 @@ def measure_draft(
             "other texts, or a smaller --depth"
         )
     rights: list[Bools] = []
+    by_rank: list[list[Bools]] = []
     for some in _passes(usable):
         batch = Batch(some, target.table)
         rights += _by_sequence(batch, learner.hits(batch, depth), depth)
+        if isinstance(learner, MedusaLearner):
+            by_rank.append(learner.rank_hits(batch, min(RANKS, target.num_draft_tokens)))
         on_tokens(sum(batch.lengths))
     accepted = [np.cumprod(right, 1).sum(1) for right in rights]  # drafts before the first wrong one, by position
     everywhere = np.concatenate(accepted)
     shares = tuple(float((everywhere >= k).mean()) for k in range(1, depth + 1))
     replayed = [_replay(counts.tolist()) for counts in accepted]
-    return DraftQuality(shares, len(everywhere), Acceptance.of(replayed, depth))
+    means = tuple(tuple(np.concatenate(found).mean(0).tolist()) for found in zip(*by_rank, strict=True))
+    return DraftQuality(shares, len(everywhere), Acceptance.of(replayed, depth), means)
 
 
 def _replay(accepted: Sequence[int]) -> list[int]:
