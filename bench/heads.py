@@ -52,9 +52,9 @@ def train(out: Path, options: argparse.Namespace) -> None:
     train_draft("pocket", Corpus(corpus.source, corpus.license, known), out, chosen, Lines())
 
 
-def measure(head: str, prompts: list[list[int]], answers: list[list[int]], most: int, case: str) -> None:
+def measure(head: str, prompts: list[list[int]], answers: list[list[int]], engine: EngineOptions, case: str) -> None:
     """Print the tokens a verification of one head."""
-    llm = LLM("pocket", speculative=head, engine=EngineOptions(draft_depth="fixed", num_speculative_tokens=most))
+    llm = LLM("pocket", speculative=head, engine=engine)
     values, equal = [], True
     for prompt, answer in zip(prompts, answers, strict=True):
         params = SamplingParams(max_tokens=len(answer), temperature=0, ignore_eos=True)
@@ -64,7 +64,8 @@ def measure(head: str, prompts: list[list[int]], answers: list[list[int]], most:
         values += [counts.tokens] if counts.verifications else []
     error = stdev(values) / sqrt(len(values))
     emit(
-        f"heads: {Path(head).name}, {case}", equal, contexts=len(values), tokens=round(fmean(map(len, answers)), 1),
+        f"heads: {Path(head).name}, {case}", equal, drafts=engine.num_speculative_tokens,
+        tree=engine.draft_tree, contexts=len(values), tokens=round(fmean(map(len, answers)), 1),
         value=round(fmean(values), 3), standard_error=round(error, 3),
     )  # fmt: skip
 
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--draft-steps", type=int, help="draft steps in a row that EAGLE heads practise")
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
+    parser.add_argument("--draft-tree", type=int, default=1, help="most tokens after a draft; default: 1, a chain")
     options = parser.parse_args()
     if options.train:
         train(Path(options.heads[0]), options)
@@ -100,10 +102,12 @@ def main() -> None:
     prompts, plain = contexts(bench, options.prompts), bench.llm("target")
     outputs = plain.generate(prompts, SamplingParams(max_tokens=ANSWER, temperature=0, ignore_eos=True))
     answers = [list(output.outputs[0].token_ids) for output in outputs]
+    engine = EngineOptions(
+        draft_depth="fixed", num_speculative_tokens=options.num_speculative_tokens, draft_tree=options.draft_tree
+    )
     for head in options.heads:
-        most = options.num_speculative_tokens
-        measure(head, prompts, answers, most, "whole answers")
-        measure(head, prompts, [fresh(answer) for answer in answers], most, "before repetition")
+        measure(head, prompts, answers, engine, "whole answers")
+        measure(head, prompts, [fresh(answer) for answer in answers], engine, "before repetition")
 
 
 if __name__ == "__main__":
