@@ -92,7 +92,8 @@ def test_the_matrix_has_every_value_of_every_axis() -> None:
     assert {c.prefix for c in found} == {"cold", "hit"}
     assert {c.others for c in found} >= {0, 1, 7, 40}
     assert {c.preempt for c in found} == {None, "recompute", "swap"}
-    assert {(c.drafts, c.wrong) for c in found} == {(0, 0.0), (4, 0.0), (4, 0.5)}
+    assert {(c.drafts, c.wrong) for c in found} == {(0, 0.0), (4, 0.0), (4, 0.5), (12, 0.0)}
+    assert {(c.source, c.tree) for c in found if c.tree > 1} == {("medusa", 3), ("eagle", 3)}
     assert {c.source for c in found} == {"known", "ngram", "model", *HEADS}
     assert {c.n for c in found} == {1, 4}
     assert {c.page for c in found} == {1, 16, 64}

@@ -15,11 +15,11 @@ HEADS = ("medusa", "eagle", "eagle3")
 DIM, INNER = 16, 64  # numbers of an attention head, and of the MLP
 
 
-def head_spec(kind: str, target: ModelSpec, drafts: int) -> HeadSpec:
-    """Return a small head for a model. kind: one of HEADS. drafts: number of heads of a Medusa model."""
+def head_spec(kind: str, target: ModelSpec, heads: int) -> HeadSpec:
+    """Return a small head for a model. kind: one of HEADS. heads: number of heads of a Medusa model."""
     width, vocab = target.hidden_size, target.vocab_size
     if kind == "medusa":
-        return MedusaSpec(hidden_size=width, vocab_size=vocab, draft_vocab_size=vocab, num_heads=drafts)
+        return MedusaSpec(hidden_size=width, vocab_size=vocab, draft_vocab_size=vocab, num_heads=heads)
     attention, mlp, norm = Attention(2, 1, DIM, DIM**-0.5, Rope(DIM)), GatedMLP(INNER), RMSNorm(1e-5)
     length, layers = target.max_position_embeddings, len(target.layers)
     if kind == "eagle":
@@ -33,9 +33,9 @@ def head_spec(kind: str, target: ModelSpec, drafts: int) -> HeadSpec:
     )  # fmt: skip
 
 
-def random_head(kind: str, target: LoadedModel, drafts: int, seed: int) -> LoadedHead:
+def random_head(kind: str, target: LoadedModel, heads: int, seed: int) -> LoadedHead:
     """Return a head with random weights on the device of its target; see `head_spec`."""
-    spec, rng = head_spec(kind, target.spec, drafts), np.random.default_rng(seed)
+    spec, rng = head_spec(kind, target.spec, heads), np.random.default_rng(seed)
     weights = {
         w.name: HostTensor((rng.normal(0, 1, w.shape) / np.sqrt(w.shape[-1])).astype(np.float32), "float32")
         for w in spec.weights()

@@ -15,6 +15,7 @@ CROSSING = 4  # in a case of preemption, an answer reaches a new page after so m
 LONGER = 16  # in a case of preemption, every second prompt is longer by so many tokens, if the context allows
 NUM_COMBINATIONS, NUM_QUICK_COMBINATIONS = 8, 3
 MANY = 3  # sequences of one page each, one of which is preempted for the others
+MOST_HEADS = 4  # of a Medusa model with random weights
 LEAST_COMBINED = 3  # settings of a combination that differ from the default
 
 Preempt = Literal["recompute", "swap"]
@@ -30,7 +31,7 @@ class Case:
     chunk: tokens of a step; None: enough for all prompts. page: tokens of a page. others: number of other requests at
     the same time. prefix: whether the prefix of a prompt is in the cache. preempt: how sequences are preempted, with
     few pages; None: enough pages. drafts: tokens that are proposed at every step. wrong: share of wrong drafts.
-    source: the proposer. n: answers to each prompt. prompt: tokens of a prompt; None: the usual length. text:
+    source: the proposer. tree: most drafts after a draft; 1: they are chains. n: answers to each prompt. prompt: tokens of a prompt; None: the usual length. text:
     prompts are real text. number: index in the matrix, which seeds the arrivals. impossible: why the case cannot be run
     with this model.
     """
@@ -46,11 +47,17 @@ class Case:
     drafts: int = 0
     wrong: float = 0.0
     source: DraftSource = "known"
+    tree: int = 1
     n: int = 1
     prompt: int | None = None
     text: bool = False
     number: int = 0
     impossible: str = ""
+
+    @property
+    def heads(self) -> int:
+        """Number of heads of a Medusa model; more of them propose more tokens, and take more memory."""
+        return min(self.drafts, MOST_HEADS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,8 @@ AXES: dict[str, tuple[Value, ...]] = {
         Value("4, of a Medusa head", {"drafts": 4, "source": "medusa"}),
         Value("4, of an EAGLE-1 head", {"drafts": 4, "source": "eagle"}),
         Value("4, of an EAGLE-3 head", {"drafts": 4, "source": "eagle3"}),
+        Value("12, trees of a Medusa head", {"drafts": 12, "tree": 3, "source": "medusa"}),
+        Value("12, trees of an EAGLE-1 head", {"drafts": 12, "tree": 3, "source": "eagle"}),
     ),
     "forks": (Value("n 4", {"n": 4}, quick=True),),
     "pages": (Value("of 1", {"page": 1}, quick=True), Value("of 64", {"page": 64})),
@@ -251,7 +260,7 @@ def _describe(case: Case, scale: Scale) -> str:
         "hit" if case.prefix == "hit" else "",
         f"{case.others} other{'s' if case.others > 1 else ''}" if case.others else "",
         case.preempt or "",
-        f"{case.drafts} drafts{DRAFTED[case.source]}" if case.drafts else "",
+        f"{case.drafts} drafts{' in trees' if case.tree > 1 else ''}{DRAFTED[case.source]}" if case.drafts else "",
         f"n {case.n}" if case.n > 1 else "",
         f"pages {case.page}" if case.page != DEFAULT.page else "",
         f"{case.steps_in_flight} in flight" if case.steps_in_flight > 1 else "",

@@ -97,14 +97,14 @@ def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, ba
 def _engine(loaded: LoadedModel, config: EngineConfig, case: Case) -> Engine:
     own, draft = NgramProposer() if case.source == "ngram" else None, None
     if case.source in HEADS:
-        draft = random_head(case.source, loaded, case.drafts, case.number)
+        draft = random_head(case.source, loaded, case.heads, case.number)
     return Engine(loaded, config, proposer=own, draft=loaded if case.source == "model" else draft)
 
 
 def _draft_spec(spec: ModelSpec, case: Case) -> ModelSpec | HeadSpec | None:
     """Return the draft model or head of a case; None if there is none."""
     if case.source in HEADS:
-        return head_spec(case.source, spec, case.drafts)
+        return head_spec(case.source, spec, case.heads)
     return spec if case.source == "model" else None
 
 
@@ -123,6 +123,7 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
             state_snapshot_tokens=_state_snapshot_tokens(loaded.spec, case),
             steps_in_flight=case.steps_in_flight,
             num_speculative_tokens=case.drafts,
+            draft_tree=case.tree,
         ),
         free_bytes=(UNKNOWN_FREE_BYTES if free is None else free) - loaded.mapped_bytes,
         fixed_len=True,
