@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ridgeline.runtime.drafter import Ask
+from ridgeline.runtime.growth import Drawn
 from ridgeline.runtime.sampling import Target, sample_targets
 from ridgeline.sample import acceptance, rejection
 from ridgeline.sample.acceptance import draw_draft
@@ -110,8 +112,20 @@ def tree(row: SampleRow, output: list[int], replace: bool = False, width: int = 
     return verified(row, output, drafts, tuple(parents))
 
 
+def grown(
+    row: SampleRow, output: list[int], keep: Callable[[list[Draft]], list[Draft]] = lambda drafts: drafts
+) -> list[int]:
+    """A tree as an EAGLE head grows it. Siblings after different drafts share their noise."""
+    growth = Drawn(Ask(0, 0, [0, *output], 6, row), 2, DEPTH, DRAFT[last(output)])
+    while growth.goes_on():
+        growth.grow(DRAFT[growth.tokens[-growth.fresh :]])
+    drafts = keep(growth.drafts())
+    return verified(row, output, drafts, tuple(-1 if d.parent is None else d.parent for d in drafts))
+
+
 ROUNDS: dict[str, Round] = {
     "chain": chain, "point masses": point_masses, "tree": tree, "tree with replacement": partial(tree, replace=True),
+    "grown": grown,
 }  # fmt: skip
 
 
@@ -184,7 +198,7 @@ def check(
 
 @pytest.mark.parametrize(("name", "fields"), [
     ("chain", {"temperature": 0.7, "top_p": 0.8}), ("chain", PENALTIES), ("point masses", {"top_k": 4}),
-    ("tree", {"temperature": 0.7}), ("tree with replacement", {"top_p": 0.9}),
+    ("tree", {"temperature": 0.7}), ("tree with replacement", {"top_p": 0.9}), ("grown", {"top_k": 5}),
 ])  # fmt: skip
 def test_answers_have_the_distribution_of_the_model(name: str, fields: dict[str, Any]) -> None:
     check(ROUNDS[name], fields, 30)
@@ -248,10 +262,19 @@ def point_mass_stays_possible(patch: Patch) -> Round:
     return point_masses
 
 
+def unlikely_drafts_are_dropped(patch: Patch) -> Round:
+    """Which drafts are verified depends on what was drawn, as if the best nodes of a drawn tree were kept."""
+
+    def likely(drafts: list[Draft]) -> list[Draft]:
+        return [d for d in drafts if d.parent == -1 and d.q is not None and d.q.of(d.token) > 0.3]
+
+    return partial(grown, keep=likely)
+
+
 BUGS: list[tuple[Callable[[Patch], Round], dict[str, Any]]] = [
     (residual_from_p, {}), (residual_from_p_in_a_tree, {}), (q_before_temperature_and_filters, {"temperature": 0.5}),
     (q_before_temperature_and_filters, {"top_k": 3}), (rejected_drafts_stay_in_the_edits, {}),
-    (point_mass_stays_possible, {}),
+    (point_mass_stays_possible, {}), (unlikely_drafts_are_dropped, {}),
 ]  # fmt: skip
 
 
