@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <vector>
 
 #include "bind.h"
 #include "draw.h"
@@ -107,47 +109,63 @@ void decode_layout(Pool& pool, const Ids& table, const Ids& rows, const Ids& pos
     perform(pool, pool, job, table, rows, positions, last, pages, slots, tables);
 }
 
-// The index of each row's first NaN, or else of its first largest number.
-void best(Pool& pool, const Input& logits, const Places& ids, const Output& values) {
+// Writes the index of each row's first NaN, or else of its first largest number, and that number.
+void find_best(Pool::Hold& hold, const Rows<const float>& x, int64_t* id, float* value) {
     constexpr int64_t BLOCK = 2048;
+    const int64_t blocks = (x.columns + BLOCK - 1) / BLOCK;
+    float* most = (float*)hold.scratch(0, size_t(x.rows * blocks) * sizeof(float));
+    hold.split(x.rows * blocks, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) {
+            const int64_t at = i % blocks * BLOCK;
+            most[i] =
+                elementwise_kernels().largest(x.data + i / blocks * x.stride + at, std::min(BLOCK, x.columns - at));
+        }
+    });
+    for (int64_t r = 0; r < x.rows; ++r) {
+        int64_t found = 0;
+        for (int64_t b = 1; b < blocks && !std::isnan(most[r * blocks + found]); ++b)
+            if (most[r * blocks + b] > most[r * blocks + found] || std::isnan(most[r * blocks + b])) found = b;
+        const float wanted = most[r * blocks + found], *row = x.data + r * x.stride;
+        int64_t i = found * BLOCK;
+        while (std::isnan(wanted) ? !std::isnan(row[i]) : row[i] != wanted) ++i;
+        id[r] = i;
+        value[r] = row[i];
+    }
+}
+
+void best(Pool& pool, const Input& logits, const Places& ids, const Output& values) {
     const Rows<const float> x = rows_of(logits, "logits");
     int64_t* id = vector_of(ids, "ids", x.rows);
     float* value = vector_of(values, "values", x.rows);
     if (x.columns < 1) refuse("there are no logits");
-    const int64_t blocks = (x.columns + BLOCK - 1) / BLOCK;
-    auto job = [=](Pool::Hold& hold) {
-        float* most = (float*)hold.scratch(0, size_t(x.rows * blocks) * sizeof(float));
-        hold.split(x.rows * blocks, [&](int64_t begin, int64_t end, int) {
-            for (int64_t i = begin; i < end; ++i) {
-                const int64_t at = i % blocks * BLOCK;
-                most[i] =
-                    elementwise_kernels().largest(x.data + i / blocks * x.stride + at, std::min(BLOCK, x.columns - at));
-            }
-        });
-        for (int64_t r = 0; r < x.rows; ++r) {
-            int64_t found = 0;
-            for (int64_t b = 1; b < blocks && !std::isnan(most[r * blocks + found]); ++b)
-                if (most[r * blocks + b] > most[r * blocks + found] || std::isnan(most[r * blocks + b])) found = b;
-            const float wanted = most[r * blocks + found], *row = x.data + r * x.stride;
-            int64_t i = found * BLOCK;
-            while (std::isnan(wanted) ? !std::isnan(row[i]) : row[i] != wanted) ++i;
-            id[r] = i;
-            value[r] = row[i];
-        }
-    };
+    auto job = [=](Pool::Hold& hold) { find_best(hold, x, id, value); };
     perform(pool, pool, job, logits, ids, values);
 }
 
-// Each half of the key, 128 bits, gives three parts; its last 32 bits are not used.
-DrawKey draw_key(const std::array<uint64_t, 4>& words) {
-    DrawKey key;
-    for (int half = 0; half < 2; ++half) {
-        const uint64_t one = words[size_t(2 * half)], two = words[size_t(2 * half + 1)];
-        key.parts[3 * half] = uint32_t(one);
-        key.parts[3 * half + 1] = uint32_t(one >> 32);
-        key.parts[3 * half + 2] = uint32_t(two);
-    }
-    return key;
+void draw_rows(Pool& pool, const Input& logits, const Ids& draws, const std::optional<Ids>& token_ids,
+               const Places& ids, const Output& values) {
+    const Rows<const float> x = rows_of(logits, "logits");
+    const int64_t* words = vector_of(draws, "draws", x.rows * int64_t(sizeof(Draw) / sizeof(int64_t)));
+    const int64_t* token = token_ids ? vector_of(*token_ids, "token_ids", x.columns) : nullptr;
+    int64_t* id = vector_of(ids, "ids", x.rows);
+    float* value = vector_of(values, "values", x.rows);
+    if (x.rows < 1 || x.columns < 1) refuse("there are no logits");
+    auto job = [=](Pool::Hold& hold) {
+        find_best(hold, x, id, value);
+        std::vector<Draw> how(size_t(x.rows));
+        std::memcpy(how.data(), words, how.size() * sizeof(Draw));
+        const bool has_filters =
+            std::any_of(how.begin(), how.end(), [](const Draw& d) { return !d.is_greedy() && d.is_filtered(); });
+        const size_t each = DrawRoom::bytes(x.columns);
+        char* const memory = has_filters ? (char*)hold.scratch(1, each * size_t(hold.threads())) : nullptr;
+        hold.split(x.rows, [&](int64_t begin, int64_t end, int thread) {
+            const DrawRoom room = memory ? DrawRoom::at(memory + each * size_t(thread), x.columns) : DrawRoom{};
+            for (int64_t r = begin; r < end; ++r)
+                if (const Draw& d = how[size_t(r)]; !d.is_greedy() && std::isfinite(value[r]))
+                    id[r] = draw_row(x.data + r * x.stride, token, x.columns, value[r], d, room);
+        });
+    };
+    perform(pool, pool, job, logits, draws, token_ids, ids, values);
 }
 
 int64_t draw_logits(const Input& logits, float top, double temperature, const std::array<uint64_t, 4>& key) {
@@ -155,7 +173,7 @@ int64_t draw_logits(const Input& logits, float top, double temperature, const st
     if (!logits.size()) refuse("there are no logits");
     if (!(temperature > 1e-30)) refuse("the temperature must be above 1e-30");
     nb::gil_scoped_release release;
-    return draw_kernels().logits(x, int64_t(logits.size()), top, temperature, draw_key(key));
+    return draw_kernels().logits(x, nullptr, int64_t(logits.size()), top, temperature, draw_key(key.data()));
 }
 
 std::pair<int64_t, double> likely(const Input& logits, float top, double temperature, float least,
@@ -178,7 +196,7 @@ int64_t draw_scores(const Given<const double>& scores, const std::optional<Ids>&
     const int64_t* id = ids ? vector_of(*ids, "ids", n) : nullptr;
     if (!n) refuse("there are no scores");
     nb::gil_scoped_release release;
-    return draw_kernels().scores(x, id, n, draw_key(key));
+    return draw_kernels().scores(x, id, n, draw_key(key.data()));
 }
 
 }  // namespace
@@ -196,6 +214,8 @@ void bind_tokens(nb::module_& m) {
           array("found"));
     m.def("draw_scores", draw_scores, array("scores"), nb::arg("ids").noconvert().none(), nb::arg("key"));
     m.def("best", best, nb::arg("pool"), array("logits"), array("ids"), array("values"));
+    m.def("draw_rows", draw_rows, nb::arg("pool"), array("logits"), array("draws"),
+          nb::arg("token_ids").noconvert().none(), array("ids"), array("values"));
 }
 
 }  // namespace ridgeline

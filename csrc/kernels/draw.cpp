@@ -58,12 +58,24 @@ RL_INLINE U counted(int64_t first) {
     return id + uint32_t(first);
 }
 
-int64_t draw_logits(const float* x, int64_t n, float top, double temperature, const DrawKey& key) {
+// The same as `draw`, for ids that may be null: token i has id i.
+template <class Score, class Exact>
+RL_INLINE int64_t draw_ids(const int64_t* ids, int64_t n, const DrawKey& key, Score&& score, Exact&& exact) {
+    if (!ids)
+        return draw(n, key, score, exact, [](int64_t i, int) { return counted(i); }, [](int64_t i) { return i; });
+    const auto gathered = [=](int64_t i, int count) {
+        U id = {};
+        for (int lane = 0; lane < count; ++lane) id[lane] = uint32_t(ids[i + lane]);
+        return id;
+    };
+    return draw(n, key, score, exact, gathered, [=](int64_t i) { return ids[i]; });
+}
+
+int64_t draw_logits(const float* x, const int64_t* ids, int64_t n, float top, double temperature, const DrawKey& key) {
     const F most = set(top), factor = set(float(1 / temperature));
-    return draw(
-        n, key, [=](int64_t i, int count) { return (load(x + i, count) - most) * factor; },
-        [=](int64_t i) { return (double(x[i]) - double(top)) / temperature; },
-        [](int64_t i, int) { return counted(i); }, [](int64_t i) { return i; });
+    return draw_ids(
+        ids, n, key, [=](int64_t i, int count) { return (load(x + i, count) - most) * factor; },
+        [=](int64_t i) { return (double(x[i]) - double(top)) / temperature; });
 }
 
 int64_t draw_scores(const double* scores, const int64_t* ids, int64_t n, const DrawKey& key) {
@@ -72,15 +84,7 @@ int64_t draw_scores(const double* scores, const int64_t* ids, int64_t n, const D
         for (int lane = 0; lane < count; ++lane) x[lane] = float(scores[i + lane]);
         return x;
     };
-    const auto exact = [=](int64_t i) { return scores[i]; };
-    if (!ids)
-        return draw(n, key, narrow, exact, [](int64_t i, int) { return counted(i); }, [](int64_t i) { return i; });
-    const auto gathered = [=](int64_t i, int count) {
-        U id = {};
-        for (int lane = 0; lane < count; ++lane) id[lane] = uint32_t(ids[i + lane]);
-        return id;
-    };
-    return draw(n, key, narrow, exact, gathered, [=](int64_t i) { return ids[i]; });
+    return draw_ids(ids, n, key, narrow, [=](int64_t i) { return scores[i]; });
 }
 
 int64_t likely(const float* x, int64_t n, float top, double temperature, float least, int64_t* found, double& total) {

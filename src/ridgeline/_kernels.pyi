@@ -505,5 +505,8 @@ def likely(logits: Floats, top: float, temperature: float, least: float, found: 
 def draw_scores(scores: Doubles, ids: Ints | None, key: tuple[int, int, int, int]) -> int:
     """Return the index with the largest sum of score and noise; see ridgeline.sample.noise.draw."""
 
+def draw_rows(pool: Pool, logits: Floats, draws: Ints, token_ids: Ints | None, ids: Ints, values: Floats) -> None:
+    """Write the index that each row draws, and the row's largest logit; see ridgeline.ops.draws.draw."""
+
 def best(pool: Pool, logits: Floats, ids: Ints, values: Floats) -> None:
     """Write the index of each row's first NaN, or else of its first largest number, and that number."""

@@ -213,28 +213,6 @@ def test_the_gain_is_measured_where_depths_are_chosen(in_flight: int) -> None:
     assert sum(speed.depths[1:]) == engine.stats().drafts.verifications
 
 
-@pytest.mark.parametrize("draft", DRAFT_STACKS)
-def test_recorded_rounds_draft_what_single_passes_draft(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, found = ModelDrafter.draft, dict[bool, list[Any]]()
-    for recorded in (True, False):
-        engine = Engine(loaded("attention"), settings("attention", draft), draft=draft_of(draft))
-        assert engine._runner.drafter is not None
-        rounds, said = engine._runner.drafter._rounds, found.setdefault(recorded, [])
-        if not recorded:
-            monkeypatch.setattr(rounds._passes, "refusal", "not in this test")
-
-        def noted(self: ModelDrafter, asks: Any, said: list[Any] = said, **options: Any) -> Any:
-            drafts = run(self, asks, **options)
-            said.append(drafts)
-            return drafts
-
-        monkeypatch.setattr(ModelDrafter, "draft", noted)
-        assert serve(engine, rounds=2) == plain("attention")
-        if recorded and rounds._passes.refusal is None:
-            assert {count for *_, count in rounds._graphs} > {1}
-    assert found[True] == found[False]
-
-
 def test_a_draft_that_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(loaded("attention"), settings("attention", "full"), draft=draft_of("full"))
 

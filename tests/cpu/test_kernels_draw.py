@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,27 @@ kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/
 
 from cpu.instruction_sets import OTHERS, fingerprint_under  # noqa: E402
 from ridgeline import SamplingParams  # noqa: E402
+from ridgeline.ops import OpsTable, api, open_table  # noqa: E402
+from ridgeline.ops.draws import Draw, pack_draws  # noqa: E402
+from ridgeline.ops.host.backend import NumpyBackend  # noqa: E402
+from ridgeline.ops.host.memory import NumpyMemory  # noqa: E402
+from ridgeline.ops.noise import Key, gumbel  # noqa: E402
+from ridgeline.runtime.chain import spread as spread_over  # noqa: E402
 from ridgeline.sample import drawing, noise, sampler  # noqa: E402
-from ridgeline.sample.noise import Key, gumbel  # noqa: E402
+from ridgeline.sample.acceptance import draw_ahead, draw_draft  # noqa: E402
 from ridgeline.sample.sampler import NoiseKey, SampleRow, distribution, sample  # noqa: E402
 
+FILTERS: tuple[dict[str, float], ...] = (
+    {}, {"top_k": 1}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.05},
+    {"top_k": 40, "top_p": 0.8, "min_p": 0.1}, {"top_p": 0.999, "min_p": 1e-6},
+)  # fmt: skip
 SIZES = [1, 15, 16, 17, 63, 100, 257, 5_000, 40_000]
 TEMPERATURES = [1e-29, 0.01, 0.7, 1.0, 40.0]
+
+
+@cache
+def tables() -> tuple[OpsTable, ...]:
+    return open_table("cpu"), OpsTable(NumpyMemory(), (NumpyBackend(),)), open_table("reference")
 
 
 def keys(count: int) -> list[Key]:
@@ -59,6 +75,51 @@ def test_scores(size: int, spread: float) -> None:
         assert kernels.draw_scores(scores, None, key) == exact(scores, np.arange(size), key)
         assert kernels.draw_scores(scores, ids, key) == exact(scores, ids, key)
         assert noise.draw(scores, ids, key) == exact(scores, ids, key)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 4.0, 40.0])
+@pytest.mark.parametrize("size", [1, 17, 257, 5_000])
+def test_rows_draw_what_the_sampler_draws(size: int, spread: float) -> None:
+    """The op draws as the host, by kernels and by its definitions in numpy and torch."""
+    ways = [(t, own) for t in (0.0, 0.3, 1.0, 40.0) for own in FILTERS]
+    logits = np.stack([made(size, spread, i) for i in range(len(ways))])
+    vocabulary = np.sort(np.random.default_rng(size).choice(3 * size, size, replace=False))
+    rows = [SampleRow.start(SamplingParams(temperature=t, **own), [1], NoiseKey(7, 2), ()) for t, own in ways]
+    draws = pack_draws([draw for row in rows if (draw := draw_ahead(row, "same", 3)) is not None])
+    for ids in (None, vocabulary):
+        whole = spread_over(logits, ids, 3 * size)
+        wanted = [draw_draft(x, row.ahead(3), "same").token for x, row in zip(whole, rows, strict=True)]
+        for table in tables():
+            put, integers = table.memory.put, table.memory.integers
+            found, top = table.primitive(api.DRAW)(
+                put(logits, "float32", "float32"), integers(draws), None if ids is None else integers(ids)
+            )
+            assert np.asarray(found if ids is None else ids[np.asarray(found)]).tolist() == wanted
+            assert np.asarray(top).tolist() == logits.max(axis=1).tolist()
+
+
+def test_filters_that_likely_tokens_do_not_decide() -> None:
+    """They are decided among all tokens: half of equal ones, more than the likely ones, all that are above a limit."""
+    even, steep = np.zeros(1_000, np.float32), np.arange(0, -1_000, -1, np.float32)
+    cases = [(even, {"top_p": 0.5}), (steep, {"top_k": 30}), (steep, {"min_p": 1e-6}), (even, {"top_k": 2_000})]
+    for logits, own in cases:
+        rows = [SampleRow.start(SamplingParams(**own), [1], NoiseKey(i, 0), ()) for i in range(40)]
+        draws = pack_draws([draw for row in rows if (draw := draw_ahead(row, "same", 0)) is not None])
+        wanted = [draw_draft(logits, row, "same").token for row in rows]
+        found, _ = tables()[0].primitive(api.DRAW)(np.stack([logits] * 40), draws, None)
+        assert found.tolist() == wanted
+
+
+def test_rows_that_hold_no_numbers_draw_nothing() -> None:
+    logits = np.array([[1, np.nan, 2], [-np.inf] * 3, [0, np.inf, 0]], np.float32)
+    draws = pack_draws([Draw((1, 2, 3, 4), 1.0, top_p=0.5)] * 3)
+    for table in tables():
+        found, top = table.primitive(api.DRAW)(table.memory.put(logits, "float32", "float32"),
+                                               table.memory.integers(draws), None)  # fmt: skip
+        assert np.asarray(found).tolist() == [1, 0, 1]
+        assert not np.isfinite(np.asarray(top)).any()
+    with pytest.raises(ValueError, match="draws"):
+        tables()[0].primitive(api.DRAW)(logits, draws[:-1].copy(), None)
 
 
 def test_large_ids_and_keys() -> None:

@@ -22,10 +22,11 @@ from transformers.generation.logits_process import (
 )
 
 from ridgeline.errors import RequestError
+from ridgeline.ops.noise import gumbel
 from ridgeline.sample import sampler
 from ridgeline.sample.filters import filter_scores
 from ridgeline.sample.logits import top_k
-from ridgeline.sample.noise import PURPOSE_SAMPLE, gumbel
+from ridgeline.sample.noise import PURPOSE_SAMPLE
 from ridgeline.sample.sampler import NoiseKey, SampledToken, SampleRow, prompt_logprobs, sample
 from ridgeline.spec.request import SamplingParams, TokenLogprobs
 

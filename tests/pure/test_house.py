@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "plan": frozenset({"spec", "archs", "catalog", "cost"}),
     "settings": frozenset({"spec", "cost", "plan"}),
     "sim": frozenset({"spec", "sched", "cost", "plan", "settings"}),
-    "sample": frozenset({"spec", "load", "_kernels"}),
+    "sample": frozenset({"spec", "ops", "load", "_kernels"}),
     # The runtime may use only the plain data of the scheduler.
     "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched", "sample"}),
     "propose": frozenset({"spec", "sched", "sample"}),

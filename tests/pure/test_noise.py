@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ridgeline import ops
+from ridgeline.ops.noise import Key, gumbel, scrambled
 from ridgeline.sample import noise
-from ridgeline.sample.noise import PURPOSE_SAMPLE, PURPOSE_XTC, Key, draw, gumbel, scrambled
+from ridgeline.sample.noise import PURPOSE_SAMPLE, PURPOSE_XTC, draw
 from ridgeline.sample.sampler import NoiseKey
 
 MASK = 2**32 - 1
@@ -87,7 +89,8 @@ def test_words_at_both_ends_give_finite_noise(monkeypatch: pytest.MonkeyPatch) -
     def scramble(words: np.ndarray, room: np.ndarray, parts: object) -> None:
         words[:] = ends[(words >> np.uint32(9)) % np.uint32(len(ends))]
 
-    monkeypatch.setattr(noise, "_scramble", scramble)
+    for module in (noise, ops.noise):
+        monkeypatch.setattr(module, "scramble", scramble)
     scores = np.where(np.arange(20_000) % 9 < 4, -np.inf, -np.random.default_rng(0).random(20_000) * 60)
     scores[6], scores[4] = 0.0, -1e300  # the latter is minus infinity in float32, without a warning
     found = gumbel((0, 0, 0, 0), np.arange(scores.size))

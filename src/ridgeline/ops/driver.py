@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from ridgeline.ops.api import Array
+from ridgeline.ops.noise import Ints
 
 
 class Recorded(NamedTuple):
@@ -29,7 +30,7 @@ class Recorder(Protocol):
         """Return the first n numbers of an input as a view."""
         ...
 
-    def assign(self, array: Array, values: Sequence[int]) -> None:
+    def assign(self, array: Array, values: Sequence[int] | Ints) -> None:
         """Write all numbers of an input, or of a view of its first ones."""
         ...
 

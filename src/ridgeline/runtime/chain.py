@@ -31,11 +31,13 @@ class Passed(NamedTuple):
 class Chain(Protocol):
     """Runs passes. lag: row p reads the token at position p + lag, and proposes the one after it.
 
-    features: holds the features that rows read besides tokens; None if there are none.
+    features: holds the features that rows read besides tokens; None if there are none. tokens: the target's token of
+    each of the drafts' vocabulary, on the device; None where they are the same.
     """
 
     lag: int
     features: Features | None
+    tokens: Array | None
 
     @property
     def frequency_tables(self) -> FrequencyTables | None:
@@ -68,9 +70,11 @@ class ModelChain:
 
     lag = 0
 
-    def __init__(self, model: Model, vocab_size: int) -> None:
+    def __init__(self, model: Model, vocab_size: int, table: OpsTable) -> None:
         self.features: Features | None = None
+        self.tokens: Array | None = None
         self._model, self._vocab_size = model, vocab_size
+        self._cut, self._is_whole = table.primitive(api.CUT), model.spec.vocab_size <= vocab_size
 
     @property
     def frequency_tables(self) -> FrequencyTables | None:
@@ -80,7 +84,8 @@ class ModelChain:
         return self._model.constants()
 
     def run(self, step: Step, features: Array | None, last: Array | None) -> Passed:
-        return Passed(self._model.logits(self._model.forward(step), last), None)
+        logits = self._model.logits(self._model.forward(step), last)
+        return Passed(logits if self._is_whole else self._cut(logits, 0, self._vocab_size), None)
 
     def write(self, step: Step, features: Array | None) -> None:
         self._model.forward(step)
@@ -89,7 +94,7 @@ class ModelChain:
         return ids
 
     def spread(self, logits: Floats) -> Floats:
-        return logits[:, : self._vocab_size]
+        return logits
 
 
 class EagleChain:
@@ -102,13 +107,15 @@ class EagleChain:
         self.features: Features | None = features
         self._array, self._vocabulary = features.array, head.vocabulary
         self._vocab_size = head.spec.vocab_size
+        self.tokens = None if head.vocabulary is None else table.memory.integers(head.vocabulary)
 
     @property
     def frequency_tables(self) -> FrequencyTables | None:
         return self._head.frequency_tables
 
     def constants(self) -> Sequence[Array]:
-        return [self._array, *self._head.constants(), *self._target.constants()]
+        tokens = [] if self.tokens is None else [self.tokens]
+        return [self._array, *tokens, *self._head.constants(), *self._target.constants()]
 
     def run(self, step: Step, features: Array | None, last: Array | None) -> Passed:
         assert features is not None

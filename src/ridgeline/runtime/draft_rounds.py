@@ -1,7 +1,7 @@
-"""Record the rounds of a draft model or an EAGLE head: several passes, each over the best tokens of the one before.
+"""Record the rounds of a draft model or an EAGLE head: several passes, each over the tokens that the last one drew.
 
 Between two rounds nothing goes through Python: a recording holds all of them, and each reads its tokens and features
-where the round before left them.
+where the round before left them. How each round draws, greedily or with the noise of its position, is an input.
 """
 
 from __future__ import annotations
@@ -11,33 +11,35 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array
+from ridgeline.ops.draws import DRAW_WORDS, Draw, pack_draws
 from ridgeline.ops.driver import Recorder
 from ridgeline.runtime.chain import Chain, Passed
 from ridgeline.runtime.features import Features
 from ridgeline.runtime.graphs import MOST_GRAPHS, MOST_SEQUENCES, MOST_TOKENS, Inputs, Passes, cut, fill
-from ridgeline.runtime.layout import Slices
+from ridgeline.runtime.layout import Ints, Slices
 from ridgeline.runtime.padding import Tokens, more_drafting
 
 
 class Rounds(NamedTuple):
     """Results of recorded rounds, valid until the next ones.
 
-    best, best_logits: for each round the best token after each of n sequences, and its logit, [n]. logits: logits of
+    tokens, top: for each round the token that each of n sequences draws, and the largest logit, [n]. logits: logits of
     the last round, [n, vocabulary of the drafts]. features: [n, hidden_size], which the next round would read; None if
     the drafts come from a model.
     """
 
-    best: Sequence[Array]
-    best_logits: Sequence[Array]
+    tokens: Sequence[Array]
+    top: Sequence[Array]
     logits: Array
     features: Array | None
 
     def of_first(self, recorder: Recorder, n: int) -> Rounds:
         """Return the results of the first n sequences."""
-        best, best_logits = ([recorder.first(x, n) for x in arrays] for arrays in (self.best, self.best_logits))
+        tokens, top = ([recorder.first(x, n) for x in arrays] for arrays in (self.tokens, self.top))
         features = None if self.features is None else recorder.first(self.features, n)
-        return Rounds(best, best_logits, recorder.first(self.logits, n), features)
+        return Rounds(tokens, top, recorder.first(self.logits, n), features)
 
 
 class First(NamedTuple):
@@ -45,11 +47,13 @@ class First(NamedTuple):
 
     first: the tokens of the first round. later: frequency rows [n] of each later round; None if there are none.
     features: indices in `Features.array` for all tokens of the first round; None if the drafts come from a model.
+    draws: how each round draws, [n * DRAW_WORDS] (ops/draws.py).
     """
 
     first: Tokens
     later: Sequence[Sequence[int]] | None
     features: Sequence[int] | None
+    draws: Sequence[Ints]
 
     def with_more(self, lengths: Sequence[int], row: int, features: Features | None) -> First:
         """Return these sequences, and more with the given lengths. row: their row of the page tables."""
@@ -57,7 +61,9 @@ class First(NamedTuple):
         indices = self.features
         if indices is not None and features is not None:
             indices = [*indices, *features.zeros(sum(lengths)).tolist()]
-        return First(self.first.with_more(lengths, row), later, indices)
+        greedy = pack_draws([Draw()] * len(lengths))
+        draws = [np.concatenate([each, greedy]) for each in self.draws]
+        return First(self.first.with_more(lengths, row), later, indices, draws)
 
 
 class _Later(NamedTuple):
@@ -67,13 +73,24 @@ class _Later(NamedTuple):
     frequency_rows: Array
 
 
-class _Graph(NamedTuple):
-    """Recorded rounds. owners: rows of the sequences. features: indices of the features that the first round reads."""
+class _Arrays(NamedTuple):
+    """Arrays that some rounds read.
+
+    inputs: arrays of the first round. owners: rows of the sequences. features: indices of the features that the first
+    round reads. later: arrays of each later round. draws: how each round draws.
+    """
 
     inputs: Inputs
     owners: Array
     features: Array
     later: Sequence[_Later]
+    draws: Sequence[Array]
+
+
+class _Graph(NamedTuple):
+    """Recorded rounds."""
+
+    arrays: _Arrays
     made: Rounds
     run: Callable[[], None]
 
@@ -84,23 +101,25 @@ class DraftRounds:
     has_recorded: the last `run` also recorded, which takes longer.
     """
 
-    def __init__(self, passes: Passes, chain: Chain) -> None:
+    def __init__(self, passes: Passes, chain: Chain, table: OpsTable) -> None:
         self._passes, self._chain, self.has_recorded = passes, chain, False
+        self._drawn = table.primitive(api.DRAW)
         self._graphs: dict[tuple[int, int, int], _Graph] = {}
         self._later: list[_Later] = []
+        self._draws: list[Array] = []
         if passes.refusal is None:
             recorder, most = passes.recorder, passes.most
             of_tokens = [recorder.input(MOST_TOKENS) for _ in range(4)]
             self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
             self._owners, self._features = recorder.input(most), recorder.input(MOST_TOKENS)
 
-    def run(self, given: First, rounds: int) -> Rounds | None:
-        """Run the next tokens of n sequences, and then the best token of each, so that there are `rounds` passes.
+    def run(self, given: First) -> Rounds | None:
+        """Run the next tokens of n sequences, and then the token that each draws, until each round has run.
 
         Returns None if they must run unrecorded.
         """
         n, total, self.has_recorded = len(given.first.rows), len(given.first.tokens), False
-        passes = self._passes
+        passes, rounds = self._passes, len(given.draws)
         if passes.refusal is not None or n > MOST_SEQUENCES or total > MOST_TOKENS:
             return None
         more = () if (n, total, rounds) in self._graphs else more_drafting(n, total, passes.most, MOST_TOKENS)
@@ -109,65 +128,75 @@ class DraftRounds:
         graph = self._graphs.pop(key, None)
         self.has_recorded = graph is None
         if graph is None:
-            made = self._record(given, rounds)
+            made = self._record(given)
         else:
             self._graphs[key] = graph  # the last of the dict is the one that was used last
-            self._fill(graph.inputs, graph.owners, graph.features, graph.later, given)
+            self._fill(graph.arrays, given)
             graph.run()
             made = graph.made
         return made.of_first(passes.recorder, n) if made and more else made
 
-    def _fill(self, inputs: Inputs, owners: Array, features: Array, later: Sequence[_Later], given: First) -> None:
+    def _fill(self, arrays: _Arrays, given: First) -> None:
         recorder, first = self._passes.recorder, given.first
-        fill(recorder, inputs, first)
+        fill(recorder, arrays.inputs, first)
+        for array, draws in zip(arrays.draws, given.draws, strict=True):
+            recorder.assign(array, draws)
         if given.features is not None:
-            recorder.assign(features, given.features)
-        if later:
-            recorder.assign(owners, first.rows)
+            recorder.assign(arrays.features, given.features)
+        if arrays.later:
+            recorder.assign(arrays.owners, first.rows)
         ends = [start + length for start, length in zip(first.starts, first.lengths, strict=True)]
-        for i, one in enumerate(later):
+        for i, one in enumerate(arrays.later):
             recorder.assign(one.positions, [end + i for end in ends])
             if given.later is not None:
                 recorder.assign(one.frequency_rows, given.later[i])
 
-    def _record(self, given: First, rounds: int) -> Rounds | None:
+    def _record(self, given: First) -> Rounds | None:
         rows, starts, lengths, tokens, _ = given.first
-        n, total, passes, chain = len(rows), len(tokens), self._passes, self._chain
+        n, total, rounds, passes, chain = len(rows), len(tokens), len(given.draws), self._passes, self._chain
         recorder = passes.recorder
         while len(self._later) < rounds - 1:
             self._later.append(_Later(recorder.input(passes.most), recorder.input(passes.most)))
-        inputs, owners = cut(passes, self._inputs, n, total), recorder.first(self._owners, n)
-        later = [_Later(*(recorder.first(x, n) for x in one)) for one in self._later[: rounds - 1]]
-        indices = recorder.first(self._features, total)
-        self._fill(inputs, owners, indices, later, given)
+        while len(self._draws) < rounds:
+            self._draws.append(recorder.input(passes.most * DRAW_WORDS))
+        arrays = _Arrays(
+            cut(passes, self._inputs, n, total),
+            recorder.first(self._owners, n),
+            recorder.first(self._features, total),
+            [_Later(*(recorder.first(x, n) for x in one)) for one in self._later[: rounds - 1]],
+            [recorder.first(x, n * DRAW_WORDS) for x in self._draws[:rounds]],
+        )
+        self._fill(arrays, given)
         ends = np.array(starts) + np.array(lengths)
 
         def work() -> Sequence[Array]:
             slices = Slices.plain(np.array(rows), np.array(starts), np.array(lengths))
-            features = chain.features.take(indices) if chain.features else None
-            passed = chain.run(passes.step(slices, inputs), features, inputs.last if total > n else None)
-            best = [self._best(passed)]
+            features = chain.features.take(arrays.features) if chain.features else None
+            last = arrays.inputs.last if total > n else None
+            passed = chain.run(passes.step(slices, arrays.inputs), features, last)
+            drawn = [self._draw(passed, arrays.draws[0])]
             ones, order = (recorder.first(x, n) for x in passes.single)
-            for i, one in enumerate(later):
+            owners = arrays.owners
+            for i, one in enumerate(arrays.later):
                 slices = Slices.plain(np.array(rows), ends + i, np.ones(n, np.int64))
-                each = Inputs(owners, best[-1][0], one.positions, one.frequency_rows, one.positions, ones, order)
+                each = Inputs(owners, drawn[-1][0], one.positions, one.frequency_rows, one.positions, ones, order)
                 passed = chain.run(passes.step(slices, each), passed.features, None)
-                best.append(self._best(passed))
-            made = [passed.logits, *(array for pair in best for array in pair)]
+                drawn.append(self._draw(passed, arrays.draws[i + 1]))
+            made = [passed.logits, *(array for pair in drawn for array in pair)]
             return made if passed.features is None else [*made, passed.features]
 
         found = passes.record(work)
         if found is None:
             return None
-        logits, *best = found.results
-        last = best.pop() if chain.features else None
-        made = Rounds(best[::2], best[1::2], logits, last)
+        logits, *drawn = found.results
+        features = drawn.pop() if chain.features else None
+        made = Rounds(drawn[::2], drawn[1::2], logits, features)
         if len(self._graphs) >= MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
-        self._graphs[n, total, rounds] = _Graph(inputs, owners, indices, later, made, found.run)
+        self._graphs[n, total, rounds] = _Graph(arrays, made, found.run)
         return made
 
-    def _best(self, passed: Passed) -> tuple[Array, Array]:
-        """Return the best token of each row, as one of the target's, and its logit."""
-        ids, logits = self._passes.best(passed.logits)
-        return self._chain.ids(ids), logits
+    def _draw(self, passed: Passed, draws: Array) -> tuple[Array, Array]:
+        """Return the token that each row draws, as one of the target's, and the row's largest logit."""
+        ids, top = self._drawn(passed.logits, draws, self._chain.tokens)
+        return self._chain.ids(ids), top

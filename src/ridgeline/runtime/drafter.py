@@ -16,6 +16,7 @@ import numpy as np
 from ridgeline.errors import RequestError
 from ridgeline.ops import OpsTable
 from ridgeline.ops.api import Array
+from ridgeline.ops.draws import Draw, pack_draws
 from ridgeline.runtime.arena import Arena, ArenaPart
 from ridgeline.runtime.chain import Chain, Passed
 from ridgeline.runtime.draft_rounds import DraftRounds, First, Rounds
@@ -25,7 +26,7 @@ from ridgeline.runtime.graphs import Passes, Tap
 from ridgeline.runtime.layout import Ints, Slices, build_layout
 from ridgeline.runtime.padding import Tokens
 from ridgeline.runtime.step import PagedStep
-from ridgeline.sample.acceptance import draw_draft
+from ridgeline.sample.acceptance import draw_ahead, draw_draft
 from ridgeline.sample.logits import Floats
 from ridgeline.sample.rejection import Draft
 from ridgeline.sample.sampler import Best, SampleRow, take_best
@@ -158,7 +159,7 @@ class ChainDrafter(ABC):
         )
         self._inputs = DraftInputs(place.max_seqs, 0, place.table)
         passes = Passes(chain.constants(), place.table, self._groups, self._layers, self._inputs, self._tables)
-        self._rounds = DraftRounds(passes, chain)
+        self._rounds = DraftRounds(passes, chain, place.table)
         self.is_usual = True
 
     def levels(self, drafts: int) -> int:
@@ -210,17 +211,17 @@ class ChainDrafter(ABC):
         return Span(ask.sequence, ask.row, at, (drafts[-1].token,), indices)
 
     def _run(self, spans: Sequence[Span], asks: Sequence[Ask], rounds: int) -> Sequence[Best | Floats]:
-        """Run rows, and up to `rounds` rounds of drafts if nobody needs to draw them; return what each round found.
+        """Run rows, and up to `rounds` rounds of drafts if a kernel can draw them; return what each round found.
 
         asks: the sequences of the first spans, which draft. Returns the logits [n, vocabulary] after each of their n
-        spans, or the best tokens.
+        spans, or the tokens that were drawn and the largest logits.
         """
         if len(spans) == len(asks) and max(len(span.tokens) for span in spans) <= self._recorded_tokens:
-            greedy = all(ask.sampling.wants_best() for ask in asks)
-            made = self._recorded(spans, rounds if greedy else 1)
-            if made is not None and greedy:
-                pairs = zip(made.best, made.best_logits, strict=True)
-                return [Best(np.asarray(best), np.asarray(logits)) for best, logits in pairs]
+            draws = self._draws(spans, asks, rounds)
+            made = self._recorded(spans, draws or [pack_draws([Draw()] * len(asks))])
+            if made is not None and draws:
+                pairs = zip(made.tokens, made.top, strict=True)
+                return [Best(np.asarray(tokens), np.asarray(top)) for tokens, top in pairs]
             if made is not None:
                 return [self._chain.spread(self._memory.get(made.logits))]
         ends = np.cumsum([len(span.tokens) for span in spans])[: len(asks)] - 1
@@ -228,8 +229,28 @@ class ChainDrafter(ABC):
         assert passed is not None
         return [self._chain.spread(self._memory.get(passed.logits))]
 
-    def _recorded(self, spans: Sequence[Span], rounds: int) -> Rounds | None:
-        """Run rows and the rounds after them from a recording; None if there is none for so many."""
+    def _draws(self, spans: Sequence[Span], asks: Sequence[Ask], rounds: int) -> list[Ints] | None:
+        """Return how each of some rounds draws, [n * DRAW_WORDS]; None if a kernel cannot draw for one of the asks."""
+        ahead = [
+            span.start + len(span.tokens) + self._chain.lag - len(ask.tokens)
+            for span, ask in zip(spans, asks, strict=True)
+        ]
+        packed = []
+        for i in range(rounds):
+            pairs = zip(asks, ahead, strict=True)
+            draws = [draw_ahead(ask.sampling, self._acceptance, count + i) for ask, count in pairs]
+            known = [draw for draw in draws if draw is not None]
+            if len(known) < len(draws):
+                return None
+            packed.append(pack_draws(known))
+        return packed
+
+    def _recorded(self, spans: Sequence[Span], draws: Sequence[Ints]) -> Rounds | None:
+        """Run rows and the rounds after them from a recording; None if there is none for so many.
+
+        draws: how each round draws, [n * DRAW_WORDS].
+        """
+        rounds = len(draws)
         rows, starts = [span.row for span in spans], [span.start for span in spans]
         lengths = [len(span.tokens) for span in spans]
         turned, later, tables = None, None, self._chain.frequency_tables
@@ -240,7 +261,7 @@ class ChainDrafter(ABC):
             later = [tables.rows(np.zeros_like(ends), ends + i).tolist() for i in range(rounds - 1)]
         ids = [min(token, self._most_id) for span in spans for token in span.tokens]
         features = None if self._chain.features is None else _features(spans).tolist()
-        made = self._rounds.run(First(Tokens(rows, starts, lengths, ids, turned), later, features), rounds)
+        made = self._rounds.run(First(Tokens(rows, starts, lengths, ids, turned), later, features, draws))
         self.is_usual &= not self._rounds.has_recorded
         if made is not None:
             self._after(spans, made.features, rounds)
@@ -297,7 +318,7 @@ def extend(
 ) -> list[int]:  # fmt: skip
     """Add a draft to those of some sequences for each round that ran; return the sequences that want more.
 
-    going: indices of the sequences in `asks`. found: for each round the best tokens, or logits [n, vocab_size].
+    going: indices of the sequences in `asks`. found: for each round its tokens, or logits [n, vocab_size].
     """
     left = dict.fromkeys(going)
     for one in found:

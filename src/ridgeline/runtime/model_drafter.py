@@ -21,7 +21,7 @@ class ModelDrafter(ChainDrafter):
     """Proposes drafts with a model. loaded: the draft, whose layers follow the target's in the arena."""
 
     def __init__(self, loaded: LoadedModel, place: Place) -> None:
-        chain = ModelChain(loaded.model, place.vocab_size)
+        chain = ModelChain(loaded.model, place.vocab_size, place.table)
         super().__init__(chain, place, loaded.spec.vocab_size - 1, RECORDED_TOKENS)
         self._chunks: list[Work] = []  # works of the target's last step that ended inside a prompt
 

@@ -15,13 +15,18 @@ from math import isfinite
 import numpy as np
 
 from ridgeline.errors import RequestError
+from ridgeline.ops.draws import LEAST_TEMPERATURE, Draw
 from ridgeline.sample.drawing import draw
+from ridgeline.sample.filters import keep_min_p, keep_top_k, keep_top_p
 from ridgeline.sample.logits import Floats, Ints
 from ridgeline.sample.noise import PURPOSE_ACCEPT, PURPOSE_DRAFT, PURPOSE_RESIDUAL, PURPOSE_SAMPLE, gumbel
 from ridgeline.sample.rejection import Distribution, Draft, choose, draw_siblings, is_typical, softmax
 from ridgeline.sample.sampler import BROKEN, Pick, SampleRow, distribution, draw_index, sample
 from ridgeline.sample.tree import best
 from ridgeline.spec.acceptance import Acceptance
+
+# The filters of the op DRAW.
+_OF_DRAW = frozenset({keep_top_k, keep_top_p, keep_min_p})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +121,18 @@ def draw_draft(logits: Floats, row: SampleRow, acceptance: Acceptance) -> Draft:
         return Draft(found.token)
     q = distribution(logits, row)
     return Draft(int(q.ids[draw(q.scores(), q.ids, row.noise.key(row.position, PURPOSE_DRAFT))]), q)
+
+
+def draw_ahead(row: SampleRow, acceptance: Acceptance, count: int) -> Draw | None:
+    """Return how the op DRAW takes the draft that `draw_draft` draws `count` positions after a row's.
+
+    Returns None where the op cannot: for filters that it does not have, and for `rejection`, which needs the
+    distribution.
+    """
+    params = row.params
+    if params.temperature == 0:
+        return Draw()
+    if acceptance == "rejection" or params.temperature <= LEAST_TEMPERATURE or not _OF_DRAW.issuperset(row.filters):
+        return None
+    key = row.noise.key(row.position + count, PURPOSE_SAMPLE)
+    return Draw(key, params.temperature, max(params.top_k, 0), params.top_p, params.min_p)

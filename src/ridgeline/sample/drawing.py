@@ -9,9 +9,9 @@ from importlib.util import find_spec
 
 import numpy as np
 
+from ridgeline.ops.noise import Key
 from ridgeline.sample import noise
 from ridgeline.sample.logits import Floats, Ints
-from ridgeline.sample.noise import Key
 
 if find_spec("ridgeline._kernels") is not None:
     from ridgeline._kernels import draw_logits as _draw_logits

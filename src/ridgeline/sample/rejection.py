@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ridgeline.ops.noise import Key, gumbel
 from ridgeline.sample.logits import Floats, Ints, exp_scores
-from ridgeline.sample.noise import Key, gumbel
 
 # Typical acceptance (Medusa, arXiv:2401.10774): accept p(d) > min(EPSILON, DELTA exp(-entropy of p)), its defaults.
 TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3

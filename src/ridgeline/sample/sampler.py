@@ -18,18 +18,19 @@ from typing import NamedTuple
 import numpy as np
 
 from ridgeline.errors import RequestError
+from ridgeline.ops.draws import LEAST_TEMPERATURE
+from ridgeline.ops.noise import Key
 from ridgeline.sample.drawing import draw, draw_logits, likely, random_words
 from ridgeline.sample.edits import Edits
 from ridgeline.sample.filters import Filter, filters_of, keep_top_k, keep_top_p, kept_ids
 from ridgeline.sample.logits import Floats, Ints, exp_scores, nucleus, row_logprobs, top_k
 from ridgeline.sample.masks import Grammar
-from ridgeline.sample.noise import PURPOSE_SAMPLE, Key
+from ridgeline.sample.noise import PURPOSE_SAMPLE
 from ridgeline.sample.rejection import Distribution, point_mass, softmax
 from ridgeline.spec.request import SamplingParams, TokenLogprobs
 
 # Number of scores that are processed at once: it bounds the workspace (2 MiB of float64, a few times).
 BLOCK = 2**18
-LEAST_TEMPERATURE = 1e-30  # of draws by logits; below it, scores are too large for float32
 LIKELY = -10.0  # scores from which on tokens are counted as likely: 4.5e-5 of the best one's probability
 TOTAL_ERROR = 1e-5  # relative; sums of weights in float32 by blocks are off by less than 1e-6
 BROKEN = "the model's logits hold NaN or infinity"

@@ -8,12 +8,13 @@ from functools import partial
 
 import numpy as np
 
+from ridgeline.ops.noise import gumbel
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.sample.filters import Uniform, filter_scores
 from ridgeline.sample.logits import Floats
-from ridgeline.sample.noise import PURPOSE_SAMPLE, gumbel
+from ridgeline.sample.noise import PURPOSE_SAMPLE
 from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.spec.request import SamplingParams
 from ridgeline.verify.requests import params_of

@@ -10,6 +10,7 @@ import numpy as np
 
 from ridgeline._kernels import Pool, Program, Rooms
 from ridgeline.ops.driver import Recorded
+from ridgeline.ops.noise import Ints
 
 Ndarray = np.ndarray[Any, Any]
 
@@ -47,7 +48,7 @@ class CpuRecorder:
         numbers: Ndarray = array[:n]
         return numbers
 
-    def assign(self, array: Any, values: Sequence[int]) -> None:
+    def assign(self, array: Any, values: Sequence[int] | Ints) -> None:
         array[:] = values
 
     def record(self, work: Callable[[], Sequence[Any]], known: Sequence[Any]) -> Recorded | str:

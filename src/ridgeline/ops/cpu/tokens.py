@@ -54,6 +54,15 @@ def best(case: None, pool: Pool) -> Callable[[Floats], tuple[Ints, Floats]]:
     return run
 
 
+def draw(case: None, pool: Pool) -> Callable[[Floats, Ints, Ints | None], tuple[Ints, Floats]]:
+    def run(logits: Floats, draws: Ints, token_ids: Ints | None) -> tuple[Ints, Floats]:
+        ids, values = integers(pool, len(logits)), empty(pool, len(logits))
+        _kernels.draw_rows(pool, logits, draws, token_ids, ids, values)
+        return ids, values
+
+    return run
+
+
 def integers(pool: Pool, *shape: int) -> Ints:
     """Return memory for integers, as `empty` does for floats."""
     return empty(pool, *shape, 2).view(np.int64).reshape(shape)
@@ -64,4 +73,5 @@ KERNELS: Kernels = {
     api.ROTARY: Kernel(never, rotary),
     api.DECODE_LAYOUT: Kernel(never, decode_layout),
     api.BEST: Kernel(never, best),
+    api.DRAW: Kernel(never, draw),
 }

@@ -11,6 +11,7 @@ import numpy as np
 from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
+from ridgeline.ops.draws import draw
 from ridgeline.ops.driver import Driver
 from ridgeline.ops.host import attention as a
 from ridgeline.ops.host import delta, latent, quant, s4, stored
@@ -24,7 +25,8 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: p.multiply,
-    api.DECODE_LAYOUT: p.decode_layout, api.BEST: p.best, api.QUANTIZED_ROWS: quant.rows,
+    api.DECODE_LAYOUT: p.decode_layout, api.BEST: p.best, api.DRAW: draw,
+    api.QUANTIZED_ROWS: quant.rows,
 }  # fmt: skip
 _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,
