@@ -18,6 +18,7 @@ import numpy as np
 from ridgeline.errors import RequestError
 from ridgeline.nn.heads import Eagle3Head, EagleHead
 from ridgeline.nn.model import Model
+from ridgeline.ops.draws import Draw, pack_draws
 from ridgeline.runtime.drafter import Ask, Place, Span
 from ridgeline.runtime.eagle_drafter import EagleDrafter
 from ridgeline.runtime.growth import Drawn, Dynamic, Growth
@@ -72,7 +73,7 @@ class EagleTrees(EagleDrafter):
     def _first(self, spans: Sequence[Span]) -> Floats:
         """Run the rows of known tokens; return the logits [n, vocabulary] after each sequence."""
         if max(len(span.tokens) for span in spans) <= self._recorded_tokens:
-            made = self._recorded(spans, 1)
+            made = self._recorded(spans, [pack_draws([Draw()] * len(spans))])
             if made is not None:
                 return self._chain.spread(self._memory.get(made.logits))
         passed = self._forward(spans, np.cumsum([len(span.tokens) for span in spans]) - 1)

@@ -16,10 +16,11 @@ import numpy as np
 
 from ridgeline.errors import RequestError
 from ridgeline.ops.draws import LEAST_TEMPERATURE, Draw
+from ridgeline.ops.noise import gumbel
 from ridgeline.sample.drawing import draw
 from ridgeline.sample.filters import keep_min_p, keep_top_k, keep_top_p
 from ridgeline.sample.logits import Floats, Ints
-from ridgeline.sample.noise import PURPOSE_ACCEPT, PURPOSE_DRAFT, PURPOSE_RESIDUAL, PURPOSE_SAMPLE, gumbel
+from ridgeline.sample.noise import PURPOSE_ACCEPT, PURPOSE_DRAFT, PURPOSE_RESIDUAL, PURPOSE_SAMPLE
 from ridgeline.sample.rejection import Distribution, Draft, choose, draw_siblings, is_typical, softmax
 from ridgeline.sample.sampler import BROKEN, Pick, SampleRow, distribution, draw_index, sample
 from ridgeline.sample.tree import best

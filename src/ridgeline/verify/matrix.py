@@ -31,9 +31,9 @@ class Case:
     chunk: tokens of a step; None: enough for all prompts. page: tokens of a page. others: number of other requests at
     the same time. prefix: whether the prefix of a prompt is in the cache. preempt: how sequences are preempted, with
     few pages; None: enough pages. drafts: tokens that are proposed at every step. wrong: share of wrong drafts.
-    source: the proposer. tree: most drafts after a draft; 1: they are chains. n: answers to each prompt. prompt: tokens of a prompt; None: the usual length. text:
-    prompts are real text. number: index in the matrix, which seeds the arrivals. impossible: why the case cannot be run
-    with this model.
+    source: the proposer. tree: most drafts after a draft; 1: they are chains. n: answers to each prompt. prompt: tokens
+    of a prompt; None: the usual length. text: prompts are real text. number: index in the matrix, which seeds the
+    arrivals. impossible: why the case cannot be run with this model.
     """
 
     axis: str = "default"
