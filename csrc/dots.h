@@ -97,4 +97,12 @@ constexpr bool SHORT = false;
 RL_INLINE S short_products(I, I) { return S{}; }
 #endif
 
+// c + the sum of the four products in each lane, in three operations. It is exact for all unsigned bytes if neighbors
+// among the signed ones add up to at most PAIR in magnitude: 255 * 128 < 2^15. `split_pairs` makes them so.
+constexpr int PAIR = 128;
+RL_INLINE void dot_short(I& c, I a, I b) {
+    c += pairs((I)short_products(a, b), set(0x00010001));
+    keep(c);  // otherwise g++ delays the sums and spills the products
+}
+
 }  // namespace ridgeline::RL_ISA

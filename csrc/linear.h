@@ -63,7 +63,8 @@ struct Epilogue {
 };
 
 struct ProductKernels {
-    int tile;  // tokens
+    int tile;           // tokens
+    bool splits_pairs;  // whether tokens of plain bytes have a surplus
     // Panels [begin, end) times all tokens. room: `room_bytes` of this thread.
     void (*multiply)(const Matrix&, const Activations&, int64_t begin, int64_t end, const Epilogue&, char* room);
     size_t (*room_bytes)(const Matrix&, const Activations&);

@@ -19,8 +19,11 @@ inline int64_t offsets_of(const Matrix& w) {
     if (!w.format.rounds_tokens()) return 1;
     return w.padded_k / (w.format.block ? w.format.group : w.group);
 }
+inline bool splits_pairs(const Matrix& w) { return w.format.is_plain_bytes() && product_kernels().splits_pairs; }
 inline size_t activation_bytes(const Matrix& w, int64_t tokens) {
-    return data_bytes(w, tokens) + size_t(round_up(tokens * 4, 64)) + size_t(round_up(tokens * offsets_of(w) * 4, 64));
+    const size_t each = size_t(round_up(tokens * 4, 64));
+    const size_t known = data_bytes(w, tokens) + each + size_t(round_up(tokens * offsets_of(w) * 4, 64));
+    return splits_pairs(w) ? known + each + size_t(tokens * w.padded_k / 4) * sizeof(Surplus) : known;
 }
 
 inline Activations activations(const Matrix& w, int64_t tokens, void* room) {
@@ -33,6 +36,8 @@ inline Activations activations(const Matrix& w, int64_t tokens, void* room) {
     a.data = room;
     a.scale = (float*)((char*)room + data_bytes(w, tokens));
     a.offset = (int32_t*)((char*)a.scale + round_up(tokens * 4, 64));
+    a.num_surplus = (int32_t*)((char*)a.offset + round_up(tokens * a.groups * 4, 64));
+    a.surplus = splits_pairs(w) ? (Surplus*)((char*)a.num_surplus + round_up(tokens * 4, 64)) : nullptr;
     return a;
 }
 

@@ -87,11 +87,14 @@ void finish(const Matrix& w, const Activations& a, int64_t panel, int64_t begin,
     if (!w.format.rounds_tokens() && !by_row) return;
     const float* scales = (const float*)(w.panel(panel) + w.code_bytes);
     for (int64_t i = 0; i < m; ++i) {
+        if (SHORT && is_plain)
+            add_surplus(w.panel(panel), a.surplus + (begin + i) * (a.padded_k / 4), a.num_surplus[begin + i],
+                        (int32_t*)c + i * PANEL);
         const F token = set(w.format.rounds_tokens() ? a.scale[begin + i] * w.factor : 256.f);
         RL_FOR(v, VECTORS) {
             float* at = c + i * PANEL + v * W;
             F sum = load(at);
-            if (is_plain) sum = to_float(bits(sum) + set(DOT_ZERO ? 0 : a.offset[begin + i]));
+            if (is_plain) sum = to_float(bits(sum) + set(a.offset[begin + i]));
             if (by_row) sum = sum * load(scales + v * W);
             store(at, sum * token);
         }
@@ -318,6 +321,6 @@ void multiply(const Matrix& w, const Activations& a, int64_t begin, int64_t end,
 
 }  // namespace
 
-extern const ProductKernels product_kernels = {TILE, multiply, room_bytes};
+extern const ProductKernels product_kernels = {TILE, SHORT, multiply, room_bytes};
 
 }  // namespace ridgeline::RL_ISA

@@ -1,8 +1,8 @@
 // Prepares the tokens of a product: residual sum, norm, quantization, and the layout of tiles.
 #include <cmath>
 
+#include "dots.h"
 #include "linear.h"
-#include "simd.h"
 
 namespace ridgeline::RL_ISA {
 namespace {
@@ -134,6 +134,21 @@ RL_INLINE I4 quantize16(const float* x, int count, const Scale& s, I (&sum)[V]) 
     return r;
 }
 
+// Moves the second of two neighbors whose sum is beyond PAIR to the token's surplus. at: column of the 16 numbers.
+RL_INLINE void split_pairs(I4& x, int64_t at, Surplus* surplus, int32_t& count) {
+    typedef int16_t S8 __attribute__((vector_size(16)));
+    typedef uint16_t U8 __attribute__((vector_size(16)));
+    const S8 first = ((S8)x << 8) >> 8, second = (S8)x >> 8;
+    const S8 above = (S8)((U8)(first + second + PAIR) > 2 * PAIR);
+    int64_t any[2];
+    memcpy(any, &above, 16);
+    if (!(any[0] | any[1])) return;
+    const I4 moved = x & (I4)(above & (int16_t)0xff00);
+    for (int j = 0; j < 4; ++j)
+        if (moved[j]) surplus[count++] = {uint16_t(at / 4 + j), int8_t(moved[j] >> 8), int8_t(moved[j] >> 24)};
+    x ^= moved;
+}
+
 RL_INLINE int32_t total_of(I (&sum)[V]) {
     I all = sum[0];
     for (int v = 1; v < V; ++v) all += sum[v];
@@ -151,12 +166,14 @@ RL_INLINE int32_t offset_in_block(const Format& f, I (&sum)[V]) {
     return int32_t(uint32_t(-f.zero() * first) & 0xffff) | int32_t(uint32_t(-f.zero() * (all - first)) << 16);
 }
 
-// group: elements that share an offset; 0: the whole token.
+// group: elements that share an offset; 0: the whole token. surplus: of these tokens, or null.
 template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padded, int group, const Format& f,
-                                 float given, const float* const* tokens, float* scales, int32_t* offsets) {
+                                 float given, const float* const* tokens, float* scales, int32_t* offsets,
+                                 Surplus* surplus, int32_t* num_surplus) {
     const int weight_offset = f.offsets == Offsets::zero_points ? 1 : f.offsets == Offsets::minimums ? -1 : f.zero();
     Scale scale[n];
     I sum[n][V] = {};
+    int32_t count_surplus[n] = {};
     RL_FOR(i, n) {
         scale[i] = scale_of(tokens[i], k, given);
         scales[i] = scale[i].scale;
@@ -166,6 +183,8 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
         const int count = int(k - at < 16 ? (k > at ? k - at : 0) : 16),
                   quads = int(padded - at < 16 ? padded - at : 16) / 4;
         RL_FOR(i, n) a[i] = quantize16(tokens[i] + at, count, scale[i], sum[i]);
+        if (SHORT && surplus)
+            RL_FOR(i, n) split_pairs(a[i], at, surplus + i * (padded / 4), count_surplus[i]);
         int32_t* to = (int32_t*)(out + at * m);
         if (m == 1)
             memcpy(to, &a[0], size_t(quads) * 4);
@@ -181,6 +200,8 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
     }
     if (!group)
         RL_FOR(i, n) offsets[i] = -weight_offset * total_of(sum[i]);
+    if (SHORT && surplus)
+        RL_FOR(i, n) num_surplus[i] = count_surplus[i];
 }
 
 void load(const Activations& a, const Matrix& w, const float* const* tokens, int64_t first, int n) {
@@ -192,7 +213,8 @@ void load(const Activations& a, const Matrix& w, const float* const* tokens, int
     int32_t* offsets = a.offset + begin * a.groups + place;
     const int group = w.format.block ? w.format.group : w.group < w.padded_k ? int(w.group) : 0;
     const auto run = n == 4 ? load_bytes<4> : n == 3 ? load_bytes<3> : n == 2 ? load_bytes<2> : load_bytes<1>;
-    run(out, m, w.k, a.padded_k, group, w.format, w.input_scale, tokens, scales, offsets);
+    run(out, m, w.k, a.padded_k, group, w.format, w.input_scale, tokens, scales, offsets,
+        a.surplus ? a.surplus + first * (a.padded_k / 4) : nullptr, a.num_surplus + first);
 }
 
 }  // namespace

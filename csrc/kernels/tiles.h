@@ -92,6 +92,30 @@ template <int m, int N> RL_INLINE void dot_step(I (&sum)[m][N], const I (&w)[N],
     }
 }
 
+// `dot_step` for plain bytes of all values. What does not fit into 16 bits is no part of `a`, but of `add_surplus`.
+template <int m, int N> RL_INLINE void byte_step(I (&sum)[m][N], const I (&w)[N], const int32_t* a) {
+    if constexpr (SHORT) {
+        RL_FOR(i, m) {
+            const I y = set(a[i]);
+            RL_FOR(v, N) dot_short(sum[i][v], w[v], y);
+        }
+    } else {
+        dot_step(sum, w, a);
+    }
+}
+
+// Adds the surplus of one token to its sums. c: [32].
+RL_INLINE void add_surplus(const char* panel, const Surplus* surplus, int64_t count, int32_t* c) {
+    I sum[VECTORS];
+    RL_FOR(v, VECTORS) sum[v] = load(c + v * W);
+    for (const Surplus* s = surplus; s < surplus + count; ++s) {
+        const int32_t* w = (const int32_t*)(panel + int64_t(s->step) * 128);
+        const I y = set(int32_t(uint32_t(uint8_t(s->second)) << 8 | uint32_t(uint8_t(s->fourth)) << 24));
+        RL_FOR(v, VECTORS) dot_short(sum[v], load(w + v * W), y);
+    }
+    RL_FOR(v, VECTORS) store(c + v * W, sum[v]);
+}
+
 // a: [k / 4][m][4]. k: a multiple of 8.
 template <int m>
 void byte_tile(const char* panel, const int8_t* activations, int64_t k, int32_t* c, bool first, Fetch ahead) {
@@ -108,7 +132,7 @@ void byte_tile(const char* panel, const int8_t* activations, int64_t k, int32_t*
             for (int h = 0; h < 2; ++h) {
                 I x[N];
                 RL_FOR(v, N) x[v] = load((const int32_t*)(w + h * 128) + (pass + v) * W);
-                dot_step(sum, x, a + h * m);
+                byte_step(sum, x, a + h * m);
             }
         }
         RL_FOR(i, m)
