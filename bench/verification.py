@@ -1,10 +1,10 @@
 """Measure what drafts cost: python bench/verification.py [--shapes pocket,S,M] [--weights int8] [--drafts 8]
 
-A verification of 1 + k tokens of one sequence is timed beside a step of one token, for k = 1 .. --drafts, in turn, on
-the cpu device, batch 1: `ratio` is the median over rounds of their ratio within a round, `best` the ratio of the
-shortest times. Steps run from recordings, as the engine's do, up to the best token of each row. S, M and L are the
-shapes of peer_shapes.py with random weights; pocket has its own weights. The gate: every step is recorded, and its best
-tokens are those of a pass without pages.
+A verification of 1 + k tokens of each sequence is timed beside a step of one token of each, for k = 1 .. --drafts, in
+turn, on the cpu device, with --sequences sequences (1): `ratio` is the median over rounds of their ratio within a
+round, `best` the ratio of the shortest times. Steps run from recordings, as the engine's do, up to the best token of
+each row. S, M and L are the shapes of peer_shapes.py with random weights; pocket has its own weights. The gate: every
+step is recorded, and its best tokens are those of a pass without pages.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from common import emit
 
 from ridgeline import LLM
 from ridgeline.engine import Engine
+from ridgeline.runtime.padding import OFTEN
 from ridgeline.runtime.step import DenseStep
 from ridgeline.sched.work import PageDelta, StepPlan, Work
 from ridgeline.settings import EngineOptions, resolve
@@ -31,45 +32,55 @@ CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time
 
 
 class Steps:
-    """A model and one sequence of random tokens, `context` of which are in pages."""
+    """A model and sequences of random tokens, `context` of which are in pages."""
 
-    def __init__(self, model: str, weights: str, context: int, drafts: int, threads: int) -> None:
+    def __init__(self, model: str, weights: str, context: int, drafts: int, threads: int, sequences: int) -> None:
         llm = LLM(
             model, device="cpu", weights=weights, max_model_len=context + drafts + 1, skip_tokenizer_init=True,
             threads=threads,
         )  # fmt: skip
-        self._loaded, options = llm.loaded, EngineOptions(num_speculative_tokens=drafts, max_num_seqs=1)
-        config = resolve(llm.loaded.spec, context + drafts + 1, options, free_bytes=1 << 30, fixed_len=True)
+        self._loaded, options = llm.loaded, EngineOptions(num_speculative_tokens=drafts, max_num_seqs=sequences)
+        config = resolve(llm.loaded.spec, context + drafts + 1, options, free_bytes=sequences << 30, fixed_len=True)
         self._runner = Engine(llm.loaded, config)._runner
         rng = np.random.default_rng(0)
-        self._ids = tuple(rng.integers(0, llm.loaded.spec.vocab_size, context + drafts + 1).tolist())
+        ids = rng.integers(0, llm.loaded.spec.vocab_size, (sequences, context + drafts + 1))
+        self._ids = [tuple(row.tolist()) for row in ids]
         self._context, sizes = context, [g.num_pages(context + drafts + 1) for g in config.groups]
-        pages = tuple(PageDelta(i, 0, 0, tuple(range(1, 1 + size))) for i, size in enumerate(sizes))
-        prompt = Work(0, 0, 0, 0, self._ids[:context], sample=False, replay_from=0, deltas=pages)
-        self._runner.forward(StepPlan(0, (prompt,)))
+        for row in range(sequences):
+            pages = tuple(
+                PageDelta(i, row, 0, tuple(range(1 + row * size, 1 + (row + 1) * size))) for i, size in enumerate(sizes)
+            )
+            prompt = Work(row, row, 0, 0, self._ids[row][:context], sample=False, replay_from=0, deltas=pages)
+            self._runner.forward(StepPlan(0, (prompt,)))
 
     def run(self, drafts: int) -> tuple[bool, list[int]]:
         """Verify some drafts; return whether the step was recorded, and the best token of each row."""
-        ids = self._ids[self._context : self._context + 1 + drafts]
-        work = Work(0, 0, 0, self._context, ids, sample=True, replay_from=self._context, num_draft=drafts)
-        forward = self._runner.forward(StepPlan(0, (work,)))
+        first, end = self._context, self._context + 1 + drafts
+        works = tuple(
+            Work(row, row, 0, first, ids[first:end], sample=True, replay_from=first, num_draft=drafts)
+            for row, ids in enumerate(self._ids)
+        )
+        forward = self._runner.forward(StepPlan(0, works))
         assert forward is not None
         found = forward.best()
-        return found is not None, [] if found is None else found.tokens.tolist()
+        return found is not None, [] if found is None else found.tokens.tolist()[: len(works) * (1 + drafts)]
 
     def wanted(self, drafts: int) -> list[int]:
-        step = DenseStep.build([self._ids[: self._context + 1 + drafts]], self._loaded.table.memory)
-        logits = self._loaded.model.logits(self._loaded.model.forward(step))
-        rows: list[int] = np.asarray(logits)[self._context :].argmax(1).tolist()
+        rows: list[int] = []
+        for ids in self._ids:
+            step = DenseStep.build([ids[: self._context + 1 + drafts]], self._loaded.table.memory)
+            logits = self._loaded.model.logits(self._loaded.model.forward(step))
+            rows += np.asarray(logits)[self._context :].argmax(1).tolist()
         return rows
 
 
 def measure(shape: str, args: argparse.Namespace) -> None:
     model = shape if shape not in peer_shapes.CONFIGS else str(make(shape, args.work))
-    steps = Steps(model, args.weights, args.context, args.drafts, args.threads)
+    steps = Steps(model, args.weights, args.context, args.drafts, args.threads, args.sequences)
     clock, times = CLOCKS[args.clock], np.zeros((args.rounds, args.drafts + 1))
     depths = range(args.drafts + 1)
-    gate = all(steps.run(k)[0] for k in depths) or not args.gate  # each recording is made here
+    # Each recording is made here; those of several sequences when they are usual (runtime/padding.py).
+    gate = all(steps.run(k)[0] for k in depths for _ in range(OFTEN + 1)) or not args.gate
     if args.gate:
         gate = gate and steps.run(args.drafts)[1] == steps.wanted(args.drafts)
     for row in times:
@@ -80,9 +91,11 @@ def measure(shape: str, args: argparse.Namespace) -> None:
     least = times.min(0)
     ratios = [statistics.median(times[:, k] / times[:, 0]) for k in depths]
     emit(
-        f"verification {shape}", gate, weights=args.weights, context=args.context, clock=args.clock,
+        f"verification {shape}", gate, weights=args.weights, sequences=args.sequences,
+        context=args.context, clock=args.clock,
         token_ms=round(1e3 * float(least[0]), 3), ratio=[round(float(x), 3) for x in ratios[1:]],
-        best=[round(float(x), 3) for x in (least / least[0])[1:]], bar_of_4_drafts=BARS.get(shape),
+        best=[round(float(x), 3) for x in (least / least[0])[1:]],
+        bar_of_4_drafts=BARS.get(shape) if args.sequences == 1 else None,
     )  # fmt: skip
 
 
@@ -96,6 +109,7 @@ def main() -> None:
     parser.add_argument("--weights", default="auto", help="format of weights, as in --weights of ridgeline")
     parser.add_argument("--drafts", type=int, default=8, help="largest number of drafts; default: 8")
     parser.add_argument("--context", type=int, default=128, help="tokens in pages before the step; default: 128")
+    parser.add_argument("--sequences", type=int, default=1, help="number of sequences in the step; default: 1")
     parser.add_argument("--threads", type=int, default=None, help="number of threads; default: all physical cores")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: processor time, for a busy machine")
