@@ -116,6 +116,8 @@ struct Matrix {
     char* panel(int64_t p) const { return data.data + p * panel_bytes; }
     // Returns where column k of a panel begins: a whole step of the format, for codes 32 columns.
     char* column(int64_t p, int64_t k) const {
+        if (k == 0) return panel(p);
+        if (k == padded_k) return panel(p + 1);
         const Traits& t = format.traits();
         if (!format.is_coded()) return panel(p) + k / t.step * t.bytes;
         return panel(p) + k / group * group_bytes + k % group * t.bits * (PANEL / 8);
@@ -170,7 +172,9 @@ struct Activations {
 
     static constexpr int UNIT = 4;
     int64_t units() const { return (tokens + UNIT - 1) / UNIT; }
-    int64_t first(int64_t tile) const {  // token of a tile
+    // Returns the first token of a tile.
+    int64_t first(int64_t tile) const {
+        if (tiles == 1) return tile ? tokens : 0;  // no division, which takes as long as a tenth of a short panel
         int64_t t = UNIT * (units() * tile / tiles);
         return t < tokens ? t : tokens;
     }

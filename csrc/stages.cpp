@@ -7,6 +7,10 @@
 namespace ridgeline {
 namespace {
 
+// Tokens that every thread prepares for itself, which is cheaper than waiting for another thread and fetching what it
+// has written.
+constexpr int64_t ALONE = 6;
+
 struct Job {
     Pool::Hold& hold;
     const Matrix& w;
@@ -19,25 +23,26 @@ struct Job {
 template <class After> void product(const Job& job, int64_t tokens, After&& after) {
     const Matrix& w = job.w;
     const int threads = job.hold.threads();
-    const int64_t each = tokens == 1 ? threads : 1;  // every thread prepares a single token for itself, which is
-                                                     // cheaper than waiting for another thread
+    const bool alone = tokens <= ALONE;
+    const int64_t each = alone ? threads : 1;
     const int64_t size = round_up(int64_t(activation_bytes(w, tokens)), 4096);
     char* room = (char*)job.hold.scratch(ACTIVATIONS, size_t(size * each));
     float* rows = (float*)job.hold.scratch(ROWS, size_t(threads * unit_floats(w)) * 4);
     const Activations shared = activations(w, tokens, room);
     const int64_t tile_room = round_up(int64_t(product_kernels().room_bytes(w, shared)), 4096);
     char* tiles = (char*)job.hold.scratch(TILES, size_t(tile_room * threads));
-    auto rows_of = [&](int thread) { return rows + thread * unit_floats(w); };
-    if (tokens > 1)
-        job.hold.split(shared.units(), [&](int64_t begin, int64_t end, int thread) {
-            for (int64_t u = begin; u < end; ++u) load_unit(w, job.source, shared, u, rows_of(thread), true);
-        });
+    auto load = [&](const Activations& a, int64_t begin, int64_t end, int thread, bool keep) {
+        for (int64_t u = begin; u < end; ++u) load_unit(w, job.source, a, u, rows + thread * unit_floats(w), keep);
+    };
+    if (!alone)
+        job.hold.split(shared.units(),
+                       [&](int64_t begin, int64_t end, int thread) { load(shared, begin, end, thread, true); });
     const int64_t grains = (w.panels + job.grain - 1) / job.grain;
     job.hold.run([&](int thread) {
-        const Activations a = tokens > 1 ? shared : activations(w, 1, room + size * thread);
+        const Activations a = alone ? activations(w, tokens, room + size * thread) : shared;
         const int64_t begin = grains * thread / threads * job.grain;
         const int64_t end = std::min(grains * (thread + 1) / threads * job.grain, w.panels);
-        if (tokens == 1 && (begin < end || thread == 0)) load_unit(w, job.source, a, 0, rows_of(thread), thread == 0);
+        if (alone && (begin < end || thread == 0)) load(a, 0, a.units(), thread, thread == 0);
         if (begin >= end) return;
         product_kernels().multiply(w, a, begin, end, job.epilogue, tiles + tile_room * thread);
         after(begin, end);

@@ -10,10 +10,14 @@ namespace {
 typedef float F4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 
-// Calls f(k, vector of k .. k + W, valid lanes) over n elements in blocks of 16.
+// Calls f(k, vector of k .. k + W, valid lanes) over n elements in blocks of 16. The number of lanes is a constant for
+// all blocks but the last, so that they need no masks.
 template <class Each> RL_INLINE void blocks(int64_t n, Each&& f) {
-    for (int64_t k = 0; k < n; k += 16)
-        RL_FOR(v, V) f(k + v * W, v, int(n - k < 16 ? n - k : 16) - v * W);
+    int64_t k = 0;
+    for (; k + 16 <= n; k += 16)
+        RL_FOR(v, V) f(k + v * W, v, 16 - v * W);
+    if (k < n)
+        RL_FOR(v, V) f(k + v * W, v, int(n - k) - v * W);
 }
 
 float mean_square(const float* x, int64_t n, float shift) {
@@ -37,7 +41,7 @@ float mean_square(const float* x, int64_t n, float shift) {
 
 float mean(const float* x, int64_t n) {
     Sum16 sum = Sum16::zero();
-    blocks(n, [&](int64_t k, int v, int count) { sum.v[v] += load(x + k, count); });
+    blocks(n, [&](int64_t k, int v, int count) __attribute__((always_inline)) { sum.v[v] += load(x + k, count); });
     return total(sum) / float(n);
 }
 
@@ -45,7 +49,7 @@ void norm(const NormWeights& w, const float* x, int64_t n, float* out) {
     const float shift = w.kind == NormKind::layer ? mean(x, n) : 0.f;
     const float scale = 1.f / std::sqrt(mean_square(x, n, shift) + w.eps);
     const F vscale = set(scale), vshift = set(shift);
-    blocks(n, [&](int64_t k, int, int count) {
+    blocks(n, [&](int64_t k, int, int count) __attribute__((always_inline)) {
         F y = (load(x + k, count) - vshift) * vscale * load(w.weight + k, count);
         if (w.bias) y += load(w.bias + k, count);
         store(out + k, y, count);
@@ -59,7 +63,7 @@ const float* prepare(const Source& s, int64_t i, float* room, bool keep) {
         const float* delta = s.delta + row * s.delta_stride;
         float* sum = keep && s.residual ? s.residual + i * s.residual_stride : room;
         const F scale = set(s.scale);
-        blocks(s.k, [&](int64_t k, int, int count) {
+        blocks(s.k, [&](int64_t k, int, int count) __attribute__((always_inline)) {
             store(sum + k, load(x + k, count) + scale * load(delta + k, count), count);
         });
         x = sum;
@@ -80,18 +84,17 @@ template <class X> RL_INLINE void transpose(X (&a)[4]) {
     a[3] = __builtin_shufflevector(b1, b3, 2, 3, 6, 7);
 }
 
-void load_floats(float* out, int64_t m, int64_t k, int64_t padded, const float* const* tokens, int n) {
+template <int n> void load_floats(float* out, int64_t m, int64_t k, int64_t padded, const float* const* tokens) {
     int64_t at = 0;
     if (m == 1) {
         memcpy(out, tokens[0], size_t(k) * 4);
         at = k;
-    } else if (n == 4) {
-        for (; at + 4 <= k; at += 4) {
-            F4 a[4];
-            RL_FOR(i, 4) memcpy(&a[i], tokens[i] + at, 16);
-            transpose(a);
-            RL_FOR(j, 4) memcpy(out + (at + j) * m, &a[j], 16);
-        }
+    }
+    for (; at + 4 <= k; at += 4) {
+        F4 a[4] = {};
+        RL_FOR(i, n) memcpy(&a[i], tokens[i] + at, 16);
+        transpose(a);
+        RL_FOR(j, 4) memcpy(out + (at + j) * m, &a[j], n * 4);
     }
     for (; at < padded; ++at)
         for (int i = 0; i < n; ++i) out[at * m + i] = at < k ? tokens[i][at] : 0.f;
@@ -109,7 +112,8 @@ struct Scale {
 // which infinity and NaN are the largest.
 Scale scale_of(const float* x, int64_t k, float given) {
     I best = {};
-    blocks(k, [&](int64_t at, int, int count) { best = max(best, bits(abs(load(x + at, count)))); });
+    blocks(k, [&](int64_t at, int, int count)
+                  __attribute__((always_inline)) { best = max(best, bits(abs(load(x + at, count)))); });
     const int32_t top = largest(best);
     if (top >= 0x7f800000) return {__builtin_nanf(""), 0.f, 0, false};
     if (given > 0) return {given, 1.f / given, -1, true};
@@ -178,10 +182,9 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
         scale[i] = scale_of(tokens[i], k, given);
         scales[i] = scale[i].scale;
     }
-    for (int64_t at = 0; at < padded; at += 16) {
+    // count, quads: elements of the 16 at `at` that the token has, and fours of them that the tile has.
+    const auto block = [&](int64_t at, int count, int quads) __attribute__((always_inline)) {
         I4 a[4] = {};
-        const int count = int(k - at < 16 ? (k > at ? k - at : 0) : 16),
-                  quads = int(padded - at < 16 ? padded - at : 16) / 4;
         RL_FOR(i, n) a[i] = quantize16(tokens[i] + at, count, scale[i], sum[i]);
         if (SHORT && surplus)
             RL_FOR(i, n) split_pairs(a[i], at, surplus + i * (padded / 4), count_surplus[i]);
@@ -197,7 +200,10 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
                 offsets[at / group * m + i] = f.block ? offset_in_block(f, sum[i]) : -weight_offset * total_of(sum[i]);
                 RL_FOR(v, V) sum[i][v] = I{};
             }
-    }
+    };
+    int64_t at = 0;
+    for (; at + 16 <= k; at += 16) block(at, 16, 4);
+    for (; at < padded; at += 16) block(at, int(k > at ? k - at : 0), int(padded - at < 16 ? padded - at : 16) / 4);
     if (!group)
         RL_FOR(i, n) offsets[i] = -weight_offset * total_of(sum[i]);
     if (SHORT && surplus)
@@ -206,8 +212,10 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
 
 void load(const Activations& a, const Matrix& w, const float* const* tokens, int64_t first, int n) {
     const int64_t tile = a.tile_of(first), begin = a.first(tile), m = a.first(tile + 1) - begin, place = first - begin;
-    if (!w.format.rounds_tokens())
-        return load_floats((float*)a.data + begin * a.padded_k + place, m, w.k, a.padded_k, tokens, n);
+    if (!w.format.rounds_tokens()) {
+        const auto run = n == 4 ? load_floats<4> : n == 3 ? load_floats<3> : n == 2 ? load_floats<2> : load_floats<1>;
+        return run((float*)a.data + begin * a.padded_k + place, m, w.k, a.padded_k, tokens);
+    }
     int8_t* out = (int8_t*)a.data + begin * a.padded_k + place * 4;
     float* scales = a.scale + first;
     int32_t* offsets = a.offset + begin * a.groups + place;
