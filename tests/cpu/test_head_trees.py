@@ -26,6 +26,7 @@ from ridgeline.sample.rejection import Draft
 from ridgeline.sample.tree import Grown, expand
 from ridgeline.settings import EngineOptions, check_tree
 from ridgeline.spec import trees
+from ridgeline.spec.workspace import feature_rows
 
 WIDTH, NODES = 3, 10
 SMALL = 2, 4  # width and nodes with few pages
@@ -163,6 +164,9 @@ def test_drafts_are_those_of_dense_passes(head: str, how: str, monkeypatch: pyte
     if how in ("recompute", "swap"):
         assert stats.preempted_swap if how == "swap" else stats.preempted_recompute
     # A sequence that was swapped out has rows that read zeros.
+    if head != "medusa":
+        drafter: Any = engine._runner.drafter
+        assert bool(drafter._tree_rows._graphs) == (how != "unrecorded")
     width = SMALL[0] if how in ("recompute", "swap") else WIDTH
     assert share_right(head, found, width) >= (0.5 if how == "swap" else 1.0)
     assert sum(1 for *_, drafts in found if drafts) > 0.9 * len(found)
@@ -268,6 +272,19 @@ def test_trees_that_nothing_proposes_are_refused() -> None:
         check_tree(EngineOptions(draft_tree=2, speculative="small"), loaded("attention").spec)
     for name in SPECS:
         check_tree(EngineOptions(draft_tree=2, speculative="x"), SPECS[name][1])
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_features_take_the_bytes_that_are_planned(name: str) -> None:
+    """An EAGLE head's rows for a wide tree are more than the drafts that are verified."""
+    config = settings(name, max_num_seqs=7, max_num_batched_tokens=100, draft_tree=4, num_speculative_tokens=6)
+    drafter: Any = Engine(loaded("attention"), config, draft=head_of(name))._runner.drafter
+    kept, tokens = (6, 0) if name == "medusa" else (trees.head_rows(4, 6), 100)
+    assert drafter._features.array.shape == (feature_rows(7, kept, tokens), SPECS[name][1].hidden_size)
+    small = settings(name, max_num_seqs=7, max_num_batched_tokens=100, num_speculative_tokens=6)
+    more = feature_rows(7, kept, tokens) - feature_rows(7, 6, tokens)
+    planned = config.workspace_bytes - small.workspace_bytes
+    assert planned >= 4 * more * SPECS[name][1].hidden_size if more else planned >= 0
 
 
 def test_paths_have_falling_ranks() -> None:

@@ -100,6 +100,11 @@ def test_a_draft_learns_a_target_that_is_certain(kind: str, tmp_path: Path) -> N
     assert after.shares[2] > 0.95
     assert after.acceptance.tokens_per_verification.value > 3.8
     assert f"{after.acceptance.tokens_per_verification.value:.2f}" in after.lines()[1]
+    if kind == "medusa":  # the best token of each head is right, so no other one is
+        assert all(len(row) == 10 and row[0] > 0.95 and sum(row) <= 1 for row in after.accuracies)
+        assert len(after.accuracies) == 3 and before.accuracies[2][0] < 0.5
+    else:
+        assert after.accuracies == ()
 
 
 class Stop(Exception):
@@ -252,7 +257,9 @@ def check_kinds(folder: Path, kinds: Sequence[str], monkeypatch: pytest.MonkeyPa
         if kind == "draft":
             assert load_model(str(out), LoadOptions(device="reference")).spec.vocab_size == VOCABULARY
         else:
-            assert open_head(out, target.spec).spec.kind == kind
+            head = open_head(out, target.spec)
+            assert head.spec.kind == kind
+            assert [len(row) for row in head.accuracies] == ([10, 10] if kind == "medusa" else [])
         # Later kinds read what the first one made.
         monkeypatch.setattr("ridgeline.train.drafts.continuations.LLM", None)
     assert len(list(folder.glob("continuations-*"))) == 1

@@ -159,7 +159,7 @@ class ChainDrafter(ABC):
         )
         self._inputs = DraftInputs(place.max_seqs, 0, place.table)
         passes = Passes(chain.constants(), place.table, self._groups, self._layers, self._inputs, self._tables)
-        self._rounds = DraftRounds(passes, chain, place.table)
+        self._passes, self._rounds = passes, DraftRounds(passes, chain, place.table)
         self.is_usual = True
 
     def levels(self, drafts: int) -> int:

@@ -55,7 +55,7 @@ class EagleDrafter(ChainDrafter):
         hidden = spec.hidden_size
         features = Features(place.max_seqs, place.num_drafts, place.max_tokens, hidden, place.table)
         self._features, self._kept = features, features.size - place.num_drafts - 1
-        chain = EagleChain(head, target, features, place.table)
+        self._eagle = chain = EagleChain(head, target, features, place.table)
         super().__init__(chain, place, spec.vocab_size - 1, place.num_drafts + 1)
         self._gaps: dict[int, _Gaps] = {}  # by row of the page tables
         aux = spec.aux(len(target.spec.layers))

@@ -19,11 +19,14 @@ from ridgeline.errors import RequestError
 from ridgeline.nn.heads import Eagle3Head, EagleHead
 from ridgeline.nn.model import Model
 from ridgeline.ops.draws import Draw, pack_draws
+from ridgeline.runtime.chain import Passed
 from ridgeline.runtime.drafter import Ask, Place, Span
 from ridgeline.runtime.eagle_drafter import EagleDrafter
 from ridgeline.runtime.growth import Drawn, Dynamic, Growth
 from ridgeline.runtime.layout import Ints, Slices, build_layout
+from ridgeline.runtime.padding import Tokens
 from ridgeline.runtime.step import PagedStep
+from ridgeline.runtime.tree_rows import TreeInputs, TreeRows
 from ridgeline.sample.logits import Floats
 from ridgeline.sample.rejection import Draft
 from ridgeline.spec.trees import head_levels, head_rows, paths
@@ -36,6 +39,7 @@ class EagleTrees(EagleDrafter):
         rows = max(place.num_drafts, head_rows(place.tree, place.num_drafts))
         super().__init__(head, target, place._replace(num_drafts=rows))
         self.tree, self._recorded_tokens = place.tree, place.num_drafts + 1
+        self._tree_rows = TreeRows(self._passes, self._eagle)
 
     def levels(self, drafts: int) -> int:
         """Return how many passes a tree of so many drafts takes at most."""
@@ -106,14 +110,36 @@ class EagleTrees(EagleDrafter):
 
     def _run_rows(self, growing: Sequence[Growth]) -> Floats:
         """Run all rows of some trees; return the logits [n, vocabulary] after the rows of their frontiers."""
-        memory, features = self._memory, self._features
         lengths = np.array([len(tree.tokens) for tree in growing])
         starts, none = np.array([tree.known - 1 for tree in growing]), np.zeros_like(lengths)
         bits = np.array([bit for tree in growing for bit in paths(tree.parents)])
         slices = Slices(np.array([tree.ask.row for tree in growing]), starts, lengths, lengths, none, none, bits)
-        tokens = np.array([token for tree in growing for token in tree.tokens])
+        tokens = np.minimum([token for tree in growing for token in tree.tokens], self._most_id)
+        read, last, written = self._places(growing)
+        passed = self._run_recorded(slices, bits, tokens, read, last)
+        if passed is None:
+            passed = self._run_unrecorded(slices, tokens, read, last)
+        assert passed.features is not None
+        logits = self._chain.spread(self._memory.get(passed.logits))
+        self._features.put(written, passed.features)
+        return logits
+
+    def _run_recorded(self, slices: Slices, bits: Ints, tokens: Ints, read: Ints, last: Ints) -> Passed | None:
+        """Run rows from a recording; None if they must run unrecorded."""
+        positions, turned = slices.positions(), None
+        if (tables := self._chain.frequency_tables) is not None:
+            turned = tables.rows(np.zeros_like(positions), positions).tolist()
+        rows, starts, lengths = (x.tolist() for x in (slices.rows, slices.starts, slices.lengths))
+        given = Tokens(rows, starts, lengths, tokens.tolist(), turned)
+        tree = positions.tolist(), bits.tolist()
+        passed = self._tree_rows.run(TreeInputs(given, tree, read.tolist(), last.tolist()))
+        self.is_usual &= not self._tree_rows.has_recorded
+        return passed
+
+    def _run_unrecorded(self, slices: Slices, tokens: Ints, read: Ints, last: Ints) -> Passed:
+        memory = self._memory
         step = PagedStep(
-            memory.integers(np.minimum(tokens, self._most_id)),
+            memory.integers(tokens),
             memory.integers(slices.positions()),
             slices,
             [
@@ -124,11 +150,7 @@ class EagleTrees(EagleDrafter):
             self._inputs,
             self._table,
         )
-        read, last, written = self._places(growing)
-        passed = self._chain.run(step, features.take(memory.integers(read)), memory.integers(last))
-        assert passed.features is not None
-        features.put(written, passed.features)
-        return self._chain.spread(memory.get(passed.logits))
+        return self._chain.run(step, self._features.take(memory.integers(read)), memory.integers(last))
 
     def _places(self, growing: Sequence[Growth]) -> tuple[Ints, Ints, Ints]:
         """Return the indices of features that rows read, of the rows of frontiers among all rows, and of the features
