@@ -68,7 +68,7 @@ struct Sequence {
     int64_t start, length, row;
     const int64_t* table;  // page numbers; null: page i is i, and the first key is in slot `base` of page 0
     int64_t table_size, base;
-    const int64_t* paths = nullptr;  // of each query: bit i is the draft in slot `limit` + i; null: there is no tree
+    const int64_t* paths = nullptr;  // of each query: bit i is the draft in slot `limit` + i; null: it has no tree
     int64_t limit = 0;               // slot of the first draft, with `paths`
 
     uint64_t path(int64_t query) const { return paths ? uint64_t(paths[query]) : 0; }

@@ -182,8 +182,11 @@ std::vector<Sequence> paged_sequences(const KeyValues& kv, int64_t rows, const i
         row += lengths[i];
     }
     check_sum(rows, row);
-    for (Sequence& s : sequences)
-        if (paths) s.paths = paths + s.row, s.limit = s.start + check_paths(s.paths, s.length);
+    for (Sequence& s : sequences) {
+        if (!paths) break;
+        const int64_t known = check_paths(paths + s.row, s.length);
+        if (known < s.length) s.paths = paths + s.row, s.limit = s.start + known;  // others run as without trees
+    }
     return sequences;
 }
 
