@@ -282,7 +282,7 @@ def test_features_take_the_bytes_that_are_planned(name: str) -> None:
     kept, tokens = (6, 0) if name == "medusa" else (trees.head_rows(4, 6), 100)
     assert drafter._features.array.shape == (feature_rows(7 + 1, kept, tokens), SPECS[name][1].hidden_size)
     small = settings(name, max_num_seqs=7, max_num_batched_tokens=100, num_speculative_tokens=6)
-    more = feature_rows(7 + 1, kept, tokens) - feature_rows(7, 6, tokens)
+    more = feature_rows(7 + 1, kept, tokens) - feature_rows(7 + 1, 6, tokens)
     planned = config.workspace_bytes - small.workspace_bytes
     assert planned >= 4 * more * SPECS[name][1].hidden_size if more else planned >= 0
 

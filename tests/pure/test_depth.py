@@ -184,3 +184,19 @@ def test_a_disturbance_does_not_turn_drafts_off() -> None:
     assert rule.depths([0], 1) == {0: 2}
     rule.end(0)
     assert not rule._own
+
+
+def test_a_proposer_that_finds_nothing_is_seldom_asked() -> None:
+    """Looking up takes time too: with nothing to propose, seven of eight steps rest, until something is found."""
+    rule, asked = DepthRule(MOST, rounds=False), list[int]()
+    for step in range(400):
+        if rule.is_resting:
+            rule.rest()
+            continue
+        wanted = rule.depths([0], 1).get(0, 0)
+        drafts = wanted if step >= 200 else 0
+        asked += [step] * bool(wanted)
+        rule.step(1, drafts, 0, 1.0 + 0.1 * drafts, 0.0, 1 + drafts)
+        rule.verified(0, drafts, range(drafts))
+    assert len([step for step in asked if step < 200]) < 35
+    assert len([step for step in asked if step >= 200]) > 180

@@ -40,6 +40,7 @@ LIKELY = 0.5  # with this acceptance of first drafts, it is worth while to measu
 AGAIN = 1  # accepted probes before the times are measured again; twice as many before each next time
 OWN_VERIFICATIONS = 6.0  # from so many on, a sequence's own acceptance counts more than that of all
 RECHECK = 24  # without drafts, the choice is made again after so many steps
+MISSES, MISSED = 4, 8  # after so many choices in a row for which nothing was proposed, one is made every MISSED steps
 PROBE_STEPS, RAREST_PROBE = 24, 96  # steps without drafts between two probes
 PLAIN_STEPS = 64  # with drafts, a step without them after so many, so that its time stays known
 GAIN = 1.02  # drafts must be so much faster than none: times are not exact
@@ -181,6 +182,7 @@ class DepthRule:
         self._own: dict[int, Rates] = {}  # by sequence
         self._wait, self._off, self._probes = PROBE_STEPS, 0, 0  # steps between probes, steps since one, their number
         self._probing, self._pays = False, True
+        self._asked, self._misses = False, 0  # drafts were chosen for the last step; steps in a row that had none
         self._again = self._until_again = AGAIN
         self._rest, self._batch = 0, 0  # steps that run before the next choice, and their sequences
         self._expected = 0.0, 0.0  # tokens and seconds of the step that was chosen last; no tokens: they are not known
@@ -206,11 +208,11 @@ class DepthRule:
         sequences: ids that can have drafts. batch: number of sequences of the step, others included.
         """
         costs = self._costs_of(batch)
-        self._probing, self._batch, self._expected = False, batch, (0.0, 0.0)
+        self._probing, self._asked, self._batch, self._expected = False, False, batch, (0.0, 0.0)
         if not sequences or costs.plain.value is None or costs.since_plain >= PLAIN_STEPS:
             return {}
         if found := self._best(sequences, batch, costs):
-            self._off, self._again, self._until_again = 0, AGAIN, AGAIN
+            self._off, self._again, self._until_again, self._asked = 0, AGAIN, AGAIN, True
             return found
         self._off += RECHECK
         if self._off < self._wait:
@@ -228,6 +230,10 @@ class DepthRule:
         """
         self._measure(batch, drafts, seconds, drafting, tokens)
         self._costs_of(batch).add(batch, drafts, rounds, seconds, drafting)
+        if self._asked:
+            self._misses = 0 if drafts else self._misses + 1
+            if self._misses >= MISSES:
+                self._rest = MISSED - 1
         if self._probing and drafts:  # nothing was found to probe with otherwise
             self._wait = min(2 * self._wait, RAREST_PROBE)
         elif self._probing:
