@@ -42,6 +42,13 @@ _Stride = Annotated[
     option("--stride", help="Tokens from one window's start to the next. Default: half of --context."),
 ]
 _LimitTokens = Annotated[int | None, option("--limit-tokens", min=2, help="Use only the first N tokens. Default: all.")]
+_Speculative = Annotated[
+    str | None,
+    option(
+        "--speculative",
+        help="Has no effect, and a note says so: evaluate scores given texts and generates none. Default: off.",
+    ),
+]
 _JsonOutput = Annotated[bool, option("--json", help="Print one JSON object.")]
 
 
@@ -57,11 +64,14 @@ def evaluate(
     weights: o.WeightFormat = "auto", activations: o.Activations = None,
     kv_cache_dtype: o.KVCacheDType = "auto", max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
+    speculative: _Speculative = None,
 ) -> None:  # fmt: skip
     """Measure perplexity and bits per byte of texts. With --against, also compare the model with its original."""
     from ridgeline.cli.show.report import say
     from ridgeline.evals import measure_divergence, measure_perplexity, read_texts
 
+    if speculative not in (None, "off"):
+        say(f"note: --speculative {speculative} has no effect: evaluate scores given texts and generates none")
     skipped: list[str] = []
     texts = list(read_texts(text, skipped.append))
     if skipped:
