@@ -155,8 +155,9 @@ struct SourceRows {
 //                  in blocks, two numbers of 16 bits: that sum and 0, or the offset of each half of a lane
 // Tiles are as equal in size as whole units of 4 tokens allow.
 //
-// Where products of bytes must fit into 16 bits (dots.h), the second of two neighbors whose sum is too large is 0 in the
-// tile, and is listed apart: `surplus` [tokens][padded k / 4], of which the first `num_surplus` of each token are used.
+// Where products of bytes must fit into 16 bits (dots.h), the second of two neighbors whose sum is too large is 0 in
+// the tile, and is listed apart: `surplus` [tokens][padded k / 4], of which the first `num_surplus` of each token are
+// used.
 struct Surplus {
     uint16_t step;          // k / 4; rows of bytes have at most 65,536 columns
     int8_t second, fourth;  // of four numbers, of which the others are 0
