@@ -15,7 +15,7 @@ rounds of the head as the tree has levels.
 
 If no draft pays, one sequence verifies one draft now and then, more and more rarely while that is rejected. So the
 choice follows when the text changes. If such drafts are accepted, and drafts would pay with the least times so far,
-these are trusted again: probes do not measure times well.
+these are trusted again: probes do not measure times well. Otherwise the times are measured again, more and more rarely.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from ridgeline.sched.stats import DraftSpeed
 
 FIRST_SAMPLES = 3  # the first steps of a kind also record kernels; the least of their times counts
 FIRST_SEQUENCES = 4  # have drafts while their times are not known
+WIDER = 2  # with so many times as many sequences that have drafts, the times are measured again
 WEIGHT = 0.2  # of the newest time in a moving average
 OUTLIER = 3.0  # a time that is so many times the average is taken for a disturbance
 PATIENCE = 8  # unless so many came one after the other
 MEMORY = 0.98  # weight of all earlier verifications after one more
 HOPED = 0.8  # acceptance before the first verification
 LIKELY = 0.5  # with this acceptance of first drafts, it is worth while to measure what drafts cost
-AGAIN = 1  # accepted probes before the times are measured again; twice as many before each next time
+AGAIN = 1  # accepted probes before the least times are trusted; twice as many before each next time
+PATIENT = 8  # accepted probes before the times are measured again; twice as many before each next time
+DOUBTFUL = 0.6  # if drafts are slower than so many times plain decode, disturbed times are not the reason
 OWN_VERIFICATIONS = 6.0  # from so many on, a sequence's own acceptance counts more than that of all
 RECHECK = 24  # without drafts, the choice is made again after so many steps
 MISSES, MISSED = 4, 8  # after so many choices in a row for which nothing was proposed, one is made every MISSED steps
@@ -92,7 +95,8 @@ class Costs:
     """Seconds of the steps of one size of batch.
 
     plain: a step without drafts. draft: each draft more. round: each round of the draft model. since_plain: number of
-    steps since the last one without drafts. odd: number of the last times that were taken for disturbances.
+    steps since the last one without drafts. odd: number of the last times that were taken for disturbances. width: most
+    sequences that had drafts while these were measured; 0: none.
     """
 
     plain: Mean = field(default_factory=Mean)
@@ -100,9 +104,13 @@ class Costs:
     round: Mean = field(default_factory=Mean)
     since_plain: int = 0
     odd: int = 0
+    width: int = 0
 
-    def add(self, batch: int, drafts: int, rounds: int, seconds: float, drafting: float) -> None:
-        """Record a step. drafting: seconds of its rounds of the draft model."""
+    def add(self, batch: int, drafts: int, rounds: int, seconds: float, drafting: float, width: int) -> None:
+        """Record a step. drafting: seconds of its rounds of the draft model. width: sequences that had drafts."""
+        if drafts and width > WIDER * self.width:
+            self.width = width
+            self.measure_again()
         plain, draft, is_first = self.plain.value, self.draft.value, not self.since_plain
         self.since_plain = self.since_plain + 1 if drafts else 0
         usual = None if plain is None or (drafts and draft is None) else plain + drafts * (draft or 0.0)
@@ -120,6 +128,10 @@ class Costs:
     def trust_least(self) -> None:
         """Take the least averages so far: another program may have disturbed the later times."""
         self.draft.value, self.round.value = self.draft.least, self.round.least
+
+    def measure_again(self) -> None:
+        """Forget what drafts cost: all times were disturbed, or are those of fewer sequences."""
+        self.draft, self.round = Mean(), Mean()
 
     def _is_odd(self, seconds: float, usual: float | None) -> bool:
         """Return whether a time is a disturbance. usual: the expected time; None: it is not known."""
@@ -182,8 +194,9 @@ class DepthRule:
         self._own: dict[int, Rates] = {}  # by sequence
         self._wait, self._off, self._probes = PROBE_STEPS, 0, 0  # steps between probes, steps since one, their number
         self._probing, self._pays = False, True
+        self._width = 0  # sequences of the last step that were to have drafts
         self._asked, self._misses = False, 0  # drafts were chosen for the last step; steps in a row that had none
-        self._again = self._until_again = AGAIN
+        self._again, self._until_again, self._patience = AGAIN, AGAIN, PATIENT
         self._rest, self._batch = 0, 0  # steps that run before the next choice, and their sequences
         self._expected = 0.0, 0.0  # tokens and seconds of the step that was chosen last; no tokens: they are not known
 
@@ -213,13 +226,14 @@ class DepthRule:
             return {}
         if found := self._best(sequences, batch, costs):
             self._off, self._again, self._until_again, self._asked = 0, AGAIN, AGAIN, True
+            self._width = len(found)
             return found
         self._off += RECHECK
         if self._off < self._wait:
             self._rest = RECHECK - 1
             return {}
         self._pays = self._could_pay(batch, costs)
-        self._off, self._probing, self._probes = 0, True, self._probes + 1
+        self._off, self._probing, self._probes, self._width = 0, True, self._probes + 1, 1
         return {sequences[self._probes % len(sequences)]: 1}
 
     def step(self, batch: int, drafts: int, rounds: int, seconds: float, drafting: float, tokens: int) -> None:
@@ -229,7 +243,7 @@ class DepthRule:
         that the step gave.
         """
         self._measure(batch, drafts, seconds, drafting, tokens)
-        self._costs_of(batch).add(batch, drafts, rounds, seconds, drafting)
+        self._costs_of(batch).add(batch, drafts, rounds, seconds, drafting, self._width)
         if self._asked:
             self._misses = 0 if drafts else self._misses + 1
             if self._misses >= MISSES:
@@ -253,9 +267,14 @@ class DepthRule:
             return
         if self._all.rate(0, HOPED) > LIKELY:  # then only the times can be the reason
             self._until_again -= 1
-            if self._until_again <= 0 and self._paid():
+            costs = self._costs_of(self._batch)
+            factor = self._least_factor()
+            if self._until_again <= 0 and factor > GAIN:
                 self._again = self._until_again = 2 * self._again
-                self._costs_of(self._batch).trust_least()
+                costs.trust_least()
+            elif self._until_again <= -self._patience and factor > DOUBTFUL:
+                self._patience, self._until_again = 2 * self._patience, self._again
+                costs.measure_again()
         elif self._pays:
             self._wait = max(self._wait // 4, PROBE_STEPS)  # `step` has doubled it
 
@@ -281,7 +300,8 @@ class DepthRule:
         plain, draft, each = costs.plain.value or 0.0, costs.draft.value, costs.round.value
         usual = self._usual()
         if draft is None or (self._has_rounds and each is None):  # not measured yet
-            return dict.fromkeys(sequences[:FIRST_SEQUENCES], self._most) if usual[0] > LIKELY else {}
+            first = sequences[: costs.width or FIRST_SEQUENCES]
+            return dict.fromkeys(first, self._most) if usual[0] > LIKELY else {}
         chances = [(c, s, j) for s in sequences for j, c in enumerate(self._chances(s, usual))]
         chances.sort(key=lambda x: -x[0])  # of one sequence, in the order of its drafts
         speed, taken = GAIN * batch / plain, list[tuple[float, int, int]]()
@@ -323,14 +343,14 @@ class DepthRule:
         """
         return list(accumulate(rates, min if self.is_tree else mul))
 
-    def _paid(self) -> bool:
-        """Return whether drafts would pay with their least times so far, and as often accepted as now."""
+    def _least_factor(self) -> float:
+        """Return the speed over plain decode with the least times of drafts so far, and as often accepted as now."""
         costs = self._costs_of(self._batch)
         draft, each = costs.draft.least, costs.round.least or 0.0
         if costs.plain.value is None or draft is None:
-            return False
+            return 0.0
         shares = self._shares(self._usual())
-        return max(factors(costs.plain.value, draft, each, self._batch, shares, self._rounds)) > GAIN
+        return max(factors(costs.plain.value, draft, each, self._batch, shares, self._rounds))
 
     def _could_pay(self, batch: int, costs: Costs) -> bool:
         """Return whether drafts would pay if all were accepted."""
