@@ -42,8 +42,8 @@ class Shapes:
     def more(self, n: int, total: int) -> tuple[int, ...]:
         """Return the lengths of sequences that are added to a step that is not recorded yet; none if it is to be."""
         self._seen[n, total] += 1
-        missing = n - total % n  # the drafts of a shape are a multiple of n
-        if n == 1 or total == n or self._seen[n, total] > OFTEN:
+        missing = -total % n  # the drafts of a shape are a multiple of n
+        if not missing or self._seen[n, total] > OFTEN:
             return ()
         return (missing,) if n < self._most and total + missing <= self._most_tokens else ()
 
