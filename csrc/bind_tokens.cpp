@@ -184,9 +184,9 @@ std::pair<int64_t, double> likely(const Input& logits, float top, double tempera
     if (!(temperature > 1e-30)) refuse("the temperature must be above 1e-30");
     if (!(least > -80)) refuse("least must be above -80");
     nb::gil_scoped_release release;
-    double total = 0;
-    const int64_t count = draw_kernels().likely(x, n, top, temperature, least, ids, total);
-    return {count, total};
+    double rest = 0;
+    const int64_t count = draw_kernels().likely(x, n, top, temperature, least, ids, rest);
+    return {count, rest};
 }
 
 int64_t draw_scores(const Given<const double>& scores, const std::optional<Ids>& ids,

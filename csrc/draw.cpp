@@ -10,12 +10,13 @@ namespace {
 // src/ridgeline/sample/sampler.py.
 constexpr float LIKELY = -10;         // score of a likely token
 constexpr double MARGIN = 1e-3;       // every token with a score above LIKELY + MARGIN is found
-constexpr double TOTAL_ERROR = 1e-5;  // relative; the sum of all weights from `likely` is off by less than 1e-6
+constexpr double REST_ERROR = 1e-5;   // relative; the sum of the other weights is off by less than 1e-6
+constexpr double SUM_ERROR = 1e-9;    // relative; of sums in double in another order
 constexpr int64_t UNDECIDED = -1;
 
 // Keeps the candidates that the filters keep, and returns their number. is_part: the candidates are only the likely
-// tokens; UNDECIDED is returned if others could count. total: then the sum of all weights.
-int64_t keep(Candidate* list, int64_t count, bool is_part, double total, const Draw& how) {
+// tokens; UNDECIDED is returned if others could count. rest: then the sum of the weights of the others.
+int64_t keep(Candidate* list, int64_t count, bool is_part, double rest, const Draw& how) {
     if (how.top_k > 0) {
         if (how.top_k <= count)
             std::nth_element(list, list + how.top_k - 1, list + count, [](const Candidate& a, const Candidate& b) {
@@ -23,13 +24,11 @@ int64_t keep(Candidate* list, int64_t count, bool is_part, double total, const D
             });
         if (is_part && (count < how.top_k || list[how.top_k - 1].score < LIKELY + MARGIN)) return UNDECIDED;
         count = std::min(count, how.top_k);
-        is_part = false;
+        is_part = false, rest = 0;
     }
     if (how.top_p < 1) {
-        if (!is_part) {
-            total = 0;
-            for (int64_t i = 0; i < count; ++i) total += std::exp(list[i].score);
-        }
+        double total = rest;
+        for (int64_t i = 0; i < count; ++i) total += std::exp(list[i].score);
         std::sort(list, list + count, [](const Candidate& a, const Candidate& b) {
             return a.score != b.score ? a.score > b.score : a.index < b.index;
         });
@@ -37,7 +36,7 @@ int64_t keep(Candidate* list, int64_t count, bool is_part, double total, const D
         int64_t kept = 0;
         while (kept < count && !(sum / total >= how.top_p)) sum += last = std::exp(list[kept++].score);
         if (is_part) {
-            const double mass = how.top_p * total, error = TOTAL_ERROR * total;
+            const double mass = how.top_p * total, error = REST_ERROR * rest + SUM_ERROR * total;
             if (!(sum > mass + error) || std::abs(sum - last - mass) < error) return UNDECIDED;
         }
         count = std::max<int64_t>(kept, 1);
@@ -78,10 +77,10 @@ int64_t draw_row(const float* x, const int64_t* ids, int64_t n, float top, const
     const auto candidate = [&](int64_t i) {
         return Candidate{(double(x[i]) - double(top)) / how.temperature, x[i], uint32_t(i)};
     };
-    double total = 0;
-    int64_t count = draw_kernels().likely(x, n, top, how.temperature, LIKELY, room.found, total);
+    double rest = 0;
+    int64_t count = draw_kernels().likely(x, n, top, how.temperature, LIKELY, room.found, rest);
     for (int64_t i = 0; i < count; ++i) list[i] = candidate(room.found[i]);
-    if ((count = keep(list, count, true, total, how)) == UNDECIDED) {
+    if ((count = keep(list, count, true, rest, how)) == UNDECIDED) {
         for (int64_t i = 0; i < n; ++i) list[i] = candidate(i);
         count = keep(list, n, false, 0, how);
     }

@@ -19,9 +19,9 @@ struct DrawKernels {
     // Returns the index of the largest scores[i] + noise of ids[i], where ids may be null: i. scores: at most 0.
     int64_t (*scores)(const double* scores, const int64_t* ids, int64_t n, const DrawKey& key);
     // Writes the indices of the scores (x[i] - top) / temperature that are at least `least`, up to rounding in float,
-    // to `found` [n + 1]; returns their number. Adds e^score of all to `total`. least: above -80.
+    // to `found` [n + 1]; returns their number. Adds e^score of all others to `rest`. least: above -80.
     int64_t (*likely)(const float* x, int64_t n, float top, double temperature, float least, int64_t* found,
-                      double& total);
+                      double& rest);
 };
 RL_TABLE(DrawKernels, draw_kernels)
 

@@ -87,7 +87,7 @@ int64_t draw_scores(const double* scores, const int64_t* ids, int64_t n, const D
     return draw_ids(ids, n, key, narrow, [=](int64_t i) { return scores[i]; });
 }
 
-int64_t likely(const float* x, int64_t n, float top, double temperature, float least, int64_t* found, double& total) {
+int64_t likely(const float* x, int64_t n, float top, double temperature, float least, int64_t* found, double& rest) {
     constexpr int64_t BLOCK = 2048;  // weights that are added in float
     const F most = set(top), factor = set(float(1 / temperature)), limit = set(least);
     int64_t count = 0;
@@ -100,20 +100,16 @@ int64_t likely(const float* x, int64_t n, float top, double temperature, float l
                 const int left = int(std::clamp<int64_t>(end - at, 0, W));
                 const F score = (load(x + at, left) - most) * factor;
                 I is_likely = score >= limit;
-                if (left == W) {
-                    sum.v[v] += exp(score);
-                } else {
-                    F weight = exp(score);
-                    for (int lane = left; lane < W; ++lane) weight[lane] = 0, is_likely[lane] = 0;
-                    sum.v[v] += weight;
-                }
+                F weight = floats(bits(exp(score)) & ~is_likely);  // a true lane is -1
+                for (int lane = left; lane < W; ++lane) weight[lane] = 0, is_likely[lane] = 0;
+                sum.v[v] += weight;
                 if (!any(is_likely)) continue;
                 for (int lane = 0; lane < left; ++lane) {
                     found[count] = at + lane;
-                    count -= is_likely[lane];  // a true lane is -1
+                    count -= is_likely[lane];
                 }
             }
-        total += double(::ridgeline::RL_ISA::total(sum));
+        rest += double(total(sum));
     }
     return count;
 }

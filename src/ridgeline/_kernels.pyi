@@ -498,7 +498,7 @@ def draw_logits(logits: Floats, top: float, temperature: float, key: tuple[int, 
 def likely(logits: Floats, top: float, temperature: float, least: float, found: Ints) -> tuple[int, float]:
     """Find the tokens whose score (logit - top) / temperature is at least `least`, up to rounding in float32.
 
-    found [n + 1]: their ids are written to it, ascending. Returns their number, and the sum of e^score of all tokens.
+    found [n + 1]: their ids are written to it, ascending. Returns their number, and the sum of e^score of all others.
     least: above -80. temperature: above 1e-30.
     """
 

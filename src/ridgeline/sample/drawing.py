@@ -34,11 +34,11 @@ if find_spec("ridgeline._kernels") is not None:
         """Find the tokens with a score (logits - top) / temperature of at least `least`, up to rounding in float32.
 
         logits [n], float32. top: the largest of them. temperature: above 1e-30. least: above -80. Returns their ids,
-        ascending, and the sum of e^score of all tokens; None where there are no kernels.
+        ascending, and the sum of e^score of all others; None where there are no kernels.
         """
         found = np.empty(logits.size + 1, np.int64)
-        count, total = _likely(np.ascontiguousarray(logits), top, temperature, least, found)
-        return found[:count], total
+        count, rest = _likely(np.ascontiguousarray(logits), top, temperature, least, found)
+        return found[:count], rest
 
     def random_words(key: tuple[int, int], counter: tuple[int, int, int, int]) -> Key:
         """Return the block of 256 random bits of Philox for a key and a counter, as four words."""

@@ -32,7 +32,8 @@ from ridgeline.spec.request import SamplingParams, TokenLogprobs
 # Number of scores that are processed at once: it bounds the workspace (2 MiB of float64, a few times).
 BLOCK = 2**18
 LIKELY = -10.0  # scores from which on tokens are counted as likely: 4.5e-5 of the best one's probability
-TOTAL_ERROR = 1e-5  # relative; sums of weights in float32 by blocks are off by less than 1e-6
+REST_ERROR = 1e-5  # relative, in a sum of weights in float32 by blocks, which is off by less than 1e-6
+SUM_ERROR = 1e-9  # relative, in sums of weights in float64 in another order
 BROKEN = "the model's logits hold NaN or infinity"
 NOTHING_LEFT = "allowed_token_ids, bad_token_ids, bad_words, min_tokens and structured_outputs together leave no token"
 
@@ -288,15 +289,18 @@ def _nucleus_first(logits: Floats, top: float, row: SampleRow) -> tuple[Floats, 
     found = likely(logits, top, temperature, LIKELY)
     if found is None:
         return None
-    ids, total = found
+    ids, rest = found
     scores = (logits[ids].astype(np.float64) - top) / temperature
-    weights, mass = exp_scores(scores), row.params.top_p * total
-    if not weights.sum() > mass + TOTAL_ERROR * total:  # also for a total that is NaN
+    weights = exp_scores(scores)
+    likely_mass = weights.sum()
+    total = likely_mass + rest
+    mass, error = row.params.top_p * total, REST_ERROR * rest + SUM_ERROR * total
+    if not likely_mass > mass + error:  # also for a total that is NaN
         return None
     kept = nucleus(scores, weights, row.params.top_p, total)
     held = weights[kept]
     whole = held.sum()
-    if min(abs(whole - mass), abs(whole - held.min() - mass)) < TOTAL_ERROR * total:
+    if min(abs(whole - mass), abs(whole - held.min() - mass)) < error:
         return None  # the rounding of the total could decide whether a token is kept
     left, which = _keep(scores[kept], ids[kept], row, row.filters[1:])
     assert which is not None
