@@ -57,7 +57,7 @@ def main() -> None:
 
 def open_llm(model: str, name: str, most: int) -> LLM:
     if name == PLAIN:
-        return LLM(model)
+        return LLM(model, speculative=PLAIN)
     depth = "fixed" if name.endswith(FIXED) else "chosen"
     options = EngineOptions(draft_depth=depth, num_speculative_tokens=most)
     return LLM(model, speculative=name.removesuffix(FIXED), engine=options)

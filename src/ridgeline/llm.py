@@ -26,6 +26,7 @@ from ridgeline.sample.grammar import Grammars
 from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.settings import EngineConfig, EngineOptions, check_tree, choose_storage, resolve, with_drafts
 from ridgeline.settings.advice import Advice, machine_advice
+from ridgeline.settings.speculative import AUTO, OFF
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.quant import format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 UNKNOWN_FREE_BYTES = 1 << 32  # 4 GiB, if the system does not tell the free memory
 CACHE_CHOICES = ("on", "off")
 BATCHING_CHOICES = ("continuous", "static")
+STATIC = "chosen, because static batching is a baseline without drafts"
 ChunkStream = Generator[OutputChunk, None, None]
 
 
@@ -105,7 +107,8 @@ class LLM:
         if cache == "on":
             draft = self._load_draft(options.speculative, progress_bar)
             self.draft_spec = None if draft is None else draft.spec
-            self.config = self._resolve(options, draft)
+            reason = "chosen, because LLM(proposer=...) proposes drafts" if proposer is not None else None
+            self.config = self._resolve(options, draft, STATIC if batching == "static" else reason)
             source = Engine(
                 self.loaded, self.config, proposer=proposer or proposer_of(self.config.speculative), draft=draft
             )
@@ -147,13 +150,15 @@ class LLM:
 
     def _load_draft(self, name: str | None, progress_bar: ProgressBar) -> LoadedModel | LoadedHead | None:
         """Return the draft model or head that `speculative` names; None for other values."""
-        if name is None or name in PROPOSERS:
+        if name is None or name in (AUTO, *PROPOSERS):
             return None
         from ridgeline.runtime.load_draft import load_draft
 
         return load_draft(name, self.loaded, self.tokenizer, self.options, progress_bar)
 
-    def _resolve(self, options: EngineOptions, draft: LoadedModel | LoadedHead | None) -> EngineConfig:
+    def _resolve(
+        self, options: EngineOptions, draft: LoadedModel | LoadedHead | None, undrafted: str | None
+    ) -> EngineConfig:
         memory, driver = self.loaded.table.memory, self.loaded.table.driver
         free = memory.free_bytes()
         advice = self._advice() if driver else None
@@ -172,6 +177,7 @@ class LLM:
             host_free_bytes=free_bytes(),
             advice=advice,
             draft=None if draft is None else draft.spec,
+            undrafted=undrafted if driver else "chosen, because only device cpu is calibrated",
         )
         if driver is None:
             return config
@@ -436,13 +442,14 @@ def _with_speculative(options: EngineOptions, speculative: str | None) -> Engine
 def _check_proposer(proposer: Proposer | None, options: EngineOptions, cache: str) -> None:
     """Raise RequestError for drafts that nobody proposes, and for a proposer whose drafts nobody verifies."""
     options = with_drafts(options)
-    drafts, chosen = options.num_speculative_tokens or 0, options.speculative or "off"
-    if chosen != "off" and (proposer is not None or cache == "off"):
+    drafts, chosen = options.num_speculative_tokens or 0, options.speculative or AUTO
+    chosen = OFF if chosen == AUTO else chosen  # an automatic choice gives way
+    if chosen != OFF and (proposer is not None or cache == "off"):
         reason = "a proposer is given as well" if proposer is not None else "cache='off' verifies no drafts"
         raise RequestError(f"speculative (--speculative) is {chosen}, but {reason}; leave one of them out")
     if chosen in PROPOSERS:
         check_tree(options)
-    if drafts > 0 and proposer is None and chosen == "off":
+    if drafts > 0 and proposer is None and chosen == OFF:
         raise RequestError(
             f"num_speculative_tokens (--num-speculative-tokens) is {drafts}, but nothing proposes draft tokens; "
             "set --speculative ngram, pass LLM(proposer=...) in Python, or leave it at 0"

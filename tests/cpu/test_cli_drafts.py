@@ -50,7 +50,7 @@ def test_looked_up_drafts_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    ("--speculative ./magic", "is './magic': no such folder: ./magic; it must be off, ngram, or a draft model"),
+    ("--speculative ./magic", "is './magic': no such folder: ./magic; it must be auto, off, ngram, or a draft model"),
     ("--speculative ngram --num-speculative-tokens 0", "so that no draft may run; set it to 1 or more"),
     ("--draft-acceptance always", "--draft-acceptance) is 'always'; it must be same or rejection or typical"),
     ("--speculative ngram --cache off", "is ngram, but cache='off' verifies no drafts; leave one of them out"),

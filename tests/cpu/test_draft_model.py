@@ -278,7 +278,7 @@ def test_drafts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         run(write(tmp_path / "wide", FULL, vocab=VOCAB + 1))
     with pytest.raises(RequestError, match=r"recurrent layer \(layer 1\)"):
         run(write(tmp_path / "recurrent", FULL, CONVOLUTION))
-    with pytest.raises(RequestError, match=r"must be off, ngram, or a draft model"):
+    with pytest.raises(RequestError, match=r"must be auto, off, ngram, or a draft model"):
         run("./ngrm")
     llm = run(write(tmp_path / "draft", FULL))
     answer = llm.generate([PROMPTS[2]], SamplingParams(max_tokens=8, temperature=0))[0]

@@ -62,7 +62,7 @@ def measure_speeds(models: Mapping[str, str], threads: int | None) -> Speeds:
 
 
 def _measure(model: str, threads: int | None) -> tuple[Speed, str]:
-    options = EngineOptions(max_num_seqs=1)
+    options = EngineOptions(max_num_seqs=1, speculative="off")
     llm = LLM(model, device="cpu", threads=threads, engine=options, skip_tokenizer_init=True)
     answer = min(ANSWER, llm.max_model_len // 2)
     prompt = min(PROMPT, llm.max_model_len - answer)

@@ -29,7 +29,7 @@ def load_draft(
         folder = find_model(name, files=(*SMALL_FILES, *HEAD_FILES))
     except CheckpointError as e:
         raise RequestError(
-            f"speculative (--speculative) is {name!r}: {e}; it must be off, ngram, or a draft model's or "
+            f"speculative (--speculative) is {name!r}: {e}; it must be auto, off, ngram, or a draft model's or "
             "head's folder or hub id"
         ) from None
     if folder.is_dir() and is_head(folder):

@@ -36,13 +36,14 @@ class Advice:
     """Settings that are best if memory allows them.
 
     drafts: best number of draft tokens by batch size; 0 if drafts save no time. preempt: the cost of preemption.
-    reasons: one line for each setting, by its name.
+    step_s: seconds of a decode step of one sequence. reasons: one line for each setting, by its name.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     drafts: Mapping[int, int]
     preempt: PreemptCost
+    step_s: float
     reasons: Mapping[str, str]
 
 
@@ -70,8 +71,9 @@ def advise(deployment: Deployment) -> Advice | None:
     read = {int(n): curve.values[-1] / 1e9 for n, curve in rates.read.items()}
     rising = ", ".join(f"{gb:.0f} GB/s with {n} thread{'s' if n > 1 else ''}" for n, gb in sorted(read.items()))
     preempt, why_preempt = _preempt(planner.with_chunk(chunk))
+    step_s = planner.decode(1, min(SHORT, _context(deployment.spec))).seconds
     return Advice(
-        seqs, chunk, drafts, preempt,
+        seqs, chunk, drafts, preempt, step_s,
         {
             "max_num_seqs": why_seqs,
             "max_num_batched_tokens": why_chunk,

@@ -10,6 +10,7 @@ from ridgeline.errors import RequestError
 from ridgeline.settings.advice import Advice
 from ridgeline.settings.config import DraftDepth, EngineConfig, EngineOptions
 from ridgeline.settings.fit import PAGE_TOKENS, Problem, Settings
+from ridgeline.settings.speculative import AUTO, OFF, afforded, choose_speculative
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.acceptance import ACCEPTANCES
 from ridgeline.spec.heads import HeadSpec
@@ -54,27 +55,27 @@ def resolve(
     float_bytes: int = 4,
     advice: Advice | None = None,
     draft: ModelSpec | HeadSpec | None = None,
+    undrafted: str | None = None,
 ) -> EngineConfig:
     """Choose the settings that the user has not set. Raises RequestError if even the smallest do not fit.
 
     free_bytes: device memory after weights are loaded. fraction: share of it to use, unless kv_cache_memory_bytes is
     set. fixed_len: the user set max_model_len, so it is not reduced. device_is_host: the device is a CPU; swap space is
     in free_bytes. host_free_bytes: free memory of another host, None if unknown. float_bytes: bytes of a computed
-    number. advice: choices of the cost model. draft: the draft model or head, whose state shares the pages.
+    number. advice: choices of the cost model. draft: the draft model or head, whose state shares the pages. undrafted:
+    why no drafts may be chosen where the user leaves that open; None if they may.
     """
-    given, options = _given(options), with_drafts(options)
-    check_tree(options, draft)
+    given, chosen = _given(options), choose_speculative(options, advice, undrafted)
+    check_tree(with_drafts(chosen.options), draft)
     storage, why_storage = choose_storage(kv_cache_dtype)
     _check_snapshots(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
     problem = Problem(
-        spec, storage, max_model_len, fixed_len, options, free_bytes, fraction, swap, device_is_host, float_bytes,
-        draft=draft, **_advised(advice),
+        spec, storage, max_model_len, fixed_len, with_drafts(chosen.options), free_bytes, fraction, swap,
+        device_is_host, float_bytes, draft=draft, **_advised(advice),
     )  # fmt: skip
-    found = problem.solve()
-    if found is None and options.swap_space_bytes is None:  # its bookkeeping may take too much
-        problem, why_swap = replace(problem, swap=0), "none: the device has no memory for the workspace of swaps"
-        found = problem.solve()
+    problem, why_drafts = afforded(problem, options, chosen.reason)
+    problem, found, why_swap = _solved(problem, why_swap)
     if found is None:
         raise RequestError(_failure(problem, {n: value for n, value in given.items() if n != "steps_in_flight"}))
     pages, host_pages = found.pages(), found.host_pages()
@@ -96,10 +97,20 @@ def resolve(
         free_bytes=free_bytes,
         reasons=_reasons(problem, found, advice)
         | dict.fromkeys(given, "as given")
-        | {"swap_space_bytes": why_swap, "kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS},
+        | {"speculative": why_drafts, "swap_space_bytes": why_swap}
+        | {"kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS},
         preempt=advice.preempt if advice else None,
-        **_speculation(options),
+        **_speculation(problem.options),
     )
+
+
+def _solved(problem: Problem, why_swap: str) -> tuple[Problem, Settings | None, str]:
+    """Return the settings of a problem, without swap space if that helps; the problem and the reason for swap space."""
+    found = problem.solve()
+    if found is None and problem.options.swap_space_bytes is None:  # its bookkeeping may take too much
+        problem, why_swap = replace(problem, swap=0), "none: the device has no memory for the workspace of swaps"
+        found = problem.solve()
+    return problem, found, why_swap
 
 
 def _speculation(options: EngineOptions) -> dict[str, Any]:
@@ -136,8 +147,8 @@ def choose_storage(kv_cache_dtype: str) -> tuple[Storage, str]:
 
 
 def _given(options: EngineOptions) -> dict[str, Any]:
-    """Return the options that the user set. Raises RequestError for a number out of range."""
-    given = {name: value for name, value in asdict(options).items() if value is not None}
+    """Return the options that the user set, "auto" left out. Raises RequestError for a number out of range."""
+    given = {name: value for name, value in asdict(options).items() if value not in (None, AUTO)}
     for name, value in given.items():
         if name in RANGES:
             _check(name, value, *RANGES[name])
@@ -156,7 +167,7 @@ def with_drafts(options: EngineOptions) -> EngineOptions:
         raise RequestError(
             f"draft_depth (--draft-depth) is {options.draft_depth!r}; it must be {' or '.join(get_args(DraftDepth))}"
         )
-    if chosen is None or chosen == "off":
+    if chosen in (None, AUTO, OFF):
         return options
     options = replace(options, draft_depth=options.draft_depth or "chosen")
     if most == 0:
@@ -254,7 +265,6 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
         "draft_depth": "chosen from measured times and acceptance, where --speculative proposes drafts",
         "draft_acceptance": "the answers are those without drafts, token by token",
         "draft_tree": "a chain: a head's tree pays where verifying several times as many drafts costs little",
-        "speculative": "draft tokens speed up answers that repeat text, and slow down others",
     }  # fmt: skip
 
 

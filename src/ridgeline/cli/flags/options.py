@@ -138,7 +138,8 @@ NumSpeculativeTokens = Annotated[
     int | None,
     _engine(
         "--num-speculative-tokens",
-        help="Most draft tokens that a sequence verifies in a step. Default: 4 with --speculative, otherwise 0. "
+        help="Most draft tokens that a sequence verifies in a step. Default: 4 if --speculative is or chooses a "
+        "proposer, otherwise 0. "
         "Without a proposer, a number above 0 is refused.",
     ),
 ]
@@ -149,9 +150,10 @@ Speculative = Annotated[
         help="Chooses what proposes draft tokens, of which one step verifies several. ngram proposes the tokens that "
         "followed the last ones where they occurred before, in the sequence or in earlier answers. The folder or "
         "hub id of a draft model with the same tokenizer, or of a head for this model (Medusa, EAGLE-1, EAGLE-2, "
-        "EAGLE-3), lets it propose them; pocket-draft is the draft of pocket. off proposes none. The answers are "
-        "the same. Default: off. Take ngram where answers repeat text, such as edits of code; elsewhere take a "
-        "head, or a draft model that takes at most a tenth of the model's time.",
+        "EAGLE-3), lets it propose them; pocket-draft is the draft of pocket. off proposes none. auto is ngram where "
+        "this machine is calibrated and looking drafts up takes a small share of a step, otherwise off; explain says "
+        "why. The answers are the same. Default: auto. Take ngram where answers repeat text, such as edits of code; "
+        "elsewhere take a head, or a draft model that takes at most a tenth of the model's time.",
     ),
 ]
 DraftDepth = Annotated[
