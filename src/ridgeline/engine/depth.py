@@ -47,6 +47,7 @@ MISSES, MISSED = 4, 8  # after so many choices in a row for which nothing was pr
 PROBE_STEPS, RAREST_PROBE = 24, 96  # steps without drafts between two probes
 PLAIN_STEPS = 64  # with drafts, a step without them after so many, so that its time stays known
 GAIN = 1.02  # drafts must be so much faster than none: times are not exact
+START = 1.1  # the same for the first drafts after a step without: a draft model then runs all tokens that it missed
 
 
 def in_turn(count: int) -> int:
@@ -194,6 +195,7 @@ class DepthRule:
         self._own: dict[int, Rates] = {}  # by sequence
         self._wait, self._off, self._probes = PROBE_STEPS, 0, 0  # steps between probes, steps since one, their number
         self._probing, self._pays = False, True
+        self._is_on = False  # drafts were chosen last time
         self._width = 0  # sequences of the last step that were to have drafts
         self._asked, self._misses = False, 0  # drafts were chosen for the last step; steps in a row that had none
         self._again, self._until_again, self._patience = AGAIN, AGAIN, PATIENT
@@ -226,8 +228,9 @@ class DepthRule:
             return {}
         if found := self._best(sequences, batch, costs):
             self._off, self._again, self._until_again, self._asked = 0, AGAIN, AGAIN, True
-            self._width = len(found)
+            self._width, self._is_on = len(found), True
             return found
+        self._is_on = False
         self._off += RECHECK
         if self._off < self._wait:
             self._rest = RECHECK - 1
@@ -304,7 +307,8 @@ class DepthRule:
             return dict.fromkeys(first, self._most) if usual[0] > LIKELY else {}
         chances = [(c, s, j) for s in sequences for j, c in enumerate(self._chances(s, usual))]
         chances.sort(key=lambda x: -x[0])  # of one sequence, in the order of its drafts
-        speed, taken = GAIN * batch / plain, list[tuple[float, int, int]]()
+        least = GAIN if self._is_on else START
+        speed, taken = least * batch / plain, list[tuple[float, int, int]]()
         self._expected = float(batch), plain
         for deepest in self._stages:
             tokens, seconds, count = float(batch), plain + self._rounds(deepest) * (each or 0.0), 0
