@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import log2
+from math import inf, log2
 from operator import mul
 
 from ridgeline.sched.stats import DraftSpeed
@@ -33,6 +33,8 @@ FIRST_SAMPLES = 3  # the first steps of a kind also record kernels; the least of
 FIRST_SEQUENCES = 4  # have drafts while their times are not known
 WIDER = 2  # with so many times as many sequences that have drafts, the times are measured again
 WEIGHT = 0.2  # of the newest time in a moving average
+RISE = 2.0  # one time raises an average as if it were at most so many times larger: new recordings take longer
+SMALL = 0.04  # of a plain step: smaller times of drafts are not told apart
 OUTLIER = 3.0  # a time that is so many times the average is taken for a disturbance
 PATIENCE = 8  # unless so many came one after the other
 MEMORY = 0.98  # weight of all earlier verifications after one more
@@ -80,14 +82,14 @@ class Mean:
     least: float | None = None
     first: list[float] = field(default_factory=list)
 
-    def add(self, x: float, weight: float = WEIGHT) -> None:
-        """Add a time."""
+    def add(self, x: float, weight: float = WEIGHT, most: float = inf) -> None:
+        """Add a time. It counts as at most RISE times the average, or `most` if that is more."""
         if self.value is None:
             self.first.append(x)
             if len(self.first) == FIRST_SAMPLES:
                 self.value = self.least = min(self.first)
         else:
-            self.value += weight * (x - self.value)
+            self.value += weight * (min(x, max(RISE * self.value, most)) - self.value)
             self.least = min(self.value, self.value if self.least is None else self.least)
 
 
@@ -122,9 +124,10 @@ class Costs:
         elif is_first and draft is not None:
             return  # its weights were in no cache
         elif plain is not None:  # few drafts say little about the time of one
-            self.draft.add(max(seconds - plain, 0.0) / drafts, WEIGHT * min(1.0, drafts / batch))
+            weight = WEIGHT * min(1.0, drafts / batch)
+            self.draft.add(max(seconds - plain, 0.0) / drafts, weight, SMALL * plain)
         if rounds and not self._is_odd(drafting / rounds, self.round.value):
-            self.round.add(drafting / rounds)
+            self.round.add(drafting / rounds, most=SMALL * (plain or 0.0))
 
     def trust_least(self) -> None:
         """Take the least averages so far: another program may have disturbed the later times."""
