@@ -10,7 +10,7 @@ from ridgeline.errors import RequestError
 from ridgeline.settings.advice import Advice
 from ridgeline.settings.config import DraftDepth, EngineConfig, EngineOptions
 from ridgeline.settings.fit import PAGE_TOKENS, Problem, Settings
-from ridgeline.settings.speculative import AUTO, OFF, afforded, choose_speculative
+from ridgeline.settings.speculative import AUTO, OFF, Choice, afforded, choose_speculative
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.acceptance import ACCEPTANCES
 from ridgeline.spec.heads import HeadSpec
@@ -65,14 +65,13 @@ def resolve(
     number. advice: choices of the cost model. draft: the draft model or head, whose state shares the pages. undrafted:
     why no drafts may be chosen where the user leaves that open; None if they may.
     """
-    given, chosen = _given(options), choose_speculative(options, advice, undrafted)
-    check_tree(with_drafts(chosen.options), draft)
+    given, chosen = _given(options), _drafting(options, advice, undrafted, draft)
     storage, why_storage = choose_storage(kv_cache_dtype)
     _check_snapshots(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
     problem = Problem(
-        spec, storage, max_model_len, fixed_len, with_drafts(chosen.options), free_bytes, fraction, swap,
-        device_is_host, float_bytes, draft=draft, **_advised(advice),
+        spec, storage, max_model_len, fixed_len, chosen.options, free_bytes, fraction, swap, device_is_host,
+        float_bytes, draft=draft, **_advised(advice),
     )  # fmt: skip
     problem, why_drafts = afforded(problem, options, chosen.reason)
     problem, found, why_swap = _solved(problem, why_swap)
@@ -102,6 +101,16 @@ def resolve(
         preempt=advice.preempt if advice else None,
         **_speculation(problem.options),
     )
+
+
+def _drafting(
+    options: EngineOptions, advice: Advice | None, undrafted: str | None, draft: ModelSpec | HeadSpec | None
+) -> Choice:
+    """Choose what proposes drafts, and how many. Raises RequestError for trees that it cannot propose."""
+    chosen = choose_speculative(options, advice, undrafted)
+    chosen = chosen._replace(options=with_drafts(chosen.options))
+    check_tree(chosen.options, draft)
+    return chosen
 
 
 def _solved(problem: Problem, why_swap: str) -> tuple[Problem, Settings | None, str]:
