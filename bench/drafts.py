@@ -105,7 +105,7 @@ def measure(llms: dict[str, LLM], prompts: list[str], batch: int, args: argparse
     )  # fmt: skip
     for name in filter(lambda name: args.predict and name.endswith(FIXED), llms):
         measured = medians[name].decode / medians[PLAIN].decode
-        planned = planned_factor(llms[PLAIN], llms[name], counts[name], Load(batch, length, args.tokens))
+        planned = planned_factor(llms[PLAIN], llms[name], counts[name], Load(batch, length, args.tokens), args.rounds)
         emit(
             f"drafts: planner, {Path(name).name}, batch {batch}", equal, measured=round(measured, 3),
             planned=round(planned, 3), planned_over_measured=round(planned / measured, 3),
@@ -119,15 +119,23 @@ def own_factor(speed: DraftSpeed | None) -> dict[str, float] | None:
     return {"measured": round(speed.factor, 3), "expected": round(speed.expected_factor, 3)}
 
 
-def planned_factor(plain: LLM, llm: LLM, counts: DraftCounts, load: Load) -> float:
-    """Return the planner's gain with the acceptance that was counted."""
+def planned_factor(plain: LLM, llm: LLM, counts: DraftCounts, load: Load, rounds: int) -> float:
+    """Return the planner's gain with the acceptance that was counted.
+
+    Steps in which a sequence had no drafts, because nothing was found, are plain steps.
+    """
     acceptance = tuple(a / t if t else 0.0 for a, t in zip(counts.accepted_at, counts.tried_at, strict=True))
     without, drafts = deployment_of(plain), deployment_of(llm).speculation
     assert drafts is not None
     if without.hardware.rates is None:
         raise SystemExit("--predict: this machine is not calibrated; run: ridgeline calibrate")
-    drafts = replace(drafts, acceptance=acceptance, depth=len(acceptance))
-    return Planner(without).tpot_s(load) / Planner(replace(without, speculation=drafts)).tpot_s(load)
+    depth = max(1, round(counts.run / counts.verifications))
+    drafts = replace(drafts, acceptance=acceptance, depth=depth)
+    planner, at = Planner(replace(without, speculation=drafts)), (load.batch, load.prompt + load.output // 2)
+    steps = rounds * load.batch * (load.output - 1) - counts.accepted
+    share, step = counts.verifications / steps, planner.decode(*at).seconds
+    drafted = planner.verification_s(*at) + planner.drafting_s(*at)
+    return (1 + counts.accepted / steps) * step / (share * drafted + (1 - share) * step)
 
 
 if __name__ == "__main__":

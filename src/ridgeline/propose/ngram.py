@@ -119,15 +119,21 @@ def longest_match(text: Tokens, last: Tokens) -> tuple[int, int]:
     A match is a part of `text` that equals the last tokens of `last`; of equally long ones, the latest counts. Only the
     latest CANDIDATES matches of LEAST_MATCH tokens are compared further.
     """
+    size = min(LONGEST_MATCH, len(last))
+    if size < LEAST_MATCH:
+        return 0, 0
     ends = np.flatnonzero(text == last[-1])  # where the last token stands
-    length = min(1, ends.size)
-    while 0 < length < min(LONGEST_MATCH, len(last)):
-        before = ends[ends >= length]
-        before = before[text[before - length] == last[-1 - length]]
-        if not before.size:
-            break
-        ends, length = before[-CANDIDATES:] if length + 1 == LEAST_MATCH else before, length + 1
-    return (length, int(ends[-1]) + 1) if length >= LEAST_MATCH else (0, 0)
+    for back in range(1, LEAST_MATCH):
+        ends = ends[ends >= back]
+        ends = ends[text[ends - back] == last[-1 - back]]
+    if not ends.size:
+        return 0, 0
+    ends = ends[-CANDIDATES:]
+    at = ends[:, None] - np.arange(size)
+    equal = (text[np.maximum(at, 0)] == last[: -1 - size : -1]) & (at >= 0)
+    lengths = np.where(equal.all(axis=1), size, equal.argmin(axis=1))
+    best = len(ends) - 1 - int(lengths[::-1].argmax())
+    return int(lengths[best]), int(ends[best]) + 1
 
 
 def repeated(tokens: Tokens, count: int) -> list[int]:
