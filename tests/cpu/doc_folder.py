@@ -11,6 +11,10 @@ import tokenizers
 from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
+from ridgeline.load.heads import HeadFile, write_head
+from ridgeline.load.safetensors import HostTensor
+from ridgeline.spec.heads import MedusaSpec
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 # In the docs, these names are placeholders for a model: a folder or a hub id.
 MODELS = (
@@ -39,6 +43,7 @@ def make_folder(folder: Path) -> Path:
     write_model(tiny)
     for name in MODELS:
         (folder / name).symlink_to(tiny)
+    write_medusa(folder / "HEAD")
     only_config = folder / "FOLDER_WITH_ONLY_A_CONFIG"
     only_config.mkdir()
     config = (tiny / "config.json").read_text()
@@ -73,6 +78,14 @@ def make_folder(folder: Path) -> Path:
 
 def write_lines(path: Path, rows: list[Any]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_medusa(folder: Path) -> None:
+    """Write random heads for the model."""
+    spec = MedusaSpec(hidden_size=WIDTH, vocab_size=VOCABULARY, draft_vocab_size=VOCABULARY, num_heads=2)
+    rng = np.random.default_rng(1)
+    weights = {w.name: HostTensor(rng.normal(0, 0.3, w.shape).astype(np.float32), "float32") for w in spec.weights()}
+    write_head(folder, HeadFile(spec, weights), "medusa")
 
 
 def write_model(folder: Path) -> None:

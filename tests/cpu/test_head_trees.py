@@ -240,6 +240,21 @@ def test_sampled_answers(head: str, acceptance: str) -> None:
     assert all(len(tokens) == NEW_TOKENS for tokens in found.values())
 
 
+def test_broken_logits_cost_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree ends before the level whose logits are NaN."""
+    engine = tree_engine("eagle", monkeypatch, "unrecorded")
+    chain: Any = engine._runner.drafter._chain  # type: ignore[union-attr]
+    run, calls = chain.run, [0]
+
+    def broken(*args: Any) -> Any:
+        passed, calls[0] = run(*args), calls[0] + 1
+        return passed._replace(logits=np.full_like(passed.logits, np.nan)) if calls[0] % 4 == 0 else passed
+
+    monkeypatch.setattr(chain, "run", broken)
+    assert serve(engine) == plain("attention")
+    assert calls[0] > 20 and engine.stats().draft_tokens
+
+
 @pytest.mark.parametrize("head", ["medusa", "eagle"])
 def test_the_size_of_trees_is_chosen(head: str) -> None:
     config = settings(head, draft_tree=WIDTH, num_speculative_tokens=NODES, draft_depth="chosen")

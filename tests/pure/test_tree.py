@@ -14,6 +14,7 @@ from ridgeline.sample.tree import (
     all_paths,
     begin,
     best,
+    best_of_rows,
     expand,
     keep_best,
     likely_paths,
@@ -98,6 +99,11 @@ def test_the_best_tokens_are_those_of_a_full_sort(seed: int) -> None:
     x = np.random.default_rng(seed).integers(0, 9, 50).astype(np.float32)
     for count in (1, 7, 49, 50, 51):
         assert best(x, count).tolist() == sorted(range(50), key=lambda i: (-x[i], i))[:count]
+    several = np.random.default_rng(seed).integers(0, 9, (4, 20)).astype(np.float32)
+    several[2, 3:] = -np.inf
+    for count in (1, 5, 20, 21):
+        found = [(row, token) for row, x in enumerate(several) for token in best(x, count).tolist()]
+        assert list(zip(*(x.tolist() for x in best_of_rows(several, count)), strict=True)) == found
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -71,7 +71,7 @@ class Dynamic(Growth):
     def __init__(self, ask: Ask, width: int, levels: int, acceptance: Acceptance, logits: Floats) -> None:
         super().__init__(ask, width, levels)
         self._acceptance, self._rows = acceptance, dict[int, int]()  # rows by node
-        self._grown = begin(confidences(logits, ask.sampling.ahead(0), acceptance), width)
+        self._grown = begin(confidences(logits[None], ask.sampling.ahead(0), acceptance)[0], width)
 
     def goes_on(self) -> bool:
         grown, is_end, most = self._grown, self.ask.sampling.is_end, self.ask.depth
@@ -88,8 +88,7 @@ class Dynamic(Growth):
         return True
 
     def grow(self, logits: Floats) -> None:
-        row = self.ask.sampling.ahead(self.level)
-        found = np.stack([confidences(x, row, self._acceptance) for x in logits])
+        found = confidences(logits, self.ask.sampling.ahead(self.level), self._acceptance)
         self._grown = expand(self._grown, found, self.width)
         self.level += 1
 

@@ -73,18 +73,23 @@ def pick_of(acceptance: Acceptance, drafts: Sequence[Draft]) -> Pick:
 
 
 def confidences(logits: Floats, row: SampleRow, acceptance: Acceptance) -> Floats:
-    """Return how likely each token is to be accepted at a position, as log probabilities [vocabulary].
+    """Return how likely each token is to be accepted at a position, as log probabilities [n, vocabulary].
 
-    logits [vocabulary]: of a draft model. row: as in `draw_draft`. With `same` and a temperature above 0 they are those
-    of the sums of score and noise, since the model samples with the same noise. Raises RequestError where there is no
-    token.
+    logits [n, vocabulary]: after n drafts for the position before, of a draft model. row: as in `draw_draft`. With
+    `same` and a temperature above 0 they are those of the sums of score and noise, since the model samples with the
+    same noise. Raises RequestError where there is no token.
     """
-    if row.params.temperature == 0:
-        top = float(logits.max())
-        if not isfinite(top):
-            raise RequestError(BROKEN)
-        found: Floats = logits - (top + np.log(np.exp(logits - top).sum()))
-        return found
+    if row.params.temperature > 0:
+        return np.stack([_sampled_confidences(x, row, acceptance) for x in logits])
+    top = logits.max(1, keepdims=True)
+    if not np.isfinite(top).all():
+        raise RequestError(BROKEN)
+    found: Floats = logits - (top + np.log(np.exp(logits - top).sum(1, keepdims=True)))
+    return found
+
+
+def _sampled_confidences(logits: Floats, row: SampleRow, acceptance: Acceptance) -> Floats:
+    """Return the confidences [vocabulary] of a row with a temperature above 0. logits [vocabulary]."""
     q = distribution(logits, row)
     sums = q.scores()
     if acceptance == "same":
@@ -103,7 +108,7 @@ def draw_candidates(logits: Floats, row: SampleRow, acceptance: Acceptance, coun
     """
     if row.params.temperature > 0 and acceptance == "rejection":
         return draw_siblings(distribution(logits, row), count, row.noise.key(row.position, PURPOSE_DRAFT))
-    scores = logits if row.params.temperature == 0 else confidences(logits, row, acceptance)
+    scores = logits if row.params.temperature == 0 else _sampled_confidences(logits, row, acceptance)
     if not isfinite(scores.max()):
         raise RequestError(BROKEN)
     return [Draft(token) for token in best(scores, count).tolist()]

@@ -43,6 +43,20 @@ def best(log_probs: Floats, count: int) -> Ints:
     return order
 
 
+def best_of_rows(log_probs: Floats, count: int) -> tuple[Ints, Ints]:
+    """Return (rows, tokens) of the best `count` tokens of each row of log probabilities [n, vocabulary]; see `best`.
+
+    They are sorted by row, and the best token of a row comes first.
+    """
+    n, size = log_probs.shape
+    least = np.partition(log_probs, size - count, axis=1)[:, size - count, None] if 0 < count < size else -np.inf
+    rows, tokens = np.nonzero((log_probs >= least) & (log_probs > -np.inf))
+    order = np.lexsort((tokens, -log_probs[rows, tokens], rows))
+    rank = np.arange(rows.size) - np.searchsorted(rows, np.arange(n))[rows]
+    order = order[rank < count]
+    return rows[order], tokens[order]
+
+
 # ---- static trees ----------------------------------------------------------------------------------------------------
 
 
@@ -137,14 +151,12 @@ def expand(grown: Grown, log_probs: Floats, width: int) -> Grown:
 
     log_probs: [nodes of the frontier, vocabulary]. The best `width` of the new nodes by score are the next frontier.
     """
-    below = [best(row, width) for row in log_probs]
-    counts = [len(tokens) for tokens in below]
-    parents = np.repeat(grown.frontier, counts)
-    confidences = [row[tokens].astype(np.float64) for row, tokens in zip(log_probs, below, strict=True)]
-    scores = grown.scores[parents] + np.concatenate([*confidences, np.zeros(0)])
+    rows, tokens = best_of_rows(log_probs, width)
+    parents = grown.frontier[rows]
+    scores = grown.scores[parents] + log_probs[rows, tokens].astype(np.float64)
     first, order = len(grown.tokens), np.argsort(-scores, kind="stable")[:width]
     return Grown(
-        np.concatenate((grown.tokens, *below)), np.concatenate((grown.parents, parents)),
+        np.concatenate((grown.tokens, tokens)), np.concatenate((grown.parents, parents)),
         np.concatenate((grown.scores, scores)), first + np.sort(order),
     )  # fmt: skip
 
