@@ -199,6 +199,30 @@ int64_t draw_scores(const Given<const double>& scores, const std::optional<Ids>&
     return draw_kernels().scores(x, id, n, draw_key(key.data()));
 }
 
+using Tokens = Given<const int32_t>;
+
+// The length of the longest part of a text that equals the last tokens of another, and the index behind it; 0, 0 if it
+// is shorter than `least`. Of equally long parts, the latest one counts. No part is longer than `most`, and only the
+// latest `candidates` of at least `least` tokens are looked at.
+std::pair<int64_t, int64_t> longest_match(const Tokens& text, const Tokens& last, int64_t least, int64_t most,
+                                          int64_t candidates) {
+    const int64_t n = int64_t(text.size()), m = std::min(int64_t(last.size()), most);
+    const int32_t *x = vector_of(text, "text", n),
+                  *y = vector_of(last, "last", int64_t(last.size())) + int64_t(last.size()) - 1;
+    int64_t best = 0, behind = 0;
+    if (least < 1) refuse("a match has at least one token");
+    if (m < least) return {0, 0};
+    for (int64_t end = n - 1; end >= 0 && candidates > 0 && best < m; --end) {
+        if (x[end] != *y) continue;
+        int64_t length = 1;
+        while (length < m && length <= end && x[end - length] == y[-length]) ++length;
+        if (length < least) continue;
+        --candidates;
+        if (length > best) best = length, behind = end + 1;
+    }
+    return {best, behind};
+}
+
 }  // namespace
 
 void bind_tokens(nb::module_& m) {
@@ -213,6 +237,8 @@ void bind_tokens(nb::module_& m) {
     m.def("likely", likely, array("logits"), nb::arg("top"), nb::arg("temperature"), nb::arg("least"),
           array("found"));
     m.def("draw_scores", draw_scores, array("scores"), nb::arg("ids").noconvert().none(), nb::arg("key"));
+    m.def("longest_match", longest_match, array("text"), array("last"), nb::arg("least"), nb::arg("most"),
+          nb::arg("candidates"));
     m.def("best", best, nb::arg("pool"), array("logits"), array("ids"), array("values"));
     m.def("draw_rows", draw_rows, nb::arg("pool"), array("logits"), array("draws"),
           nb::arg("token_ids").noconvert().none(), array("ids"), array("values"));

@@ -502,6 +502,18 @@ def likely(logits: Floats, top: float, temperature: float, least: float, found: 
     least: above -80. temperature: above 1e-30.
     """
 
+def longest_match(
+    text: np.ndarray[Any, np.dtype[np.int32]],
+    last: np.ndarray[Any, np.dtype[np.int32]],
+    least: int,
+    most: int,
+    candidates: int,
+) -> tuple[int, int]:
+    """The length of the longest part of a text that equals the last tokens of `last`, and the index behind it; (0, 0)
+    if it is shorter than `least`. Of equally long parts, the latest one counts. No part is longer than `most`, and only
+    the latest `candidates` of them are looked at.
+    """
+
 def draw_scores(scores: Doubles, ids: Ints | None, key: tuple[int, int, int, int]) -> int:
     """Return the index with the largest sum of score and noise; see ridgeline.sample.noise.draw."""
 

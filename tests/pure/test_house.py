@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "sample": frozenset({"spec", "ops", "load", "_kernels"}),
     # The runtime may use only the plain data of the scheduler.
     "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched", "sample"}),
-    "propose": frozenset({"spec", "sched", "sample"}),
+    "propose": frozenset({"spec", "sched", "sample", "_kernels"}),
     "engine": frozenset({"spec", "load", "sched", "settings", "sample", "runtime", "propose"}),
     "verify": frozenset({"spec", "ops", "sched", "settings", "sample", "runtime", "propose", "engine", "load"}),
     "evals": frozenset({"spec", "ops", "nn", "load", "sample", "runtime"}),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.propose import NgramProposer, Wanted, ngram
-from ridgeline.propose.ngram import LEAST_MATCH, LONGEST_MATCH, longest_match
+from ridgeline.propose.ngram import LEAST_MATCH, LONGEST_MATCH, compared, longest_match
 
 few = st.lists(st.integers(0, 2), max_size=80)
 
@@ -25,7 +25,8 @@ def match(text: list[int], last: list[int]) -> tuple[int, int]:
 
 @given(few, few.filter(bool))
 def test_the_longest_match_is_that_of_a_full_search(text: list[int], last: list[int]) -> None:
-    assert longest_match(np.array(text, np.int32), np.array(last, np.int32)) == match(text, last)
+    both = np.array(text, np.int32), np.array(last, np.int32)
+    assert longest_match(*both) == compared(*both) == match(text, last)
 
 
 @given(few.filter(bool), st.integers(1, 8))

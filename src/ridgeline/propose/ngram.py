@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -113,7 +114,21 @@ class NgramProposer:
         self._open.clear()
 
 
-def longest_match(text: Tokens, last: Tokens) -> tuple[int, int]:
+if find_spec("ridgeline._kernels") is not None:
+    from ridgeline._kernels import longest_match as _longest_match
+
+    def longest_match(text: Tokens, last: Tokens) -> tuple[int, int]:
+        """Return what `compared` returns, by a kernel."""
+        return _longest_match(text, last, LEAST_MATCH, LONGEST_MATCH, CANDIDATES)
+
+else:
+
+    def longest_match(text: Tokens, last: Tokens) -> tuple[int, int]:
+        """Return what `compared` returns."""
+        return compared(text, last)
+
+
+def compared(text: Tokens, last: Tokens) -> tuple[int, int]:
     """Return the length of the longest match, and the index behind it; (0, 0) if the match is too short.
 
     A match is a part of `text` that equals the last tokens of `last`; of equally long ones, the latest counts. Only the
