@@ -153,5 +153,5 @@ def compared(text: Tokens, last: Tokens) -> tuple[int, int]:
 
 def repeated(tokens: Tokens, count: int) -> list[int]:
     """Return `count` tokens: those given, and from the first one on again if they are fewer."""
-    found: list[int] = np.resize(tokens, count).tolist()
-    return found
+    found: list[int] = tokens[:count].tolist()
+    return found if len(found) == count else (found * -(-count // len(found)))[:count]
