@@ -188,7 +188,7 @@ def test_acceptance_of_a_card(tmp_path: Path) -> None:
     ):
         card.write_text(text)
         assert measured_acceptance(tmp_path) == pytest.approx(found)
-    for bad in ("[0.5, 0.6]", "[1.5]", "0.5", '["a"]', "[0.5", "[true]"):
+    for bad in ("[0.5, 0.6]", "[1.5]", "0.5", '["a"]', "[0.5", "[true]", f"[{'9' * 400}]"):
         card.write_text(f"---\naccepted_shares: {bad}\n---\n")
         with pytest.raises(CheckpointError, match="accepted_shares"):
             measured_acceptance(tmp_path)
@@ -203,7 +203,8 @@ def test_accuracies_of_a_card(tmp_path: Path) -> None:
     ):
         card.write_text(text)
         assert rank_accuracies(tmp_path) == found
-    for bad in ("[0.5]", "[[0.5, 0.6]]", "[[-0.1]]", "[[]]", '[["a"]]', "[[0.5]", "0.5", "[[NaN]]", "[" * 20_000):
+    wrong = ("[0.5]", "[[0.5, 0.6]]", "[[-0.1]]", "[[]]", '[["a"]]', "[[0.5]", "0.5", "[[NaN]]")
+    for bad in (*wrong, "[" * 20_000, f"[[{'9' * 400}]]"):
         card.write_text(f"---\nrank_accuracies: {bad}\n---\n")
         with pytest.raises(CheckpointError, match="rank_accuracies"):
             rank_accuracies(tmp_path)

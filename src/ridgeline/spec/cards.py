@@ -70,7 +70,7 @@ def _field(folder: Path, field: str) -> Any:
             break
         if name == field:
             try:
-                return json.loads(value)
+                return json.loads(value, parse_int=float)  # any number of digits
             except (ValueError, RecursionError):
                 return value.strip()
     return []
