@@ -13,6 +13,7 @@ from cpu.test_draft_model import serve
 from cpu.test_drafts import NEW_TOKENS, PROMPTS, Answers, loaded, plain
 from cpu.test_head_drafts import HOW, SPECS, head_of, open_engine, settings
 from oracle.mixers import VOCAB
+from ridgeline import SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
 from ridgeline.nn.heads import MedusaHead
@@ -23,6 +24,7 @@ from ridgeline.runtime.features import Features
 from ridgeline.runtime.medusa_tree import ACCURACIES, MedusaTrees, tree_paths
 from ridgeline.runtime.step import DenseStep
 from ridgeline.sample.rejection import Draft
+from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.sample.tree import Grown, expand
 from ridgeline.settings import EngineOptions, check_tree
 from ridgeline.spec import trees
@@ -302,8 +304,21 @@ def test_features_take_the_bytes_that_are_planned(name: str) -> None:
     assert planned >= 4 * more * SPECS[name][1].hidden_size if more else planned >= 0
 
 
+def test_rounds_that_did_not_run_are_not_counted() -> None:
+    """Otherwise the rule of depths would learn that a round of the heads takes no time."""
+    config = settings("medusa", draft_tree=WIDTH, num_speculative_tokens=NODES)
+    engine = Engine(loaded("attention"), config, draft=head_of("medusa"))
+    drafter = engine._runner.drafter
+    assert isinstance(drafter, MedusaTrees)
+    drafter.rounds = 4  # an earlier call ran so many
+    row = SampleRow.start(SamplingParams(temperature=0), [1], NoiseKey(0, 0), ())
+    assert drafter.draft([Ask(10**6, 0, [1, 2, 3], 2, row)]) == [[]]  # a sequence whose last state is not kept
+    assert drafter.rounds == 0
+
+
 def test_paths_have_falling_ranks() -> None:
     """A token is tried after the better ones, whatever was counted; a head without counts is like the last one."""
     found = tree_paths([[0.2, 0.3, 0.1]], heads=2, width=2, size=9)
     assert found == ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
     assert tree_paths([[0.2, 0.3, 0.1]], heads=2, width=2, size=3) == found[:3]
+    assert tree_paths([[0.2, 0.0]], heads=1, width=2, size=3) == ((0,), (1,))  # never right, but there is room for it

@@ -29,16 +29,17 @@ ACCURACIES: tuple[tuple[float, ...], ...] = (
     (0.170, 0.038, 0.038, 0.025, 0.026, 0.019, 0.020, 0.019, 0.019, 0.017),
     (0.168, 0.054, 0.038, 0.024, 0.023, 0.019, 0.015, 0.017, 0.012, 0.011),
 )
+LEAST = 1e-4  # share of a token that was never right: without one, a head that was measured briefly proposes nothing
 
 
 def tree_paths(accuracies: Sequence[Sequence[float]], heads: int, width: int, size: int) -> tuple[Path, ...]:
     """Return the paths of a tree, the likeliest ones first. The first n of them are the tree of n drafts.
 
     accuracies: shares of right tokens by head and rank; later heads are taken to be as good as the last one of them.
-    They are made to fall with the rank, so that a token is never tried before a better one. heads: number of heads.
-    width: ranks that are used. size: most paths.
+    They are made to fall with the rank, so that a token is never tried before a better one. A token that was never
+    right comes last. heads: number of heads. width: ranks that are used. size: most paths.
     """
-    rows = [accuracies[min(d, len(accuracies) - 1)] for d in range(heads)]
+    rows = [[max(x, LEAST) for x in accuracies[min(d, len(accuracies) - 1)]] for d in range(heads)]
     return likely_paths([list(accumulate(row, min))[:width] for row in rows], size)
 
 
@@ -56,6 +57,11 @@ class MedusaTrees(MedusaDrafter):
     def levels(self, drafts: int) -> int:
         """Return how many heads so many drafts of a sequence take."""
         return max(map(len, self._paths[:drafts]))
+
+    def draft(self, asks: Sequence[Ask], *, follow: bool = True) -> list[list[Draft]]:
+        """Return the tree of each sequence; see Drafter."""
+        self.rounds = 0  # until heads run
+        return super().draft(asks, follow=follow)
 
     def _extend(self, drafts: Sequence[list[Draft]], asks: Sequence[Ask], going: Sequence[int], made: Made) -> None:
         place, vocabulary = self._place, self._head.vocabulary
