@@ -175,6 +175,7 @@ def test_on_the_command_line() -> None:
     ("--speculative ngram --draft-acceptance-rate 2", "must be from 0 to 1"),
     ("--speculative ngram --num-speculative-tokens 0", "the number of drafts is 0"),
     ("--speculative no-such-model", "unknown model"),
+    ("--speculative auto", "--speculative is auto, which only an engine on its own machine can choose"),
 ])  # fmt: skip
 def test_flags_that_are_refused(flags: str, message: str) -> None:
     found = CliRunner().invoke(app, ["simulate", "pocket", *flags.split()])

@@ -258,6 +258,11 @@ def with_drafts(deployment: Deployment, flags: DraftFlags) -> Deployment:
         if given:
             raise RequestError(f"--{given[0]} needs --speculative with a draft model, the folder of a head, or ngram")
         return deployment
+    if name == "auto":
+        raise RequestError(
+            "--speculative is auto, which only an engine on its own machine can choose; set it to ngram, off, a draft "
+            "model or the folder of a head"
+        )
     draft = Draft(NGRAM, None) if name == NGRAM else find_draft(name)
     by_depth = parse_acceptance(acceptance) if acceptance else ()
     return replace(deployment, speculation=speculation_of(draft, DEPTH if depth is None else depth, by_depth))
