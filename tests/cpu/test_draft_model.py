@@ -200,9 +200,38 @@ def test_a_request_limits_its_drafts() -> None:
     assert found[0] == found[1] == found[2]
 
 
+class Clock:
+    """Counts seconds: a step takes one, and so do the first calls of the draft model; later ones take twenty more.
+
+    Real times depend on what else the machine does, and with some of them no draft pays.
+    """
+
+    def __init__(self) -> None:
+        self.now, self.calls = 0.0, 0
+
+    def perf_counter(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def drafted(self) -> None:
+        self.calls += 1
+        self.now += 20.0 if self.calls > 12 else 0.0
+
+
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_the_gain_is_measured_where_depths_are_chosen(in_flight: int) -> None:
-    """With two steps in flight, steps overlap while the rule rests, and none does when drafts are made."""
+def test_the_gain_is_measured_where_depths_are_chosen(in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two steps in flight, steps overlap while the rule rests, and none does when drafts are made.
+
+    Drafts pay at first, and then no more.
+    """
+    clock, find = Clock(), ModelDrafting._find
+
+    def timed(*args: Any) -> Any:
+        clock.drafted()
+        return find(*args)
+
+    monkeypatch.setattr("ridgeline.engine.drafts.time", clock)
+    monkeypatch.setattr(ModelDrafting, "_find", timed)
     config = settings("attention", "attention", draft_depth="chosen", steps_in_flight=in_flight, max_num_seqs=16)
     engine = Engine(loaded("attention"), config, draft=draft_of("attention"))
     assert serve(engine, rounds=4, n=2) == plain("attention", n=2)
