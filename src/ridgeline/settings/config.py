@@ -32,7 +32,7 @@ class EngineOptions:
         num_speculative_tokens: Largest number of draft tokens of a sequence in one step. Above 0 it needs a proposer.
         speculative: What proposes draft tokens: "ngram" looks up the last tokens of a sequence in its own tokens and in
             earlier answers; a folder or hub id names a draft model or a head; "off": nothing, unless the engine is
-            given a proposer. "auto", as None: "ngram" on a calibrated machine where that costs little, otherwise "off".
+            given a proposer. "auto" or None: "ngram" on a calibrated machine where that costs little, otherwise "off".
         draft_depth: "chosen": each step verifies as many drafts as give tokens faster, by measured times and
             acceptance, at most num_speculative_tokens, and none if none do; "fixed": always num_speculative_tokens.
         draft_acceptance: When a draft token is accepted. "same": if the model samples it, so that drafts change no

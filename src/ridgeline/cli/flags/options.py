@@ -138,9 +138,8 @@ NumSpeculativeTokens = Annotated[
     int | None,
     _engine(
         "--num-speculative-tokens",
-        help="Most draft tokens that a sequence verifies in a step. Default: 4 if --speculative is or chooses a "
-        "proposer, otherwise 0. "
-        "Without a proposer, a number above 0 is refused.",
+        help="Most draft tokens that a sequence verifies in a step. Default: 4 with a proposer, which --speculative "
+        "names or chooses, otherwise 0. Without a proposer, a number above 0 is refused.",
     ),
 ]
 Speculative = Annotated[
