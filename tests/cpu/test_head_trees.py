@@ -245,7 +245,8 @@ def test_sampled_answers(head: str, acceptance: str) -> None:
 def test_broken_logits_cost_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree ends before the level whose logits are NaN."""
     engine = tree_engine("eagle", monkeypatch, "unrecorded")
-    chain: Any = engine._runner.drafter._chain  # type: ignore[union-attr]
+    drafter: Any = engine._runner.drafter
+    chain = drafter._chain
     run, calls = chain.run, [0]
 
     def broken(*args: Any) -> Any:
