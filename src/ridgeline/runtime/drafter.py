@@ -277,7 +277,21 @@ class ChainDrafter(ABC):
         self.is_usual &= bool(lengths.max() <= self._recorded_tokens)
         slices, memory = Slices.plain(rows, starts, lengths), self._memory
         tokens = np.fromiter((t for span in spans for t in span.tokens), np.int64, int(lengths.sum()))
-        step = PagedStep(
+        step = self._step(slices, tokens)
+        features = self._chain.features
+        given = None if features is None else features.take(memory.integers(_features(spans)))
+        if last is None:
+            self._chain.write(step, given)
+            passed = None
+        else:
+            passed = self._chain.run(step, given, memory.integers(last))
+        self._after(spans, None if passed is None else passed.features, 1)
+        return passed
+
+    def _step(self, slices: Slices, tokens: Ints) -> PagedStep:
+        """Return the step of an unrecorded pass. tokens: those of all rows [T]."""
+        memory = self._memory
+        return PagedStep(
             memory.integers(np.minimum(tokens, self._most_id)),
             memory.integers(slices.positions()),
             slices,
@@ -289,15 +303,6 @@ class ChainDrafter(ABC):
             self._inputs,
             self._table,
         )
-        features = self._chain.features
-        given = None if features is None else features.take(memory.integers(_features(spans)))
-        if last is None:
-            self._chain.write(step, given)
-            passed = None
-        else:
-            passed = self._chain.run(step, given, memory.integers(last))
-        self._after(spans, None if passed is None else passed.features, 1)
-        return passed
 
     def _after(self, spans: Sequence[Span], features: Array | None, rounds: int) -> None:
         """Take note of rows and rounds that ran.

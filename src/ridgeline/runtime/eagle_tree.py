@@ -23,9 +23,8 @@ from ridgeline.runtime.chain import Passed
 from ridgeline.runtime.drafter import Ask, Place, Span
 from ridgeline.runtime.eagle_drafter import EagleDrafter
 from ridgeline.runtime.growth import Drawn, Dynamic, Growth
-from ridgeline.runtime.layout import Ints, Slices, build_layout
+from ridgeline.runtime.layout import Ints, Slices
 from ridgeline.runtime.padding import Tokens
-from ridgeline.runtime.step import PagedStep
 from ridgeline.runtime.tree_rows import TreeInputs, TreeRows
 from ridgeline.sample.logits import Floats
 from ridgeline.sample.rejection import Draft
@@ -137,20 +136,8 @@ class EagleTrees(EagleDrafter):
         return passed
 
     def _run_unrecorded(self, slices: Slices, tokens: Ints, read: Ints, last: Ints) -> Passed:
-        memory = self._memory
-        step = PagedStep(
-            memory.integers(tokens),
-            memory.integers(slices.positions()),
-            slices,
-            [
-                build_layout(slices, table, group.page_tokens, group.lookback, memory, group.first_tokens)
-                for group, table in zip(self._groups, self._tables, strict=True)
-            ],
-            self._layers,
-            self._inputs,
-            self._table,
-        )
-        return self._chain.run(step, self._features.take(memory.integers(read)), memory.integers(last))
+        step, integers = self._step(slices, tokens), self._memory.integers
+        return self._chain.run(step, self._features.take(integers(read)), integers(last))
 
     def _places(self, growing: Sequence[Growth]) -> tuple[Ints, Ints, Ints]:
         """Return the indices of features that rows read, of the rows of frontiers among all rows, and of the features
