@@ -251,7 +251,9 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
         length = f"lowered from the model's {problem.max_model_len} to {found.length}: {limit} hold no longer sequence"
     seqs_why, tokens_why = UNCALIBRATED
     drafts_why = "none: draft tokens need --speculative, or LLM(proposer=...) in Python"
+    depth_why = "without effect: nothing proposes drafts"
     if problem.options.num_speculative_tokens:
+        depth_why = "each step takes as many drafts as pay, by measured times and acceptance"
         drafts_why = "enough for most repetitions; each one more makes a step dearer"
     if advice:
         drafts_why += f"; {advice.reasons['num_speculative_tokens']}"
@@ -271,7 +273,7 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
         f"workspace, but no more than {found.seqs} sequences of {found.length} tokens need",
         "steps_in_flight": "with 2 the host's work overlaps the device's, but it is short on this device",
         "num_speculative_tokens": drafts_why,
-        "draft_depth": "chosen from measured times and acceptance, where --speculative proposes drafts",
+        "draft_depth": depth_why,
         "draft_acceptance": "the answers are those without drafts, token by token",
         "draft_tree": "a chain: a head's tree pays where verifying several times as many drafts costs little",
     }  # fmt: skip
