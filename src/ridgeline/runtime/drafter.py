@@ -289,7 +289,7 @@ class ChainDrafter(ABC):
         return passed
 
     def _step(self, slices: Slices, tokens: Ints) -> PagedStep:
-        """Return the step of an unrecorded pass. tokens: those of all rows [T]."""
+        """Return the step of an unrecorded pass. tokens: ids for all rows [T]."""
         memory = self._memory
         return PagedStep(
             memory.integers(np.minimum(tokens, self._most_id)),
