@@ -138,6 +138,7 @@ def test_names_of_drafts(text: str, found: tuple[str, int, tuple[float, ...]]) -
 @pytest.mark.parametrize(("text", "message"), [
     ("speculate=llama-3.2-1b:0", "the number of drafts is 0"), ("speculate=llama-3.2-1b:4:1.5", "from 0 to 1"),
     ("speculate=llama-3.2-1b:2.5", "the number of drafts is 2.5"), ("speculate=no-such-model", "unknown model"),
+    ("speculate=auto", "speculate is auto, which only an engine chooses"),
     ("speculate=mamba-2.8b:4", "its layer 0 is recurrent"), ("speculate=0.8/x:4", "unknown model '0.8/x'"),
     ("pp=2,speculate=llama-3.2-1b", "pipeline stages; set pp to 1"), ("speculate=nan:4", "from 0 to 1"),
 ])  # fmt: skip

@@ -165,6 +165,8 @@ def _speculate(d: Deployment, value: str, find: FindDraft = published_draft) -> 
         drafts = Speculation(parse_acceptance(first), _whole(depth or "4"), float(cost or DRAFT_COST))
     else:
         name, most, acceptance = parse_draft(value)
+        if name == "auto":
+            raise RequestError("speculate is auto, which only an engine chooses; name ngram, a draft model or a head")
         drafts = speculation_of(Draft(NGRAM, None) if name == NGRAM else find(name), most, acceptance)
     return replace(d, speculation=drafts), "nothing in the output; rejected drafts are computed in vain"
 
