@@ -280,6 +280,7 @@ def test_a_target_with_recurrent_layers_takes_chains(head: str) -> None:
 def test_trees_that_nothing_proposes_are_refused() -> None:
     for given, said in (
         (EngineOptions(draft_tree=4), "--speculative off proposes no trees"),
+        (EngineOptions(draft_tree=4, speculative="auto"), "--speculative auto proposes no trees"),
         (EngineOptions(draft_tree=4, speculative="ngram"), "--speculative ngram proposes no trees"),
         (EngineOptions(draft_tree=17, speculative="x"), "draft_tree is 17; it must be a whole number from 1 to 16"),
         (EngineOptions(draft_tree=2, speculative="x", num_speculative_tokens=64), "a tree .* has at most 63 drafts"),

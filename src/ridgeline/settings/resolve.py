@@ -10,7 +10,7 @@ from ridgeline.errors import RequestError
 from ridgeline.settings.advice import Advice
 from ridgeline.settings.config import DraftDepth, EngineConfig, EngineOptions
 from ridgeline.settings.fit import PAGE_TOKENS, Problem, Settings
-from ridgeline.settings.speculative import AUTO, OFF, Choice, afforded, choose_speculative
+from ridgeline.settings.speculative import AUTO, NGRAM, OFF, Choice, afforded, choose_speculative
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.acceptance import ACCEPTANCES
 from ridgeline.spec.heads import HeadSpec
@@ -193,7 +193,7 @@ def check_tree(options: EngineOptions, draft: ModelSpec | HeadSpec | None = None
     _check("draft_tree", width, *RANGES["draft_tree"])
     if width == 1:
         return
-    if isinstance(draft, ModelSpec) or (draft is None and chosen in ("off", "ngram")):
+    if isinstance(draft, ModelSpec) or (draft is None and chosen in (OFF, AUTO, NGRAM)):
         name = f"the draft model {chosen}" if isinstance(draft, ModelSpec) else f"--speculative {chosen}"
         raise RequestError(
             f"draft_tree (--draft-tree) is {width}, but {name} proposes no trees; set --speculative to a Medusa or "
