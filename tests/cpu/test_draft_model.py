@@ -61,14 +61,20 @@ def settings(name: str, draft: str, **options: Any) -> EngineConfig:
 def serve(engine: Engine, rounds: int = 1, **params: Any) -> Answers:
     out: Answers = {}
     for _ in range(rounds):  # the second round finds the prefixes of the first
-        out = {}
         for i, request in enumerate(requests(**params)):
             engine.add(i, request)
-        while len(engine):
-            for event in engine.step():
-                assert event.error is None
-                out.setdefault((event.request, event.choice), []).extend(event.tokens)
-            engine.check()
+        out = answers_of(engine)
+    return out
+
+
+def answers_of(engine: Engine) -> Answers:
+    """Run an engine until all its requests are answered."""
+    out: Answers = {}
+    while len(engine):
+        for event in engine.step():
+            assert event.error is None
+            out.setdefault((event.request, event.choice), []).extend(event.tokens)
+        engine.check()
     assert engine.stats().unproposed is None
     return out
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cpu.test_draft_model import draft_of
+from cpu.test_draft_model import answers_of, draft_of
 from cpu.test_draft_model import settings as model_settings
 from cpu.test_drafts import DRAFTS, NEW_TOKENS, PROMPTS, Answers, loaded
 from cpu.test_head_drafts import head_of
@@ -56,7 +56,7 @@ def open_engine(draft: str, **options: Any) -> Engine:
 def serve(engine: Engine, several: tuple[dict[str, Any], ...], monkeypatch: pytest.MonkeyPatch) -> tuple[Answers, Any]:
     """Return the answers to all prompts, and the drafts of each step."""
     drafter: Any = engine._runner.drafter
-    run, said, out = drafter.draft, [], dict[tuple[int, int], list[int]]()
+    run, said = drafter.draft, []
 
     def noted(asks: Any, **options: Any) -> Any:
         said.append(run(asks, **options))
@@ -66,13 +66,7 @@ def serve(engine: Engine, several: tuple[dict[str, Any], ...], monkeypatch: pyte
     for i, (prompt, own) in enumerate(zip(PROMPTS, several, strict=True)):
         params = SamplingParams(max_tokens=NEW_TOKENS - i, ignore_eos=True, **own)
         engine.add(i, GenerationRequest(prompt, params, (NoiseKey(2**64 - 1 - i, 0),)))
-    while len(engine):
-        for event in engine.step():
-            assert event.error is None
-            out.setdefault((event.request, event.choice), []).extend(event.tokens)
-        engine.check()
-    assert engine.stats().unproposed is None
-    return out, said
+    return answers_of(engine), said
 
 
 def rounds_of(engine: Engine) -> DraftRounds:
