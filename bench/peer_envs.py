@@ -41,9 +41,10 @@ class Env(NamedTuple):
 ACCELERATE, COMPRESSED = "accelerate==1.15.0", "compressed-tensors==0.20.0"
 DATASETS = "datasets==5.2.0"
 ENVS = {
+    # Unless two passes are off, g++ 12 removes stores to the configuration of AMX tiles, and programs crash.
     "llama.cpp": Env(
         ("llama-cpp-python==0.3.36", "gguf==0.19.0"), source="llama-cpp-python",
-        variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"},
+        variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF", "CXXFLAGS": "-fno-tree-dse -fno-dse"},
     ),
     "openvino": Env(("openvino-genai==2026.4.1.0",)),
     # optimum requires a torchvision, which for another build of torch breaks transformers' imports.

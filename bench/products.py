@@ -8,6 +8,7 @@ token of a prompt needs it. The time includes the quantization of the tokens.
 Each round measures the limits too, and all formats, in turn: reading memory with all threads, multiply-adds of float32
 and of bytes in registers. `read_share` is bytes of weights over time over the limit, `peak_share` operations over time
 over the limit (of bytes where tokens are rounded to int8); figures are medians over rounds of the ratio within a round.
+`unit_share` is that of the processor's matrix unit (AMX) for rounded tokens; it is missing where there is no unit.
 `best_` figures are from the shortest time and the highest limit, for a machine that others use too. `beside` is the
 shortest time of the first format over that of this one. The gate: two rows of each product differ from float64 by no
 more than the rounding error.
@@ -91,7 +92,15 @@ class Case:
         self.weights = sum(w.nbytes for w in step)
         self.numbers = sum(w.rows * w.columns for w in step)
         self.peak = pool.fma_rate if form in FLOATS or format_of(form).activations == "exact" else pool.dot_rate
+        rounded = form not in FLOATS and format_of(form).activations == "int8"
+        self.unit_peak = pool.unit_rate() if rounded else 0.0  # operations/s
         self.rounds: list[tuple[float, float, float]] = []  # seconds, bytes/s, operations/s
+
+    def unit_share(self, operations: float) -> dict[str, float]:
+        """Return the share of the matrix unit's peak, or nothing without a unit."""
+        if not self.unit_peak:
+            return {}
+        return {"unit_share": round(statistics.median(operations / t for t, _, _ in self.rounds) / self.unit_peak, 3)}
 
 
 def measure(pool: Any, name: str, forms: list[str], tokens: int, rounds: int, enough: int) -> None:
@@ -114,6 +123,7 @@ def measure(pool: Any, name: str, forms: list[str], tokens: int, rounds: int, en
             best_read_share=round(case.weights / least / highest, 3),
             best_peak_share=round(operations / least / max(peak for _, _, peak in case.rounds), 3),
             beside=round(min(t for t, _, _ in first.rounds) / first.numbers / least * case.numbers, 3),
+            **case.unit_share(operations),
         )  # fmt: skip
 
 

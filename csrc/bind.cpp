@@ -5,13 +5,17 @@
 #include <nanobind/stl/vector.h>
 
 #include "dispatch.h"
+#include "matrix_unit.h"
 
 NB_MODULE(_kernels, m) {
     using namespace ridgeline;
     nb::set_leak_warnings(false);  // what lives until the interpreter ends is no leak
     isa();                         // an instruction set that cannot be had is an error now, not in the first kernel
+    matrix_unit();
     m.def("isa", [] { return std::string(isa_name(isa())); });
     m.def("isas", &isa_names);
+    m.def("matrix_unit", [] { return std::string(unit_name(matrix_unit())); });
+    m.def("unit_refusal", &unit_refusal);
     bind_pool(m);
     bind_record(m);
     bind_attention(m);

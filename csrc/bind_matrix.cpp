@@ -8,6 +8,7 @@
 
 #include "bind.h"
 #include "linear.h"
+#include "matrix_unit.h"
 
 namespace ridgeline {
 namespace {
@@ -179,6 +180,7 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
     set_factors(from, format, k, factors, min_factors);
     auto m = std::make_unique<Matrix>(pool, format, k, interleave, rows);
     m->factor = factor, m->input_scale = input_scale;
+    m->unit_from = unit_from(pool, format);
     if (permutation) set_permutation(*m, *permutation, numbers);
     if (!pack_all(*m, pool, from))
         refuse((kind == Kind::codes ? "a code or a scale is outside of the range of "
@@ -226,6 +228,8 @@ void bind_matrix(nb::module_& m) {
              nb::arg("min_factors") = Arrays{})
         .def_prop_ro("rows", rows_of_matrix)
         .def_ro("columns", &Matrix::k)
+        .def_prop_ro("unit_from",
+                     [](const Matrix& w) { return w.unit_from == NEVER ? std::nullopt : std::optional(w.unit_from); })
         .def_prop_ro("nbytes", [](const Matrix& w) { return w.panels * w.panel_bytes; })
         .def("take", take_rows, nb::arg("pool"), array("ids"), array("out"));
 }

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "bind.h"
+#include "matrix_unit.h"
 #include "rates.h"
 #include "threads.h"
 
@@ -63,7 +64,12 @@ void bind_pool(nb::module_& m) {
             nb::arg("bytes"), Free())
         .def(
             "fma_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().fma); }, Free())
-        .def("dot_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().dot); }, Free());
+        .def(
+            "dot_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().dot); }, Free())
+        .def(
+            "unit_rate",
+            [](Pool& pool) { return matrix_unit() == Unit::amx ? operation_rate(pool, rate_kernels().unit) : 0.; },
+            Free());
 }
 
 }  // namespace ridgeline

@@ -44,6 +44,7 @@
 // adds its product with the sum of a token's activations: one number per token and group, which is computed when the
 // activations are rounded.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -52,6 +53,9 @@
 namespace ridgeline {
 
 constexpr int PANEL = 32;
+constexpr int SQUARE = 32;      // tokens that a matrix unit multiplies with a panel at once
+constexpr int UNIT_DEPTH = 64;  // columns that it multiplies at once
+constexpr int64_t NEVER = INT64_MAX;
 
 enum class Numbers { fp32, bf16, fp16, int8, int4, int3, int2, fp8, int5, int6 };
 enum class Offsets { none, zero_points, minimums };
@@ -110,6 +114,7 @@ struct Matrix {
     std::vector<int32_t> permutation;  // column j multiplies element permutation[j] of a token; or empty
     float factor = 1;                  // what all scales and minimums are multiplied with, a power of two
     float input_scale = 0;             // scale of rounded activations; 0: each token has its own
+    int64_t unit_from = NEVER;         // least tokens for which the matrix unit is used (matrix_unit.h)
 
     Matrix(Pool&, Format format, int64_t k, bool interleaved, const std::vector<int64_t>& part_rows);
 
@@ -155,6 +160,9 @@ struct SourceRows {
 //                  in blocks, two numbers of 16 bits: that sum and 0, or the offset of each half of a lane
 // Tiles are as equal in size as whole units of 4 tokens allow.
 //
+// For a matrix unit, tiles have 32 tokens, in blocks of 64 columns: [padded k / 64][32][64] bytes. The last block is
+// filled up with zeros, and rows of missing tokens are undefined.
+//
 // Where products of bytes must fit into 16 bits (dots.h), the second of two neighbors whose sum is too large is 0 in
 // the tile, and is listed apart: `surplus` [tokens][padded k / 4], of which the first `num_surplus` of each token are
 // used.
@@ -165,6 +173,8 @@ struct Surplus {
 struct Activations {
     int64_t tokens, padded_k, tiles;
     int64_t groups;  // offsets per token
+    bool for_unit;   // packed for a matrix unit
+    int64_t stride;  // columns of a token in memory
     void* data;
     float* scale;
     int32_t* offset;
@@ -175,11 +185,14 @@ struct Activations {
     int64_t units() const { return (tokens + UNIT - 1) / UNIT; }
     // Returns the first token of a tile.
     int64_t first(int64_t tile) const {
+        if (for_unit) return std::min(tile * SQUARE, tokens);
         if (tiles == 1) return tile ? tokens : 0;  // no division, which takes as long as a tenth of a short panel
         int64_t t = UNIT * (units() * tile / tiles);
         return t < tokens ? t : tokens;
     }
-    int64_t tile_of(int64_t token) const { return ((token / UNIT + 1) * tiles - 1) / units(); }
+    int64_t tile_of(int64_t token) const {
+        return for_unit ? token / SQUARE : ((token / UNIT + 1) * tiles - 1) / units();
+    }
 };
 
 }  // namespace ridgeline

@@ -11,33 +11,44 @@ constexpr int64_t BLOCK = 516;
 
 enum Slot { ACTIVATIONS, ROWS, TILES, HIDDEN, CHOSEN };  // slots of a pool's scratch memory
 
+inline bool uses_unit(const Matrix& w, int64_t tokens) { return tokens >= w.unit_from; }
+// Tokens of a tile.
+inline int64_t tile_size(const Matrix& w, int64_t tokens) {
+    return uses_unit(w, tokens) ? SQUARE : product_kernels().tile;
+}
+
 // Bytes of the activations of `tokens`, and their layout in `room`.
 inline size_t data_bytes(const Matrix& w, int64_t tokens) {
+    if (uses_unit(w, tokens)) return size_t(round_up(tokens, SQUARE) * round_up(w.padded_k, UNIT_DEPTH));
     return size_t(round_up(tokens * w.padded_k * (w.format.rounds_tokens() ? 1 : 4), 64));
 }
 inline int64_t offsets_of(const Matrix& w) {
     if (!w.format.rounds_tokens()) return 1;
     return w.padded_k / (w.format.block ? w.format.group : w.group);
 }
-inline bool splits_pairs(const Matrix& w) { return w.format.is_plain_bytes() && product_kernels().splits_pairs; }
+inline bool splits_pairs(const Matrix& w, int64_t tokens) {
+    return w.format.is_plain_bytes() && product_kernels().splits_pairs && !uses_unit(w, tokens);
+}
 inline size_t activation_bytes(const Matrix& w, int64_t tokens) {
     const size_t each = size_t(round_up(tokens * 4, 64));
     const size_t known = data_bytes(w, tokens) + each + size_t(round_up(tokens * offsets_of(w) * 4, 64));
-    return splits_pairs(w) ? known + each + size_t(tokens * w.padded_k / 4) * sizeof(Surplus) : known;
+    return splits_pairs(w, tokens) ? known + each + size_t(tokens * w.padded_k / 4) * sizeof(Surplus) : known;
 }
 
 inline Activations activations(const Matrix& w, int64_t tokens, void* room) {
     Activations a;
-    const int64_t tile = product_kernels().tile;
+    const int64_t tile = tile_size(w, tokens);
     a.tokens = tokens;
     a.padded_k = w.padded_k;
     a.groups = offsets_of(w);
+    a.for_unit = uses_unit(w, tokens);
+    a.stride = a.for_unit ? round_up(w.padded_k, UNIT_DEPTH) : w.padded_k;
     a.tiles = (tokens + tile - 1) / tile;
     a.data = room;
     a.scale = (float*)((char*)room + data_bytes(w, tokens));
     a.offset = (int32_t*)((char*)a.scale + round_up(tokens * 4, 64));
     a.num_surplus = (int32_t*)((char*)a.offset + round_up(tokens * a.groups * 4, 64));
-    a.surplus = splits_pairs(w) ? (Surplus*)((char*)a.num_surplus + round_up(tokens * 4, 64)) : nullptr;
+    a.surplus = splits_pairs(w, tokens) ? (Surplus*)((char*)a.num_surplus + round_up(tokens * 4, 64)) : nullptr;
     return a;
 }
 

@@ -12,6 +12,7 @@ struct RateKernels {
                      size_t bytes);  // bytes: a multiple of 256. Returns a sum, so that loads are not optimized away
     double (*fma)(long rounds);      // returns the number of float operations; a multiply-add counts as two
     double (*dot)(long rounds);      // returns the number of byte operations, likewise
+    double (*unit)(long rounds);     // of byte operations in the processor's matrix unit, which must exist
 };
 RL_TABLE(RateKernels, rate_kernels)
 

@@ -1,4 +1,5 @@
-// Vectors of floats and integers for one instruction set. Only this file and dots.h name instructions.
+// Vectors of floats and integers for one instruction set. Only this file, dots.h and
+// unit_registers.h name instructions.
 //
 // It is included by files that are compiled once per instruction set (RL_ISA = avx512, avx512bw, avx2 or portable), and
 // everything is in a namespace of that name. A vector has W lanes. The arithmetic of a lane is the same for every W,
@@ -12,6 +13,7 @@
 #endif
 
 #define RL_INLINE static inline __attribute__((always_inline))
+#define RL_INLINE_MEMBER inline __attribute__((always_inline))
 // A loop over i = 0 .. n - 1 that is unrolled completely. Otherwise an array of accumulators, indexed by a variable,
 // would be in memory instead of registers.
 #define RL_UNROLL _Pragma("GCC unroll 32")

@@ -52,7 +52,8 @@ template <class After> void product(const Job& job, int64_t tokens, After&& afte
 // Calls each(job, first token, tokens) for every block.
 template <class Each> void blocks(Pool::Hold& hold, const Matrix& w, const Stream& stream, const Epilogue& whole,
                                   int64_t grain, Each&& each) {
-    const int64_t count = (stream.tokens + BLOCK - 1) / BLOCK, tile = product_kernels().tile;
+    const int64_t tile = tile_size(w, stream.tokens), most = BLOCK / tile * tile;
+    const int64_t count = (stream.tokens + most - 1) / most;
     const int64_t size = count ? round_up((stream.tokens + count - 1) / count, tile) : 1;  // blocks of equal size
     for (int64_t first = 0; first < stream.tokens; first += size) {
         Source s = stream.source;

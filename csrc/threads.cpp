@@ -7,6 +7,9 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <cmath>
 #include <cstdio>
@@ -96,6 +99,19 @@ long futex(std::atomic<uint32_t>& at, int op, uint32_t value) {
 }
 
 }  // namespace
+
+std::string allow_tiles() {
+#if defined(__x86_64__) && defined(__linux__)
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
+    constexpr unsigned TILE = 1u << 24, INT8 = 1u << 25;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (TILE | INT8)) != (TILE | INT8)) return "this CPU has no AMX";
+    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA)) return "the system does not allow its tile registers";
+    return "";
+#else
+    return "AMX is used on Linux only";
+#endif
+}
 
 int usable_cores() { return std::max(1, int(std::min(double(cores().size()), std::ceil(quota())))); }
 

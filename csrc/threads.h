@@ -15,9 +15,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <type_traits>
 
 namespace ridgeline {
+
+// Asks the system to let this process use tile registers (AMX). Returns why it may not, or nothing.
+std::string allow_tiles();
 
 // Returns the physical cores that this process may use, by its affinity mask and its control group's CPU quota.
 int usable_cores();

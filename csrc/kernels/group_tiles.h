@@ -21,6 +21,23 @@ struct Groups {
     bool in_blocks;     // each is a block, whose tail `block_tile` reads as it is stored
 };
 
+// Groups, or blocks, of columns [k0, k1) of a panel, for a kernel that adds the activations of its tile.
+inline Groups groups_of(const Matrix& w, int64_t panel, int64_t k0, int64_t k1) {
+    const char* from = w.column(panel, k0);
+    return {.codes = from,
+            .code_stride = w.group_bytes,
+            .tail = from + w.code_bytes,
+            .tail_stride = w.group_bytes,
+            .activations = nullptr,
+            .offsets = nullptr,
+            .count = (k1 - k0) / w.group,
+            .size = w.group,
+            .kind = w.format.offsets,
+            .wide = w.format.has_wide_scales(),
+            .halves = w.format.traits().bits <= 4,
+            .in_blocks = w.format.block > 0};
+}
+
 constexpr int64_t SHORT_GROUP = 256;  // columns whose activations add up to no more than 16 bits: 256 * 127 < 2^15
 
 struct Stored {
@@ -137,6 +154,8 @@ template <class Codes, class Tail, int m> void group_tile(const Groups& g, float
     group_part<Codes, Tail, m, 0, half>(g, c, first, ahead);
     if constexpr (half < m) group_part<Codes, Tail, m, half, m - half>(g, c, first, {g.codes, NOWHERE});
 }
+
+using Unpack = void (*)(const Groups&, char* bytes, char* tails, Fetch);
 
 // Writes the codes of a range of groups as bytes, [columns / 4][32][4], and their tails.
 template <class Codes> void unpack_groups(const Groups& g, char* bytes, char* tails, Fetch ahead) {

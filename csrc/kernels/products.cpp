@@ -1,12 +1,11 @@
-// Panels times tiles: the loops around the inner loops, and the epilogues of a finished tile.
+// Panels times tiles: the loops around the inner loops.
 #include <algorithm>
 #include <array>
 #include <utility>
 
+#include "epilogues.h"
 #include "group_tiles.h"
-#include "linear.h"
-#include "vmath.h"
-#include "widen.h"
+#include "unit_products.h"
 
 namespace ridgeline::RL_ISA {
 namespace {
@@ -21,7 +20,6 @@ constexpr int64_t FEW_TILES = 8;         // tiles whose computation still takes 
 using FloatTile = void (*)(const char*, const float*, int64_t, float*, bool, Fetch);
 using ByteTile = void (*)(const char*, const int8_t*, int64_t, int32_t*, bool, Fetch);
 using GroupTile = void (*)(const Groups&, float*, bool, Fetch);
-using Unpack = void (*)(const Groups&, char*, char*, Fetch);
 using Widen = void (*)(const Matrix&, int64_t, int64_t, int64_t, float*, Fetch);
 using WidenedToken = void (*)(const Matrix&, int64_t, const float*, float*, Fetch);
 
@@ -79,75 +77,6 @@ constexpr Loops LOOPS[] = {
 };
 const Loops& loops_of(const Matrix& w) { return LOOPS[int(w.format.numbers)]; }
 
-// ---- epilogues ----------------------------------------------------------------------------------------------------
-
-// Converts the raw sums of a tile to floats, in place.
-void finish(const Matrix& w, const Activations& a, int64_t panel, int64_t begin, int64_t m, float* c) {
-    const bool is_plain = w.format.is_plain_bytes(), by_row = is_plain || widening_of(w.format) == BY_ROW;
-    if (!w.format.rounds_tokens() && !by_row) return;
-    const float* scales = (const float*)(w.panel(panel) + w.code_bytes);
-    for (int64_t i = 0; i < m; ++i) {
-        if (SHORT && is_plain)
-            add_surplus(w.panel(panel), a.surplus + (begin + i) * (a.padded_k / 4), a.num_surplus[begin + i],
-                        (int32_t*)c + i * PANEL);
-        const F token = set(w.format.rounds_tokens() ? a.scale[begin + i] * w.factor : 256.f);
-        RL_FOR(v, VECTORS) {
-            float* at = c + i * PANEL + v * W;
-            F sum = load(at);
-            if (is_plain) sum = to_float(bits(sum) + set(a.offset[begin + i]));
-            if (by_row) sum = sum * load(scales + v * W);
-            store(at, sum * token);
-        }
-    }
-}
-
-void store_gated(const Matrix& w, const Epilogue& e, int64_t panel, int64_t begin, int64_t m, const float* c) {
-    const int64_t column = panel * 16;
-    const int count = int(std::min<int64_t>(16, w.parts[0].rows - column));
-    for (int64_t i = 0; i < m; ++i)
-        RL_FOR(v, V) {
-            F gate = load(c + i * PANEL + v * W), up = load(c + i * PANEL + 16 + v * W);
-            store(e.out[0].data + (begin + i) * e.out[0].stride + column + v * W, activate(e.gate, gate, up),
-                  count - v * W);
-        }
-}
-
-F plain(const Epilogue& e, F x) {
-    if (e.kind == Epilogue::unary) return activate(e.gate.activation, x);
-    if (e.scale != 1.f) x = x * set(e.scale);
-    return e.softcap > 0 ? set(e.softcap) * tanh(x / set(e.softcap)) : x;
-}
-
-void store_rows(const Matrix& w, const Epilogue& e, int64_t panel, int64_t begin, int64_t m, const float* c) {
-    size_t part = 0;
-    while (part + 1 < w.parts.size() && w.parts[part + 1].first_panel <= panel) ++part;
-    const int64_t column = (panel - w.parts[part].first_panel) * PANEL;
-    const int count = int(std::min<int64_t>(PANEL, w.parts[part].rows - column));
-    const bool bare = e.kind == Epilogue::plain && e.scale == 1.f && e.softcap <= 0;
-    for (int64_t i = 0; i < m; ++i) {
-        float* out = e.out[part].data + (begin + i) * e.out[part].stride + column;
-        RL_FOR(v, VECTORS) {
-            F x = load(c + i * PANEL + v * W);
-            store(out + v * W, bare ? x : plain(e, x), count - v * W);
-        }
-    }
-}
-
-void deliver(const Matrix& w, const Activations& a, const Epilogue& e, int64_t panel, int64_t tile, float* c) {
-    const int64_t begin = a.first(tile), m = a.first(tile + 1) - begin;
-    finish(w, a, panel, begin, m, c);
-    if (!w.bias.empty())
-        for (int64_t i = 0; i < m; ++i)
-            RL_FOR(v, VECTORS) {
-                float* at = c + i * PANEL + v * W;
-                store(at, load(at) + load(w.bias.data() + panel * PANEL + v * W));
-            }
-    if (e.kind == Epilogue::gated)
-        store_gated(w, e, panel, begin, m, c);
-    else
-        store_rows(w, e, panel, begin, m, c);
-}
-
 // ---- the loops ----------------------------------------------------------------------------------------------------
 
 // How the panels of a matrix are multiplied.
@@ -163,21 +92,12 @@ int64_t step_of(const Matrix& w, Path path) {
     return path == Path::groups ? w.group : path == Path::widened ? PIECE : w.format.traits().step;
 }
 
-Groups groups_of(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64_t k0, int64_t k1) {
+Groups with_tile(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64_t k0, int64_t k1) {
     const int64_t begin = a.first(t), m = a.first(t + 1) - begin;
-    const char* from = w.column(panel, k0);
-    return {.codes = from,
-            .code_stride = w.group_bytes,
-            .tail = from + w.code_bytes,
-            .tail_stride = w.group_bytes,
-            .activations = (const int8_t*)a.data + begin * a.padded_k + k0 * m,
-            .offsets = a.offset + begin * a.groups + k0 * a.groups / w.padded_k * m,
-            .count = (k1 - k0) / w.group,
-            .size = w.group,
-            .kind = w.format.offsets,
-            .wide = w.format.has_wide_scales(),
-            .halves = w.format.traits().bits <= 4,
-            .in_blocks = w.format.block > 0};
+    Groups g = groups_of(w, panel, k0, k1);
+    g.activations = (const int8_t*)a.data + begin * a.padded_k + k0 * m;
+    g.offsets = a.offset + begin * a.groups + k0 * a.groups / w.padded_k * m;
+    return g;
 }
 
 // Computes a range of k of one panel and one tile.
@@ -188,7 +108,7 @@ void tile(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64
     switch (path_of(w)) {
         case Path::groups: {
             const auto& tiles = w.format.block ? loops_of(w).blocks : loops_of(w).stored;
-            return tiles[size](groups_of(w, a, panel, t, k0, k1), c, k0 == 0, ahead);
+            return tiles[size](with_tile(w, a, panel, t, k0, k1), c, k0 == 0, ahead);
         }
         case Path::bytes:
             return BYTE_TILES[size](w.column(panel, k0), (const int8_t*)a.data + at, k1 - k0, (int32_t*)c, k0 == 0,
@@ -263,11 +183,11 @@ void unpacked(const Matrix& w, const Activations& a, int64_t begin, int64_t end,
     for (int64_t p = begin; p < end; ++p)
         for (int64_t k = 0; k < w.padded_k; k += b.k) {
             const int64_t stop = std::min(k + b.k, w.padded_k);
-            const Groups whole = groups_of(w, a, p, 0, k, stop);
+            const Groups whole = groups_of(w, p, k, stop);
             loops.unpack(whole, bytes, tails, {whole.codes + whole.count * w.group_bytes, 1});
             for (int64_t t = 0; t < a.tiles; ++t) {
                 float* sums = c + t * TILE * PANEL;
-                Groups g = groups_of(w, a, p, t, k, stop);
+                Groups g = with_tile(w, a, p, t, k, stop);
                 g.codes = bytes, g.code_stride = w.group * PANEL;
                 if (!w.format.block) g.tail = tails, g.tail_stride = Unpacked::BYTES;
                 const auto& tiles_of = w.format.block ? loops.unpacked_blocks : loops.unpacked;
@@ -302,6 +222,7 @@ void widened(const Matrix& w, const Activations& a, int64_t begin, int64_t end, 
 }
 
 size_t room_bytes(const Matrix& w, const Activations& a) {
+    if (a.for_unit) return unit_room_bytes(w);
     const Blocks b = blocks(w, a);
     const size_t sums = size_t(a.tiles) * TILE * PANEL * 4;
     switch (path_of(w)) {
@@ -312,6 +233,7 @@ size_t room_bytes(const Matrix& w, const Activations& a) {
 }
 
 void multiply(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, char* room) {
+    if (a.for_unit) return unit_multiply(w, a, begin, end, e, room);
     const Path path = path_of(w);
     if (path == Path::widened) return widened(w, a, begin, end, e, (float*)room);
     if (a.tiles <= FEW_TILES) return few_tiles(w, a, begin, end, e, (float*)room);

@@ -1,6 +1,7 @@
 #include "rates.h"
 
 #include "dots.h"
+#include "unit_registers.h"
 
 namespace ridgeline::RL_ISA {
 namespace {
@@ -42,8 +43,21 @@ double dot_rate(long rounds) {
     return 8.0 * W * CHAINS * double(rounds);
 }
 
+double unit_rate([[maybe_unused]] long rounds) {
+#if defined(RL_AMX_UNIT)
+    alignas(64) const char zeros[UNIT_DEPTH * PANEL] = {};
+    AmxUnit<UNIT_DEPTH> unit;
+    unit.zero();
+    unit.add((const int8_t*)zeros, zeros, SQUARE);
+    for (long r = 0; r < rounds; ++r) unit.add_again();
+    return 2.0 * SQUARE * PANEL * UNIT_DEPTH * double(rounds);
+#else
+    return 0;
+#endif
+}
+
 }  // namespace
 
-extern const RateKernels rate_kernels = {read, fma_rate, dot_rate};
+extern const RateKernels rate_kernels = {read, fma_rate, dot_rate, unit_rate};
 
 }  // namespace ridgeline::RL_ISA

@@ -1,5 +1,6 @@
 // Prepares the tokens of a product: residual sum, norm, quantization, and the layout of tiles.
 #include <cmath>
+#include <type_traits>
 
 #include "dots.h"
 #include "linear.h"
@@ -170,10 +171,39 @@ RL_INLINE int32_t offset_in_block(const Format& f, I (&sum)[V]) {
     return int32_t(uint32_t(-f.zero() * first) & 0xffff) | int32_t(uint32_t(-f.zero() * (all - first)) << 16);
 }
 
-// group: elements that share an offset; 0: the whole token. surplus: of these tokens, or null.
-template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padded, int group, const Format& f,
-                                 float given, const float* const* tokens, float* scales, int32_t* offsets,
-                                 Surplus* surplus, int32_t* num_surplus) {
+// Where the bytes of n neighbors go. put(at, bytes, quads): 16 columns of each from `at` on, of which the tile has the
+// first 4 * quads.
+
+struct InColumns {  // [k / 4][m][4]
+    int8_t* out;
+    int64_t m;
+    template <int n> RL_INLINE_MEMBER void put(int64_t at, I4 (&bytes)[4], int quads) const {
+        int32_t* to = (int32_t*)(out + at * m);
+        if (m == 1) {
+            memcpy(to, &bytes[0], size_t(quads) * 4);
+            return;
+        }
+        transpose(bytes);
+        for (int j = 0; j < quads; ++j) memcpy(to + j * m, &bytes[j], n * 4);
+    }
+};
+struct InSquares {  // [k / 64][32][64]
+    int8_t* out;
+    template <int n> RL_INLINE_MEMBER void put(int64_t at, I4 (&bytes)[4], int quads) const {
+        int8_t* to = out + at / UNIT_DEPTH * UNIT_DEPTH * SQUARE + at % UNIT_DEPTH;
+        RL_FOR(i, n) memcpy(to + i * UNIT_DEPTH, &bytes[i], size_t(quads) * 4);
+    }
+    // Fills columns [k, end) with zeros.
+    void clear(int64_t k, int64_t end, int n) const {
+        for (; k < end; ++k)
+            for (int i = 0; i < n; ++i) out[k / UNIT_DEPTH * UNIT_DEPTH * SQUARE + i * UNIT_DEPTH + k % UNIT_DEPTH] = 0;
+    }
+};
+
+// group: elements that share an offset; 0: the whole token. offsets: [groups][m]. surplus: of these tokens, or null.
+template <int n, class To> void load_bytes(const To& to, int64_t m, int64_t k, int64_t padded, int group,
+                                           const Format& f, float given, const float* const* tokens, float* scales,
+                                           int32_t* offsets, Surplus* surplus, int32_t* num_surplus) {
     const int weight_offset = f.offsets == Offsets::zero_points ? 1 : f.offsets == Offsets::minimums ? -1 : f.zero();
     Scale scale[n];
     I sum[n][V] = {};
@@ -188,13 +218,7 @@ template <int n> void load_bytes(int8_t* out, int64_t m, int64_t k, int64_t padd
         RL_FOR(i, n) a[i] = quantize16(tokens[i] + at, count, scale[i], sum[i]);
         if (SHORT && surplus)
             RL_FOR(i, n) split_pairs(a[i], at, surplus + i * (padded / 4), count_surplus[i]);
-        int32_t* to = (int32_t*)(out + at * m);
-        if (m == 1)
-            memcpy(to, &a[0], size_t(quads) * 4);
-        else {
-            transpose(a);
-            for (int j = 0; j < quads; ++j) memcpy(to + j * m, &a[j], n * 4);
-        }
+        to.template put<n>(at, a, quads);
         if (group && (at + 16) % group == 0)
             RL_FOR(i, n) {
                 offsets[at / group * m + i] = f.block ? offset_in_block(f, sum[i]) : -weight_offset * total_of(sum[i]);
@@ -216,13 +240,24 @@ void load(const Activations& a, const Matrix& w, const float* const* tokens, int
         const auto run = n == 4 ? load_floats<4> : n == 3 ? load_floats<3> : n == 2 ? load_floats<2> : load_floats<1>;
         return run((float*)a.data + begin * a.padded_k + place, m, w.k, a.padded_k, tokens);
     }
-    int8_t* out = (int8_t*)a.data + begin * a.padded_k + place * 4;
     float* scales = a.scale + first;
     int32_t* offsets = a.offset + begin * a.groups + place;
     const int group = w.format.block ? w.format.group : w.group < w.padded_k ? int(w.group) : 0;
-    const auto run = n == 4 ? load_bytes<4> : n == 3 ? load_bytes<3> : n == 2 ? load_bytes<2> : load_bytes<1>;
-    run(out, m, w.k, a.padded_k, group, w.format, w.input_scale, tokens, scales, offsets,
-        a.surplus ? a.surplus + first * (a.padded_k / 4) : nullptr, a.num_surplus + first);
+    Surplus* surplus = a.surplus ? a.surplus + first * (a.padded_k / 4) : nullptr;
+    const auto run = [&](const auto& to) {
+        using To = std::remove_cvref_t<decltype(to)>;
+        const auto load = n == 4   ? load_bytes<4, To>
+                          : n == 3 ? load_bytes<3, To>
+                          : n == 2 ? load_bytes<2, To>
+                                   : load_bytes<1, To>;
+        load(to, m, w.k, a.padded_k, group, w.format, w.input_scale, tokens, scales, offsets, surplus,
+             a.num_surplus + first);
+    };
+    int8_t* out = (int8_t*)a.data + begin * a.stride;
+    if (!a.for_unit) return run(InColumns{out + place * 4, m});
+    const InSquares squares{out + place * UNIT_DEPTH};
+    run(squares);
+    squares.clear(a.padded_k, a.stride, n);
 }
 
 }  // namespace

@@ -21,6 +21,12 @@ def isa() -> str:
 def isas() -> list[str]:
     """Return the instruction sets that were compiled, best first."""
 
+def matrix_unit() -> Literal["none", "emulated", "amx"]:
+    """Return the matrix unit that products of rounded tokens may use; RIDGELINE_MATRIX_UNIT selects one, for tests."""
+
+def unit_refusal() -> str:
+    """Return why there is no matrix unit, or an empty string."""
+
 def usable_cores() -> int:
     """Return the number of physical cores that this process may use, at least 1."""
 
@@ -46,6 +52,8 @@ class Pool:
         """Return float32 operations per second in registers; a multiply-add counts as two."""
     def dot_rate(self) -> float:
         """Return operations per second on bytes; a multiply-add counts as two."""
+    def unit_rate(self) -> float:
+        """Return operations per second on bytes in the processor's matrix unit; 0 without one."""
 
 class Rooms:
     """Memory that programs share. Results of one program stay until another one runs."""
@@ -126,6 +134,9 @@ class Matrix:
     def columns(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def unit_from(self) -> int | None:
+        """The least number of tokens for which the matrix unit is used; None for never."""
     def take(self, pool: Pool, ids: Ints, out: Floats) -> None:
         """Write rows in float32: exactly the numbers that products use."""
 

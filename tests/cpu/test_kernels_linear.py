@@ -5,7 +5,9 @@ Inputs are slices of arrays full of NaN, and outputs are surrounded by NaN.
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 import zlib
@@ -26,6 +28,7 @@ SIZES = (1, 63, 100, 257)
 UNIT = 2.0**-24
 TOKENS = (1, 2, 3, 4, 5, 8, 11, 12, 13, 25, 33, 97, 130)
 HERE = Path(__file__).parent
+LACKS = re.compile("has no such instructions|RIDGELINE_MATRIX_UNIT=amx: ")  # errors where a CPU lacks something
 
 
 class Format(NamedTuple):
@@ -265,41 +268,60 @@ def digest(form: Format) -> int:
     return zlib.crc32(np.ascontiguousarray(got).tobytes(), found)
 
 
-def run_with(isa: str, *command: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "RIDGELINE_ISA": isa, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+def run_with(isa: str, *command: str, unit: str = "off") -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(p for p in sys.path if p)
+    env = {**os.environ, "RIDGELINE_ISA": isa, "RIDGELINE_MATRIX_UNIT": unit, "PYTHONPATH": path}
     return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False)
 
 
 def test_instruction_sets_agree_to_the_bit() -> None:
-    """All of them where sums are of whole numbers; those with a fused multiply-add for floats too."""
+    """All of them where sums are of whole numbers, in a matrix unit too; those with a fused multiply-add for floats."""
     code = "import test_kernels_linear as t; print(t.kernels.isa(), *map(t.digest, t.FORMATS))"
     found = {}
-    for isa in ISAS:
-        run = run_with(isa, "-c", f"import sys; sys.path.insert(0, {str(HERE)!r}); {code}")
-        if "has no such instructions" in run.stderr:
+    for isa, unit in [*((isa, "off") for isa in ISAS), *((isa, "emulated") for isa in ISAS), (ISAS[0], "amx")]:
+        run = run_with(isa, "-c", f"import sys; sys.path.insert(0, {str(HERE)!r}); {code}", unit=unit)
+        if LACKS.search(run.stderr):
             continue
         name, *digests = run.stdout.split()
         assert name == isa
-        found[isa] = digests
+        found[isa, unit] = digests
     whole = slice(len(FLOATS), len(FLOATS) + len(ROUNDED))
     assert len({tuple(d[whole]) for d in found.values()}) == 1
-    assert len({tuple(d) for isa, d in found.items() if isa != "portable"}) <= 1
+    assert len({tuple(d) for (isa, _), d in found.items() if isa != "portable"}) <= 1
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("isa", ISAS)
-def test_every_instruction_set_passes(isa: str) -> None:
-    """Run the tests of this file and of the stages with each instruction set."""
-    files = [str(HERE / f"test_kernels_{name}.py") for name in ("linear", "stages")]
-    run = run_with(isa, "-m", "pytest", "-n0", *files, "-k", "not instruction_set", "-p", "no:cacheprovider")
-    if "has no such instructions" in run.stdout + run.stderr:
-        pytest.skip(f"this CPU has no {isa}")
+@pytest.mark.parametrize(("isa", "unit"), [*((isa, "off") for isa in ISAS), (ISAS[0], "emulated"), (ISAS[0], "amx")])
+def test_every_instruction_set_passes(isa: str, unit: str) -> None:
+    """Run the tests of this file, of the stages and of experts with each instruction set and matrix unit."""
+    files = [str(HERE / f"test_kernels_{name}.py") for name in ("linear", "stages", "experts")]
+    options = ["-n0", "-k", "not instruction_set", "-p", "no:cacheprovider"]
+    run = run_with(isa, "-m", "pytest", *files, *options, unit=unit)
+    if LACKS.search(run.stdout + run.stderr):
+        pytest.skip(f"this CPU has no {isa}, or no matrix unit {unit}")
     assert run.returncode == 0, run.stdout[-3000:]
+
+
+def test_a_matrix_unit_serves_the_products_of_rounded_tokens() -> None:
+    """An emulated unit is used from the first token on; formats that it does not serve say so with None."""
+    code = "import test_kernels_linear as t; print([t.unit_of(form) for form in t.FORMATS])"
+    run = run_with(ISAS[0], "-c", f"import sys; sys.path.insert(0, {str(HERE)!r}); {code}", unit="emulated")
+    assert ast.literal_eval(run.stdout) == [1 if form in ROUNDED else None for form in FORMATS]
+
+
+def unit_of(form: Format) -> int | None:
+    """Return the least number of tokens for which the matrix unit multiplies a matrix of this format."""
+    return matrix(kernels.Pool(1), form, draw(33, 64)).unit_from
 
 
 def test_an_unknown_instruction_set_is_an_error() -> None:
     run = run_with("mmx", "-c", "import ridgeline._kernels")
     assert f"RIDGELINE_ISA=mmx: known are {', '.join(ISAS)}" in run.stderr
+
+
+def test_an_unknown_matrix_unit_is_an_error() -> None:
+    run = run_with(ISAS[0], "-c", "import ridgeline._kernels", unit="npu")
+    assert "RIDGELINE_MATRIX_UNIT=npu: known are off, emulated, amx" in run.stderr
 
 
 # ---- numbers at the edge ---------------------------------------------------------------------------------------------

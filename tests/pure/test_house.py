@@ -273,12 +273,12 @@ INSTRUCTIONS = re.compile(
 
 
 def names_instructions(text: str) -> bool:
-    """Return whether C++ source names instructions of a processor, which only simd.h and dots.h may do."""
+    """Return whether C++ source names instructions of a processor, which only three headers may do."""
     return bool(INSTRUCTIONS.search(text))
 
 
 def test_kernels_stay_small() -> None:
-    """Files of C++ are short, and two of them name instructions."""
+    """Files of C++ are short, and three of them name instructions."""
     found = []
     for path in sorted(ROOT.glob("csrc/**/*.*")):
         text = path.read_text(encoding="utf-8")
@@ -286,8 +286,8 @@ def test_kernels_stay_small() -> None:
         if len(lines) > 500:
             found.append(f"{path.name}: {len(lines)} lines")
         found += [f"{path.name}:{i}: over 120 columns" for i, line in enumerate(lines, 1) if len(line) > 120]
-        if path.name not in ("simd.h", "dots.h") and names_instructions(text):
-            found.append(f"{path.name}: names instructions, which is for simd.h and dots.h")
+        if path.name not in ("simd.h", "dots.h", "unit_registers.h") and names_instructions(text):
+            found.append(f"{path.name}: names instructions, which is for simd.h, dots.h and unit_registers.h")
     assert not found, "\n".join(found)
 
 

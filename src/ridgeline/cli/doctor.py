@@ -91,7 +91,13 @@ def kernels() -> dict[str, str]:
             "cost": KERNELS_COST,
             "remedy": f"{KERNELS_REMEDY}; pip -v shows what failed",
         }
-    return {"extension": str(module.__file__), "instructions": module.isa(), "threads": str(module.usable_cores())}
+    unit = module.matrix_unit()
+    return {
+        "extension": str(module.__file__),
+        "instructions": module.isa(),
+        "matrix unit": f"none: {module.unit_refusal()}" if unit == "none" else unit,
+        "threads": str(module.usable_cores()),
+    }
 
 
 def missing_devices() -> dict[str, str]:

@@ -1,0 +1,105 @@
+#include "matrix_unit.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#include "packing.h"
+
+namespace ridgeline {
+namespace {
+
+struct Choice {
+    Unit unit;
+    bool is_forced;
+    std::string refusal;
+};
+
+// Why this process cannot use AMX; empty if it can.
+std::string amx_refusal() {
+#if defined(RL_HAS_AMX)
+    if (isa() != Isa::avx512) return std::string("it needs the instruction set avx512, not ") + isa_name(isa());
+    return allow_tiles();
+#else
+    return "the kernels were built without it";
+#endif
+}
+
+Choice choose() {
+    const char* wanted = getenv("RIDGELINE_MATRIX_UNIT");
+    const std::string name = wanted ? wanted : "";
+    if (wanted && name != "off" && name != "emulated" && name != "amx")
+        throw std::runtime_error("RIDGELINE_MATRIX_UNIT=" + name + ": known are off, emulated, amx");
+    if (name == "off") return {Unit::none, true, "RIDGELINE_MATRIX_UNIT is off"};
+    if (name == "emulated") return {Unit::emulated, true, ""};
+    const std::string refusal = amx_refusal();
+    if (refusal.empty()) return {Unit::amx, bool(wanted), ""};
+    if (wanted) throw std::runtime_error("RIDGELINE_MATRIX_UNIT=amx: " + refusal);
+    return {Unit::none, false, refusal};
+}
+
+const Choice& choice() {
+    static const Choice chosen = choose();
+    return chosen;
+}
+
+// Formats whose products take the same time in the unit, and as long as each other in vectors.
+enum class Class { none, rows, deep_groups, shallow_groups };
+Class class_of(const Format& f) {
+    if (!f.rounds_tokens() || f.block) return Class::none;
+    if (f.is_plain_bytes()) return Class::rows;
+    return f.group % UNIT_DEPTH ? Class::shallow_groups : Class::deep_groups;
+}
+
+// Seconds of the fastest of some products with `tokens`, on this thread.
+double seconds(const Matrix& w, int64_t tokens) {
+    std::vector<char> room(activation_bytes(w, tokens) + 64);
+    const Activations a = activations(w, tokens, room.data());
+    std::vector<char> tiles(product_kernels().room_bytes(w, a) + 64);
+    std::vector<float> out(size_t(tokens * w.panels * PANEL));
+    Epilogue e;
+    e.out[0] = {out.data(), w.panels * PANEL};
+    double best = 1e9;
+    for (int i = 0; i < 5; ++i) {
+        const auto start = std::chrono::steady_clock::now();
+        product_kernels().multiply(w, a, 0, w.panels, e, tiles.data());
+        best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return best;
+}
+
+// Tries descending numbers of tokens until vectors are faster.
+int64_t measured_from(Pool& pool, const Format& format) {
+    constexpr int64_t COLUMNS = 1024, ROWS = 256;
+    Matrix vectors(pool, format, COLUMNS, false, {ROWS}), unit(pool, format, COLUMNS, false, {ROWS});
+    unit.unit_from = 1;
+    int64_t from = NEVER;
+    for (int64_t tokens : {128, 64, 32, 16, 8, 4}) {
+        if (seconds(unit, tokens) > 0.95 * seconds(vectors, tokens)) break;
+        from = tokens;
+    }
+    return from;
+}
+
+}  // namespace
+
+Unit matrix_unit() { return choice().unit; }
+const char* unit_name(Unit unit) { return unit == Unit::amx ? "amx" : unit == Unit::emulated ? "emulated" : "none"; }
+std::string unit_refusal() { return choice().refusal; }
+
+int64_t unit_from(Pool& pool, const Format& format) {
+    const Class kind = class_of(format);
+    if (matrix_unit() == Unit::none || kind == Class::none) return NEVER;
+    if (choice().is_forced) return 1;
+    static std::mutex mutex;
+    static std::map<Class, int64_t> known;
+    std::lock_guard lock(mutex);
+    if (!known.count(kind)) known[kind] = measured_from(pool, format);
+    return known[kind];
+}
+
+}  // namespace ridgeline
