@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import emit, seconds
+from common import beyond_caches, emit, seconds
 
 from ridgeline import _kernels as kernels
 from ridgeline.ops.api import PagedKeyValues, PagedRows
@@ -161,7 +161,7 @@ def measure(name: str, cases: list[Case], pool: kernels.Pool, rounds: int) -> No
     times: list[list[float]] = [[] for _ in cases]
     read, peak = [], []
     for _ in range(rounds):
-        read.append(pool.read_rate(CACHES))
+        read.append(pool.read_rate(beyond_caches()))
         peak.append(pool.fma_rate())
         for case, taken in zip(cases, times, strict=True):
             taken.append(seconds(case.run))

@@ -11,12 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ridgeline.measure.calibrate import read_sizes
+from ridgeline.system import free_bytes, last_cache_bytes
+
 
 def emit(case: str, gate: bool, **values: Any) -> dict[str, Any]:
     """Print one JSON line: commit, machine, case, correctness gate, values."""
     line = {"commit": commit(), "machine": machine(), "case": case, "correct": gate, **values}
     print(json.dumps(line), flush=True)
     return line
+
+
+def beyond_caches() -> int:
+    """Return the bytes over which the speed of memory is measured, as `ridgeline calibrate` does."""
+    return read_sizes(last_cache_bytes(), free_bytes())[-1]
 
 
 def commit() -> str:

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from common import emit
+from common import beyond_caches, emit
 
 from ridgeline import LLM, SamplingParams
 from ridgeline._kernels import Pool, usable_cores
@@ -55,7 +55,6 @@ from ridgeline.spec import (
 )
 
 WIDTH, LAYERS, VOCAB, STEPS = 512, 12, 256, 24
-READ_BYTES = 1 << 28
 NORM = RMSNorm(1e-5)
 BESIDE = Attention(4, 1, 64, 0.125, Rope(64))
 MODELS: Mapping[str, Layer] = {
@@ -112,7 +111,7 @@ class Bench:
 
     def measure(self, rounds: int) -> None:
         pool, prompt = Pool(usable_cores()), len(self._prompts[0])
-        read_rate, fma_rate = pool.read_rate(READ_BYTES), pool.fma_rate()
+        read_rate, fma_rate = pool.read_rate(beyond_caches()), pool.fma_rate()
         self.run(8, STEPS), self.run(1, STEPS)  # after this, matrices are packed and pages are in memory
         found = {n: [self.run(n, STEPS) for _ in range(rounds)] for n in (1, 8)}
         values = {}

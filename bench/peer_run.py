@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import peer_shapes
+from common import beyond_caches
 from peer_envs import ROOT, PeerError, convert, ensure
 from peer_table import CASES, MAX_SEQS, MAX_TOKENS, OURS, Contender, weight_bytes
 
@@ -140,8 +141,6 @@ class Fleet:
 class Limits:
     """The limits of the machine, measured between runs with our kernels: bytes and operations per second."""
 
-    READ_BYTES = 1 << 28
-
     def __init__(self, threads: int) -> None:
         from ridgeline import _kernels
 
@@ -151,7 +150,7 @@ class Limits:
     def measure(self) -> dict[str, float]:
         pool = self._pool
         now = {
-            "read_gb_s": pool.read_rate(self.READ_BYTES),
+            "read_gb_s": pool.read_rate(beyond_caches()),
             "fp32_gflop_s": pool.fma_rate(),
             "int8_gop_s": pool.dot_rate(),
         }

@@ -23,12 +23,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from common import emit
+from common import beyond_caches, emit
 
 from ridgeline import _kernels as kernels
 from ridgeline.spec.quant import format_of
 
-READ_BYTES = 1 << 28
 FLOATS = ("fp32", "bf16", "fp16")
 FORMATS = (
     *FLOATS, "int8", "int8-32", "int8-exact", "int4", "int4-asym", "int4-128", "int4-128-asym", "int4-exact", "int3",
@@ -109,7 +108,7 @@ def measure(pool: Any, name: str, forms: list[str], tokens: int, rounds: int, en
         run_all(case.calls)
     for _ in range(rounds):
         for case in cases:
-            read, peak = pool.read_rate(READ_BYTES), case.peak()
+            read, peak = pool.read_rate(beyond_caches()), case.peak()
             case.rounds.append((run_all(case.calls), read, peak))
     first = cases[0]
     highest = max(read for case in cases for _, read, _ in case.rounds)

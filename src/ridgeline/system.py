@@ -14,6 +14,7 @@ from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 STATUS = Path("/proc/self/status")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def num_cores() -> int:
@@ -85,6 +86,16 @@ def cpu_info() -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in CPUINFO.read_text(encoding="utf-8").split("\n\n")[0].splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def last_cache_bytes() -> int:
+    """Return the size of the first processor's largest cache, in bytes; 0 where the system does not say (Windows)."""
+    sizes = [path.read_text(encoding="ascii").strip() for path in CACHES.glob("index*/size")]
+    found = [int(size[:-1]) << {"K": 10, "M": 20, "G": 30}[size[-1]] for size in sizes if size[:-1].isdecimal()]
+    if not found and sys.platform == "darwin":
+        run = subprocess.run(["sysctl", "-n", "hw.l3cachesize"], capture_output=True, text=True, check=False)
+        found = [int(line) for line in run.stdout.split() if line.isdecimal()]
+    return max(found, default=0)
 
 
 def gpu_driver() -> bool:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ridgeline.cli.main import main
 from ridgeline.cost.calibration import save, this_machine
 from ridgeline.cost.operations import Slice
-from ridgeline.measure.calibrate import read_at_least
+from ridgeline.measure.calibrate import SIZES, read_at_least, read_sizes
 from ridgeline.measure.predict import Asked, calibrated_machine, predict, run_steps
 from ridgeline.measure.probes import PROBES, Sample, fit_terms, nonnegative
 from ridgeline.measure.quiet import OthersLoad
@@ -167,6 +167,16 @@ def test_generate_shows_an_error_of_prediction_only_where_it_predicts(
 def test_nothing_comes_from_memory_faster_than_it_is_read() -> None:
     far = read_at_least(Curve((1.0, 4.0, 64.0), (5e-11, 5e-11, 1e-11)), 1e-10)
     assert far.values == (1e-10, 5e-11, 1e-11)
+
+
+@pytest.mark.parametrize(
+    ("cache", "memory", "largest"), [(0, 64, 256), (32, 64, 256), (480, 64, 1920), (480, 4, 1024), (480, 0.5, 256)]
+)
+def test_memory_is_read_beyond_the_last_cache(cache: int, memory: float, largest: int) -> None:
+    """Reading covers four times the last cache, at most a quarter of the memory. cache, largest: MiB. memory: GiB."""
+    sizes = read_sizes(cache << 20, int(memory * 2**30))
+    assert sizes[: len(SIZES)] == SIZES
+    assert sizes[-1] == largest << 20
 
 
 def test_the_load_of_other_programs_is_measured() -> None:

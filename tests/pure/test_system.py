@@ -95,6 +95,13 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param == "elsewhere":
         monkeypatch.setattr(system, "CPUINFO", Path("nowhere"))
         monkeypatch.setattr(system, "STATUS", Path("nowhere"))
+        monkeypatch.setattr(system, "CACHES", Path("nowhere"))
+
+
+def test_the_last_cache_is_what_lscpu_says() -> None:
+    run = subprocess.run(["lscpu", "-B", "-C=ONE-SIZE"], capture_output=True, text=True, check=False)
+    sizes = [int(line) for line in run.stdout.split() if line.isdecimal()]
+    assert system.last_cache_bytes() == max(sizes, default=system.last_cache_bytes())
 
 
 @pytest.mark.usefixtures("machine")

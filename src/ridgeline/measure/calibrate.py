@@ -12,9 +12,11 @@ from ridgeline.measure.passes import BYTES, TYPES, attention_passes, best_s, far
 from ridgeline.measure.probes import PROBES, Sample, fit
 from ridgeline.ops import OpsTable, open_table
 from ridgeline.spec.rates import Curve, Passes, Rates, least
+from ridgeline.system import free_bytes, last_cache_bytes
 
 SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 COPY_SIZES = SIZES[1:]
+BEYOND = 4  # as many times the last cache are read at least, so that it can hold a quarter of what is read
 STATES = ("float32", "bfloat16", "int8", "fp8")
 ROUNDS = 2
 PARTS = ROUNDS * (len(TYPES) + len(STATES) + len(PROBES)) + 3  # that `on_part` is told of
@@ -71,6 +73,14 @@ def read_at_least(far: Curve, number_s: float) -> Curve:
     return Curve(far.points, tuple(values))
 
 
+def read_sizes(cache_bytes: int, memory_bytes: int) -> tuple[int, ...]:
+    """Return the numbers of bytes over which reading is measured: more than a cache of `cache_bytes` holds, and at most
+    a quarter of the free memory.
+    """
+    largest = min(BEYOND * cache_bytes, memory_bytes // 4) // SIZES[0] * SIZES[0]
+    return (*SIZES, largest) if largest > SIZES[-1] else SIZES
+
+
 def _read_rates() -> tuple[str, dict[str, Curve], int]:
     """The kernels' instruction set; bytes per second that 1, 2, 4, ... and all threads read; the number of all."""
     from ridgeline._kernels import Pool, isa, usable_cores
@@ -79,8 +89,9 @@ def _read_rates() -> tuple[str, dict[str, Curve], int]:
     found = {}
     for threads in sorted({1 << k for k in range(most.bit_length()) if 1 << k <= most} | {most}):
         pool = Pool(threads)
-        values = tuple(pool.read_rate(size) for size in SIZES)
-        found[str(threads)] = Curve(tuple(map(float, SIZES)), values)
+        sizes = read_sizes(last_cache_bytes(), free_bytes())
+        values = tuple(pool.read_rate(size) for size in sizes)
+        found[str(threads)] = Curve(tuple(map(float, sizes)), values)
     return isa(), found, most
 
 
