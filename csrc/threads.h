@@ -1,4 +1,4 @@
-// A fork-join pool of threads. Only this file and threads.cpp call the operating system.
+// A fork-join pool of threads. Only threads.cpp and system_*.cpp call the operating system.
 //
 //   fork   the caller writes the work, then increments `epoch`. Workers spin on that one cache line.
 //   join   each worker stores the epoch that it has finished in its own cache line; the caller spins on those.

@@ -94,7 +94,7 @@ void finish(const Matrix& w, const Activations& a, int64_t panel, int64_t begin,
         RL_FOR(v, VECTORS) {
             float* at = c + i * PANEL + v * W;
             F sum = load(at);
-            if (is_plain) sum = to_float(bits(sum) + set(a.offset[begin + i]));
+            if (is_plain) sum = to_float(BYTE_ZERO ? bits(sum) : bits(sum) + set(a.offset[begin + i]));
             if (by_row) sum = sum * load(scales + v * W);
             store(at, sum * token);
         }
