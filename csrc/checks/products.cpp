@@ -135,6 +135,9 @@ void all_shapes(Pool& pool, Results& results, const Case& c, Random& random) {
         // Pairs of neighbors with the largest magnitude, whose products are the largest sums.
         for (size_t i = 0; i < x.size(); ++i) x[i] = i / 2 % 3 ? 1.f : -1.f;
         one_product(pool, results, {c.name + " of largest", c.format, c.from_floats}, s, x, m);
+        // Halves, which are ties: the scale of each token is 1.
+        for (size_t i = 0; i < x.size(); ++i) x[i] = i % size_t(s.k) ? float(random.whole(-253, 253)) / 2 : 127;
+        one_product(pool, results, {c.name + " of ties", c.format, c.from_floats}, s, x, m);
     }
 }
 
