@@ -3,6 +3,10 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(__aarch64__)
+#include "system.h"
+#endif
+
 namespace ridgeline {
 namespace {
 

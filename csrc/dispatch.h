@@ -17,6 +17,14 @@ namespace ridgeline {
     X(avx512bw, RL_AVX512BW __VA_OPT__(, ) __VA_ARGS__) \
     X(avx2, RL_AVX2 __VA_OPT__(, ) __VA_ARGS__)         \
     X(portable, true __VA_OPT__(, ) __VA_ARGS__)
+#elif defined(__aarch64__)
+#define RL_DOTPROD system::has(system::Feature::dot)
+#define RL_I8MM (RL_DOTPROD && system::has(system::Feature::mixed_dot))
+#define RL_ISAS(X, ...)                               \
+    X(i8mm, RL_I8MM __VA_OPT__(, ) __VA_ARGS__)       \
+    X(dotprod, RL_DOTPROD __VA_OPT__(, ) __VA_ARGS__) \
+    X(neon, true __VA_OPT__(, ) __VA_ARGS__)          \
+    X(portable, true __VA_OPT__(, ) __VA_ARGS__)
 #else
 #define RL_ISAS(X, ...) X(portable, true __VA_OPT__(, ) __VA_ARGS__)
 #endif

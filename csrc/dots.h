@@ -14,19 +14,24 @@ RL_INLINE I pairs(I a, I b) {
     return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #elif defined(__SSE2__)
     return (I)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#elif defined(RL_NEON)
+    const int16x8_t x = (int16x8_t)a, y = (int16x8_t)b;
+    return (I)vpaddq_s32(vmull_s16(vget_low_s16(x), vget_low_s16(y)), vmull_high_s16(x, y));
 #else
     return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
 
-// dot(c, unsigned bytes, signed bytes): c + the sum of the four products in each lane, exactly. Unsigned bytes count as
-// DOT_ZERO less than they are. Without an instruction for it, bytes are converted first, so that nothing saturates;
-// `Unsigned4` and `Signed4` hold these.
+// dot(c, unsigned bytes, signed bytes): c + the sum of the four products in each lane, exactly for signed bytes above
+// -128. Unsigned bytes from `unsigned4` count as DOT_ZERO less than they are, those from `small4`, which are below 128,
+// as they are. Without an instruction for it, bytes are converted first, so that nothing saturates; `Unsigned4` and
+// `Signed4` hold these.
 #if defined(__AVX512VNNI__)
 constexpr int DOT_ZERO = 0;
 typedef I Unsigned4;
 typedef I Signed4;
 RL_INLINE Unsigned4 unsigned4(I x) { return x; }
+RL_INLINE Unsigned4 small4(I x) { return x; }
 RL_INLINE Signed4 signed4(I x) { return x; }
 // asm, because g++ 12 copies each accumulator of the intrinsic to another register, and to the stack and back.
 RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) { asm("vpdpbusd %2, %1, %0" : "+v"(c) : "v"(a), "v"(b)); }
@@ -49,6 +54,7 @@ RL_INLINE Unsigned4 unsigned4(I x) {
     const __m512i number = (__m512i)(x ^ (int32_t)0x80808080);
     return {(I)_mm512_abs_epi8(number), _mm512_movepi8_mask(number)};
 }
+RL_INLINE Unsigned4 small4(I x) { return {x, 0}; }
 RL_INLINE Signed4 signed4(I x) { return x; }
 RL_INLINE void keep(Unsigned4& x) { keep(x.magnitude); }
 RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
@@ -56,6 +62,36 @@ RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
     c += pairs((I)_mm512_maddubs_epi16((__m512i)a.magnitude, turned), set(0x00010001));
     keep(c);  // otherwise g++ delays the sums and spills the products
 }
+constexpr bool FOLDS = false;
+RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) { dot(c, a, set(b)); }
+#elif defined(RL_NEON)
+typedef I Unsigned4;
+typedef I Signed4;
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// Products of whole tiles (usmmla) want 8 columns of a row in neighboring bytes, but panels have 4: for 4 tokens and 16
+// rows they would take 26 operations where these take 32, 10 of them to move bytes.
+constexpr int DOT_ZERO = 0;
+RL_INLINE Unsigned4 unsigned4(I x) { return x; }
+RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
+    c = (I)vusdotq_s32((int32x4_t)c, (uint8x16_t)a, (int8x16_t)b);
+    keep(c);  // otherwise g++ delays the sums and spills the bytes
+}
+#else
+constexpr int DOT_ZERO = 128;
+RL_INLINE Unsigned4 unsigned4(I x) { return x ^ (int32_t)0x80808080; }
+RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
+    const int8x16_t x = (int8x16_t)a, y = (int8x16_t)b;
+#if defined(__ARM_FEATURE_DOTPROD)
+    c = (I)vdotq_s32((int32x4_t)c, x, y);
+#else  // two products of at most 128 * 127 fit into 16 bits
+    const int16x8_t two = vpaddq_s16(vmull_s8(vget_low_s8(x), vget_low_s8(y)), vmull_high_s8(x, y));
+    c = (I)vpadalq_s16((int32x4_t)c, two);
+#endif
+    keep(c);  // likewise
+}
+#endif
+RL_INLINE Unsigned4 small4(I x) { return x; }
+RL_INLINE Signed4 signed4(I x) { return x; }
 constexpr bool FOLDS = false;
 RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) { dot(c, a, set(b)); }
 #else
@@ -67,6 +103,7 @@ struct Signed4 {
     I even, odd;
 };
 RL_INLINE Unsigned4 unsigned4(I x) { return {x & 0x00ff00ff, (I)((U)x >> 8) & 0x00ff00ff}; }
+RL_INLINE Unsigned4 small4(I x) { return unsigned4(x); }
 RL_INLINE Signed4 signed4(I x) { return {(I)(((S)x << 8) >> 8), (I)((S)x >> 8)}; }
 RL_INLINE void keep(Unsigned4& x) {
     keep(x.even);

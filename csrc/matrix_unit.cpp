@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "packing.h"
+#include "system.h"
 
 namespace ridgeline {
 namespace {
@@ -22,8 +23,9 @@ struct Choice {
 // Why this process cannot use AMX; empty if it can.
 std::string amx_refusal() {
 #if defined(RL_HAS_AMX)
-    if (isa() != Isa::avx512) return std::string("it needs the instruction set avx512, not ") + isa_name(isa());
-    return allow_tiles();
+    const std::string set = isa_name(isa());
+    if (set != "avx512") return "it needs the instruction set avx512, not " + set;
+    return system::allow_tiles();
 #else
     return "the kernels were built without it";
 #endif

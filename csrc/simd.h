@@ -1,22 +1,29 @@
 // Vectors of floats and integers for one instruction set. Only this file, dots.h and
 // unit_registers.h name instructions.
 //
-// It is included by files that are compiled once per instruction set (RL_ISA = avx512, avx512bw, avx2 or portable), and
-// everything is in a namespace of that name. A vector has W lanes. The arithmetic of a lane is the same for every W,
+// It is included by files that are compiled once per instruction set (RL_ISA: dispatch.h lists them), and everything is
+// in a namespace of that name. A vector has W lanes. The arithmetic of a lane is the same for every W,
 // and sums over lanes (Sum16) have one fixed order, so that results do not depend on the instruction set, with one
 // exception: `portable` on a machine without fused multiply-add rounds `fma` twice (`fma_exact` never does).
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(RL_NEON)  // all compilers for aarch64 have these instructions on, so that `portable` needs another name
+#include <arm_neon.h>
 #endif
 
 #define RL_INLINE static inline __attribute__((always_inline))
 #define RL_INLINE_MEMBER inline __attribute__((always_inline))
 // A loop over i = 0 .. n - 1 that is unrolled completely. Otherwise an array of accumulators, indexed by a variable,
 // would be in memory instead of registers.
+#if defined(__clang__)
+#define RL_UNROLL _Pragma("clang loop unroll(full)")
+#else
 #define RL_UNROLL _Pragma("GCC unroll 32")
+#endif
 #define RL_FOR(i, n) RL_UNROLL for (int i = 0; i < (n); ++i)
 
 namespace ridgeline::RL_ISA {
@@ -29,6 +36,11 @@ constexpr int W = 8;
 constexpr int W = 4;
 #endif
 constexpr int V = 16 / W;  // vectors in a block of 16 lanes
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
 
 typedef float F __attribute__((vector_size(W * 4)));
 typedef int32_t I __attribute__((vector_size(W * 4)));
@@ -108,6 +120,8 @@ RL_INLINE F fma(F a, F b, F c) {
     return _mm512_fmadd_ps(a, b, c);
 #elif defined(__FMA__)
     return _mm256_fmadd_ps(a, b, c);
+#elif defined(RL_NEON)
+    return (F)vfmaq_f32(c, a, b);
 #elif defined(__FP_FAST_FMAF)
     F r;
     for (int i = 0; i < W; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
@@ -151,6 +165,8 @@ RL_INLINE bool any(I condition) {
     return _mm512_test_epi32_mask((__m512i)condition, (__m512i)condition);
 #elif defined(__AVX2__)
     return !_mm256_testz_si256((__m256i)condition, (__m256i)condition);
+#elif defined(RL_NEON)
+    return vmaxvq_u32((uint32x4_t)condition);
 #else
     int32_t found = 0;
     for (int i = 0; i < W; ++i) found |= condition[i];
@@ -164,6 +180,8 @@ RL_INLINE F sqrt(F x) {
     return _mm512_sqrt_ps(x);
 #elif defined(__AVX2__)
     return _mm256_sqrt_ps(x);
+#elif defined(RL_NEON)
+    return (F)vsqrtq_f32(x);
 #else
     F r;
     for (int i = 0; i < W; ++i) r[i] = __builtin_sqrtf(x[i]);
@@ -171,19 +189,17 @@ RL_INLINE F sqrt(F x) {
 #endif
 }
 
+// Exchanges the off-diagonal parts of a square of 2 * half.
+template <int half, int... i> RL_INLINE void exchange(F& x, F& y, std::integer_sequence<int, i...>) {
+    const F a = x, b = y;
+    x = __builtin_shufflevector(a, b, (i & half ? i - half + W : i)...);
+    y = __builtin_shufflevector(a, b, (i & half ? i + W : i + half)...);
+}
 // Row i of W rows becomes column i.
-RL_INLINE void transpose(F (&x)[W]) {
-    I lane = {};
-    RL_FOR(i, W) lane[i] = i;
-    RL_UNROLL for (int half = 1; half < W; half *= 2) {  // swaps the off-diagonal parts of squares of 2 * half
-        const I low = (lane & half) == 0 ? lane : lane - half + W, high = (lane & half) == 0 ? lane + half : lane + W;
-        RL_FOR(i, W) {
-            if (i & half) continue;
-            const F a = x[i], b = x[i + half];
-            x[i] = __builtin_shuffle(a, b, low);
-            x[i + half] = __builtin_shuffle(a, b, high);
-        }
-    }
+template <int half = 1> RL_INLINE void transpose(F (&x)[W]) {
+    RL_FOR(i, W)
+        if (!(i & half)) exchange<half>(x[i], x[i + half], std::make_integer_sequence<int, W>{});
+    if constexpr (2 * half < W) transpose<2 * half>(x);
 }
 
 RL_INLINE F to_float(I x) { return __builtin_convertvector(x, F); }
@@ -198,6 +214,10 @@ RL_INLINE F byte_as_float(I x, int j) {
 #else
     return to_float((I)_mm256_shuffle_epi8((__m256i)x, (__m256i)from));
 #endif
+#elif defined(RL_NEON)
+    I from = {};  // an index beyond the vector gives 0
+    RL_FOR(i, W) from[i] = int32_t(0xffffff00u) + 4 * i + j;
+    return to_float((I)vqtbl1q_u8((uint8x16_t)x, (uint8x16_t)from));
 #else
     return to_float((x >> (8 * j)) & 255);
 #endif
@@ -209,6 +229,8 @@ RL_INLINE I round(F x) {
     return (I)_mm512_cvtps_epi32(x);
 #elif defined(__AVX2__)
     return (I)_mm256_cvtps_epi32(x);
+#elif defined(RL_NEON)
+    return (I)vcvtnq_s32_f32(x);
 #else
     const F magic = set(12582912.f);  // 1.5 * 2^23: the last bit of the sum is 1
     return bits(x + magic) - bits(magic);
@@ -246,34 +268,13 @@ RL_INLINE int32_t largest(I x) {
     for (int i = 1; i < W; ++i) best = x[i] > best ? x[i] : best;
     return best;
 }
-RL_INLINE float largest(F x) {
-    I lane = {};
-    RL_FOR(i, W) lane[i] = i;
-    RL_UNROLL for (int half = W / 2; half > 0; half /= 2) x = max(x, __builtin_shuffle(x, lane ^ half));
-    return x[0];
+template <int half, int... i> RL_INLINE F turned(F x, std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(x, x, (i ^ half)...);
 }
-
-// ---- exp --------------------------------------------------------------------------------------------------------
-
-// e^x within 1.3 units in the last place; 0 below -87.33 (no denormals), infinity above 88.72, NaN for NaN.
-RL_INLINE F exp(F x) {
-    const F low = set(-87.33654f), high = set(88.72283f);
-    F inside = min(max(x, low), high);
-    F n = to_float(round(inside * set(1.44269504f)));
-    F r = fma(n, set(-0.693359375f), inside);  // ln 2 in two parts, the first of few bits, so that n * it is exact
-    r = fma(n, set(2.12194440e-4f), r);
-    F p = set(1.9875691500e-4f);
-    p = fma(p, r, set(1.3981999507e-3f));
-    p = fma(p, r, set(8.3334519073e-3f));
-    p = fma(p, r, set(4.1665795894e-2f));
-    p = fma(p, r, set(1.6666665459e-1f));
-    p = fma(p, r, set(5.0000001201e-1f));
-    p = fma(p, r * r, r) + set(1.f);
-    I k = round(n), half = k >> 1;  // 2^k in two factors: 2^128 is no float
-    p = p * floats((half + 127) << 23) * floats((k - half + 127) << 23);
-    p = select(x > high, set(__builtin_inff()), p);
-    p = select(x < low, set(0.f), p);
-    return select(x == x, p, x);
+template <int half = W / 2> RL_INLINE float largest(F x) {
+    x = max(x, turned<half>(x, std::make_integer_sequence<int, W>{}));
+    if constexpr (half > 1) return largest<half / 2>(x);
+    return x[0];
 }
 
 // ---- other number types ---------------------------------------------------------------------------------------
@@ -283,8 +284,12 @@ RL_INLINE F from_bf16(const uint16_t* p) {
     return (F)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
 #elif defined(__AVX2__)
     return (F)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#elif defined(RL_NEON)
+    uint64_t halves;  // files have no alignment
+    memcpy(&halves, p, 8);
+    return (F)vshll_n_u16(vcreate_u16(halves), 16);
 #else
-    uint16_t halves[W];  // files have no alignment
+    uint16_t halves[W];
     memcpy(halves, p, sizeof halves);
     I x;
     for (int i = 0; i < W; ++i) x[i] = int32_t(uint32_t(halves[i]) << 16);
@@ -295,6 +300,10 @@ RL_INLINE F from_bf16(const uint16_t* p) {
 RL_INLINE float from_f16(uint16_t h) {
 #if defined(__F16C__)
     return _cvtsh_ss(h);
+#elif defined(RL_NEON)
+    __fp16 x;
+    memcpy(&x, &h, 2);
+    return x;
 #else
     // Read as a float, the bits are too small by exactly 2^112, for subnormal numbers too.
     uint32_t u = uint32_t(h & 0x7fff) << 13;
@@ -313,6 +322,10 @@ RL_INLINE F from_f16(const uint16_t* p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
 #elif defined(__F16C__)
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(RL_NEON)
+    uint64_t halves;
+    memcpy(&halves, p, 8);
+    return (F)vcvt_f32_f16((float16x4_t)vcreate_u16(halves));
 #else
     uint16_t halves[W];
     memcpy(halves, p, sizeof halves);
@@ -338,6 +351,14 @@ RL_INLINE void from_f8(const uint8_t* p, F (&low)[2], F (&high)[2]) {
     const __m256i h = _mm256_and_si256(_mm256_srai_epi16(both, 1), mask);
     low[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(l)), low[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(l, 1));
     high[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(h)), high[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(h, 1));
+#elif defined(RL_NEON)
+    int16x8_t both;
+    memcpy(&both, p, 16);
+    const int16x8_t mask = vdupq_n_s16((int16_t)0xbf80);
+    const float16x8_t l = (float16x8_t)vandq_s16(vshrq_n_s16(vshlq_n_s16(both, 8), 1), mask);
+    const float16x8_t h = (float16x8_t)vandq_s16(vshrq_n_s16(both, 1), mask);
+    low[0] = (F)vcvt_f32_f16(vget_low_f16(l)), low[1] = (F)vcvt_high_f32_f16(l);
+    high[0] = (F)vcvt_f32_f16(vget_low_f16(h)), high[1] = (F)vcvt_high_f32_f16(h);
 #else
     for (int i = 0; i < 2 * W; ++i) {
         low[i / W][i % W] = from_f8(p[2 * i]);
@@ -356,6 +377,12 @@ RL_INLINE F from_f8(const uint8_t* p) {
     const __m128i x = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p));
     const __m128i half = _mm_and_si128(_mm_slli_epi16(x, 7), _mm_set1_epi16((int16_t)0xbf80));
     return _mm256_cvtph_ps(_mm_or_si128(half, _mm_cmpeq_epi16(x, _mm_set1_epi16(127))));
+#elif defined(RL_NEON)
+    uint32_t four;
+    memcpy(&four, p, 4);
+    const int16x4_t x = vget_low_s16(vmovl_s8(vcreate_s8(four)));
+    const int16x4_t half = vand_s16(vshl_n_s16(x, 7), vdup_n_s16((int16_t)0xbf80));
+    return (F)vcvt_f32_f16((float16x4_t)vorr_u16((uint16x4_t)half, vceq_s16(x, vdup_n_s16(127))));
 #else
     F x;
     for (int i = 0; i < W; ++i) x[i] = p[i] == 127 ? __builtin_nanf("") : from_f8(p[i]);
@@ -373,6 +400,11 @@ RL_INLINE uint16_t to_bf16(float x) {
 RL_INLINE uint16_t to_f16(float x) {
 #if defined(__F16C__)
     return _cvtss_sh(x, 0);
+#elif defined(RL_NEON)
+    const __fp16 h = __fp16(x);
+    uint16_t u;
+    memcpy(&u, &h, 2);
+    return u;
 #else
     uint32_t u;
     memcpy(&u, &x, 4);
@@ -397,6 +429,9 @@ RL_INLINE void store_bf16(uint16_t* p, F x) {
     rounded = x == x ? rounded : quiet;
 #if defined(__AVX512F__)
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16((__m512i)rounded));
+#elif defined(RL_NEON)
+    const int16x4_t halves = vmovn_s32((int32x4_t)rounded);
+    memcpy(p, &halves, 8);
 #else
     for (int i = 0; i < W; ++i) p[i] = uint16_t(rounded[i]);
 #endif
@@ -406,6 +441,9 @@ RL_INLINE void store_f16(uint16_t* p, F x) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, 0));
 #elif defined(__F16C__)
     _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, 0));
+#elif defined(RL_NEON)
+    const float16x4_t halves = vcvt_f16_f32(x);
+    memcpy(p, &halves, 8);
 #else
     for (int i = 0; i < W; ++i) p[i] = to_f16(x[i]);
 #endif
@@ -416,6 +454,10 @@ RL_INLINE I from_i8(const int8_t* p) {
     return (I)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
 #elif defined(__AVX2__)
     return (I)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#elif defined(RL_NEON)
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return (I)vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four))));
 #else
     I x;
     for (int i = 0; i < W; ++i) x[i] = p[i];
@@ -427,6 +469,10 @@ RL_INLINE I from_u8(const uint8_t* p) {
     return (I)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
 #elif defined(__AVX2__)
     return (I)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#elif defined(RL_NEON)
+    uint32_t four;
+    memcpy(&four, p, 4);
+    return (I)vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
 #else
     I x;
     for (int i = 0; i < W; ++i) x[i] = p[i];
@@ -436,6 +482,9 @@ RL_INLINE I from_u8(const uint8_t* p) {
 RL_INLINE void store_i8(int8_t* p, I x) {  // -128 <= x <= 127
 #if defined(__AVX512F__)
     _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)x));
+#elif defined(RL_NEON)
+    const int8x16_t bytes = vuzp1q_s8(vuzp1q_s8((int8x16_t)x, (int8x16_t)x), (int8x16_t)x);
+    memcpy(p, &bytes, 4);
 #else
     for (int i = 0; i < W; ++i) p[i] = int8_t(x[i]);
 #endif

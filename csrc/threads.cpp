@@ -1,26 +1,18 @@
 #include "threads.h"
 
-#include <linux/futex.h>
-#include <malloc.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
+#include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
 #include <new>
-#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "system.h"
 
 namespace ridgeline {
 namespace {
@@ -31,6 +23,8 @@ constexpr int MAX_THREADS = 1024;
 void relax() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb" ::: "memory");  // a pause; `yield` does nothing on most CPUs
 #else
     asm volatile("" ::: "memory");
 #endif
@@ -47,37 +41,6 @@ int spins() {
     return count;
 }
 
-cpu_set_t affinity() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set)) CPU_SET(0, &set);
-    return set;
-}
-
-// Returns one CPU of each physical core that this process may use.
-std::vector<int> cores() {
-    cpu_set_t set = affinity();
-    std::vector<int> found;
-    std::set<std::string> seen;
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-        if (!CPU_ISSET(cpu, &set)) continue;
-        std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
-        std::string siblings;
-        if (!std::getline(file, siblings)) siblings = "only " + std::to_string(cpu);
-        if (seen.insert(siblings).second) found.push_back(cpu);
-    }
-    return found;
-}
-
-// Returns the CPU quota of the control group, in cores; a large number if there is none.
-double quota() {
-    std::ifstream file("/sys/fs/cgroup/cpu.max");
-    std::string limit;
-    double period = 0;
-    if (!(file >> limit >> period) || limit == "max" || period <= 0) return MAX_THREADS;
-    return atof(limit.c_str()) / period;
-}
-
 std::atomic<unsigned> forks{0};  // number of forks since the kernels were loaded
 
 void count_forks() {
@@ -88,32 +51,12 @@ void count_forks() {
 // Every step allocates and frees its arrays. If the allocator returned their memory to the system, the next step would
 // have a page fault for every 4 KiB, which took two thirds of the time of top-p sampling.
 void keep_freed_memory() {
-#if defined(__GLIBC__)
-    static const int set = mallopt(M_MMAP_THRESHOLD, 4 << 20) + mallopt(M_TRIM_THRESHOLD, 64 << 20);
-    (void)set;
-#endif
-}
-
-long futex(std::atomic<uint32_t>& at, int op, uint32_t value) {
-    return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&at), op | FUTEX_PRIVATE_FLAG, value, nullptr, nullptr, 0);
+    static const bool done = (system::keep_freed_memory(), true);
+    (void)done;
 }
 
 }  // namespace
 
-std::string allow_tiles() {
-#if defined(__x86_64__) && defined(__linux__)
-    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
-    constexpr unsigned TILE = 1u << 24, INT8 = 1u << 25;
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (TILE | INT8)) != (TILE | INT8)) return "this CPU has no AMX";
-    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA)) return "the system does not allow its tile registers";
-    return "";
-#else
-    return "AMX is used on Linux only";
-#endif
-}
-
-int usable_cores() { return std::max(1, int(std::min(double(cores().size()), std::ceil(quota())))); }
 
 // ---- pages ------------------------------------------------------------------------------------------------------
 
@@ -127,7 +70,7 @@ Pages::Pages(size_t bytes) : bytes_(bytes) {
     data_ = (char*)((uintptr_t(begin) + huge - 1) / huge * huge);
     if (data_ > begin) munmap(begin, data_ - begin);
     munmap(data_ + room, end - data_ - room);
-    madvise(data_, room, MADV_HUGEPAGE);  // if it fails, reading only has more TLB misses
+    system::prefer_huge_pages(data_, room);
 }
 
 Pages::~Pages() {
@@ -161,7 +104,7 @@ struct Pool::Team {
     std::vector<Line> done;
     std::vector<std::thread> workers;
     std::vector<int> worker_cpus;  // empty if workers are not pinned
-    cpu_set_t allowed;
+    std::vector<int> allowed;
     void (*work)(void*, int) = nullptr;
     void* context = nullptr;
     bool stop = false;
@@ -170,8 +113,8 @@ struct Pool::Team {
     Pages scratch[SLOTS];
     unsigned generation = forks;
 
-    explicit Team(int size) : done(size), allowed(affinity()) {
-        std::vector<int> cpus = cores();
+    explicit Team(int size) : done(size), allowed(system::allowed()) {
+        std::vector<int> cpus = system::cores();
         const bool pinned = size <= int(cpus.size());
         spin = pinned ? spins() : 0;
         try {
@@ -189,18 +132,13 @@ struct Pool::Team {
     void end() {
         stop = true;
         epoch.v.fetch_add(1);
-        futex(epoch.v, FUTEX_WAKE, 1 << 30);
+        system::wake(epoch.v);
         for (auto& worker : workers) worker.join();
         workers.clear();
     }
 
     void serve(int thread, int cpu) {
-        if (cpu >= 0) {
-            cpu_set_t one;
-            CPU_ZERO(&one);
-            CPU_SET(cpu, &one);
-            pthread_setaffinity_np(pthread_self(), sizeof one, &one);
-        }
+        if (cpu >= 0) system::bind(cpu);
         for (uint32_t seen = 0;;) {
             seen = wait_beyond(seen);
             if (stop) return;
@@ -216,7 +154,7 @@ struct Pool::Team {
         }
         parked.v.fetch_add(1);
         uint32_t now;
-        while ((now = epoch.v.load()) == seen) futex(epoch.v, FUTEX_WAIT, seen);
+        while ((now = epoch.v.load()) == seen) system::sleep(epoch.v, seen);
         parked.v.fetch_sub(1);
         return now;
     }
@@ -224,18 +162,7 @@ struct Pool::Team {
     // The caller must not share a CPU with a worker: two spinning threads would wait for the scheduler's next tick. The
     // caller is moved to another CPU, and gets its affinity mask back, because new threads inherit it.
     void step_aside() {
-        if (worker_cpus.empty()) return;
-        const int here = sched_getcpu();
-        bool taken = false;
-        cpu_set_t free = allowed;
-        for (int cpu : worker_cpus) {
-            CPU_CLR(cpu, &free);
-            taken |= cpu == here;
-        }
-        if (!taken || !CPU_COUNT(&free)) return;
-        cpu_set_t before = affinity();
-        pthread_setaffinity_np(pthread_self(), sizeof free, &free);
-        pthread_setaffinity_np(pthread_self(), sizeof before, &before);
+        if (!worker_cpus.empty()) system::leave(worker_cpus, allowed);
     }
 };
 
@@ -278,7 +205,7 @@ void Pool::run(void (*work)(void*, int), void* context) {
     team.work = work;
     team.context = context;
     const uint32_t epoch = team.epoch.v.fetch_add(1) + 1;
-    if (team.parked.v.load()) futex(team.epoch.v, FUTEX_WAKE, 1 << 30);
+    if (team.parked.v.load()) system::wake(team.epoch.v);
     work(context, 0);
     for (int t = 1; t < size_; ++t)
         for (int i = 0; team.done[t].v.load(std::memory_order_acquire) != epoch; ++i)

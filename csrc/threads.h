@@ -1,4 +1,4 @@
-// A fork-join pool of threads. Only this file and threads.cpp call the operating system.
+// A fork-join pool of threads. Only threads.cpp and system_*.cpp call the operating system.
 //
 //   fork   the caller writes the work, then increments `epoch`. Workers spin on that one cache line.
 //   join   each worker stores the epoch that it has finished in its own cache line; the caller spins on those.
@@ -15,13 +15,9 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <type_traits>
 
 namespace ridgeline {
-
-// Asks the system to let this process use tile registers (AMX). Returns why it may not, or nothing.
-std::string allow_tiles();
 
 // Returns the physical cores that this process may use, by its affinity mask and its control group's CPU quota.
 int usable_cores();

@@ -1,4 +1,4 @@
-// Functions of the elements of a vector, beyond exp. Errors are relative to float64, in units of 2^-24 (u).
+// Functions of the elements of a vector. Errors are relative to float64, in units of 2^-24 (u).
 #pragma once
 #include "activation.h"
 #include "simd.h"
@@ -6,6 +6,27 @@
 namespace ridgeline::RL_ISA {
 
 constexpr float LOG2_E = 1.44269504f;
+
+// e^x within 1.3 units in the last place; 0 below -87.33 (no denormals), infinity above 88.72, NaN for NaN.
+RL_INLINE F exp(F x) {
+    const F low = set(-87.33654f), high = set(88.72283f);
+    F inside = min(max(x, low), high);
+    F n = to_float(round(inside * set(1.44269504f)));
+    F r = fma(n, set(-0.693359375f), inside);  // ln 2 in two parts, the first of few bits, so that n * it is exact
+    r = fma(n, set(2.12194440e-4f), r);
+    F p = set(1.9875691500e-4f);
+    p = fma(p, r, set(1.3981999507e-3f));
+    p = fma(p, r, set(8.3334519073e-3f));
+    p = fma(p, r, set(4.1665795894e-2f));
+    p = fma(p, r, set(1.6666665459e-1f));
+    p = fma(p, r, set(5.0000001201e-1f));
+    p = fma(p, r * r, r) + set(1.f);
+    I k = round(n), half = k >> 1;  // 2^k in two factors: 2^128 is no float
+    p = p * floats((half + 127) << 23) * floats((k - half + 127) << 23);
+    p = select(x > high, set(__builtin_inff()), p);
+    p = select(x < low, set(0.f), p);
+    return select(x == x, p, x);
+}
 
 // 2^x for x <= 0, at least 2^-126 and so never 0; NaN for NaN. 1.3 u; coefficients: own fit, least relative error.
 // For K vectors at once: computed one after the other, each would wait for the latency of the one before.

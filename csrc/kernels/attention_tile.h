@@ -9,9 +9,9 @@
 
 namespace ridgeline::RL_ISA {
 
-constexpr int BLOCK = W == 16 ? 12 : 6;  // largest number of rows
+constexpr int BLOCK = REGISTERS == 32 ? 12 : 6;  // largest number of rows
 // Vectors at once: BLOCK * 2 accumulators and their operands fit into the registers; fewer rows allow more vectors.
-constexpr int wide(int rows) { return W == 16 && rows <= BLOCK / 2 ? 4 : 2; }
+constexpr int wide(int rows) { return REGISTERS == 32 && rows <= BLOCK / 2 ? 4 : 2; }
 constexpr int VECTORS = TILE / W;  // vectors of a tile
 
 // ---- addresses of keys and values -----------------------------------------------------------------------------
@@ -179,7 +179,7 @@ template <class T, int R, int N, class K> void score_vectors(const K* const* key
     const K* k[N];
     const char* next[N];
     RL_FOR(v, N) k[v] = keys[v * apart] + offset, next[v] = (const char*)ahead[v];
-    const auto one = [&] __attribute__((always_inline)) {
+    const auto one = [&]() __attribute__((always_inline)) {
         F x[N];
         RL_FOR(v, N) x[v] = load(k[v]), k[v] += step;
         RL_FOR(r, R) {

@@ -49,7 +49,7 @@ template <class B, int m, int n, int N> RL_INLINE void add_block_piece(const cha
                 }
             }
         } else {
-            dot_step(part, x, a + s * m);
+            dot_step<true>(part, x, a + s * m);
         }
         if (s % STEPS != STEPS - 1) return;
         RL_FOR(v, N) {

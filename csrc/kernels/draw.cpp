@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "simd.h"
+#include "vmath.h"
 
 namespace ridgeline::RL_ISA {
 namespace {

@@ -14,6 +14,7 @@ static inline void finish(const Matrix& w, const Activations& a, int64_t panel, 
     const bool is_plain = w.format.is_plain_bytes(), by_row = is_plain || widening_of(w.format) == BY_ROW;
     if (!w.format.rounds_tokens() && !by_row) return;
     const float* scales = (const float*)(w.panel(panel) + w.code_bytes);
+    const bool has_zero = BYTE_ZERO && !a.for_unit;  // sums already lack what the offset would remove
     for (int64_t i = 0; i < m; ++i) {
         if (SHORT && is_plain && a.surplus)
             add_surplus(w.panel(panel), a.surplus + (begin + i) * (a.padded_k / 4), a.num_surplus[begin + i],
@@ -22,7 +23,7 @@ static inline void finish(const Matrix& w, const Activations& a, int64_t panel, 
         RL_FOR(v, VECTORS) {
             float* at = c + i * PANEL + v * W;
             F sum = load(at);
-            if (is_plain) sum = to_float(bits(sum) + set(a.offset[begin + i]));
+            if (is_plain) sum = to_float(has_zero ? bits(sum) : bits(sum) + set(a.offset[begin + i]));
             if (by_row) sum = sum * load(scales + v * W);
             store(at, sum * token);
         }

@@ -101,8 +101,9 @@ RL_INLINE void add_piece(const char* w, const int32_t* a, int stride, I (&sum)[m
                 RL_FOR(v, N) sum[i][v] += pairs((I)part[i][v], set(0x00010001));
         });
     } else {
-        Codes::template each<N>(
-            w, [&](int s, const I(&x)[N]) __attribute__((always_inline)) { dot_step(sum, x, a + s * stride); });
+        Codes::template each<N>(w, [&](int s, const I(&x)[N]) __attribute__((always_inline)) {
+            dot_step<(Codes::STEPS > 0)>(sum, x, a + s * stride);
+        });
     }
 }
 
@@ -124,7 +125,7 @@ template <class Tail, int m, int N> RL_INLINE void end_sums(const Groups& g, con
 // stay in registers. Adding them in memory takes twice as long.
 template <class Codes, class Tail, int m, int from, int n>
 RL_INLINE void group_part(const Groups& g, float* c, bool first, Fetch ahead) {
-    constexpr int N = pass_vectors(n);
+    constexpr int N = pass_vectors(n) < 4 ? pass_vectors(n) : 4;
     const int64_t code_step = Codes::BYTES / ahead.tiles;
     const int64_t tail_step = (g.code_stride - g.size / PIECE * Codes::BYTES) / ahead.tiles;
     for (int pass = 0; pass < VECTORS; pass += N) {

@@ -8,9 +8,9 @@
 namespace ridgeline::RL_ISA {
 namespace {
 
-constexpr int64_t CHUNK = 64;          // tokens whose inputs are in scratch memory at once
-constexpr int N = 2;                   // vectors of channels that are computed at once
-constexpr int HELD = W == 16 ? 8 : 4;  // states whose N vectors stay in registers over several tokens
+constexpr int64_t CHUNK = 64;                  // tokens whose inputs are in scratch memory at once
+constexpr int N = 2;                           // vectors of channels that are computed at once
+constexpr int HELD = REGISTERS == 32 ? 8 : 4;  // states whose N vectors stay in registers over several tokens
 constexpr int64_t CHANNELS = N * W;
 
 // 2^x for x <= 0, for a decay that may be 0.

@@ -8,7 +8,7 @@ namespace ridgeline::RL_ISA {
 namespace {
 
 constexpr int64_t B = StateSpace::BLOCK;
-constexpr int TOGETHER = W == 16 ? 4 : 2;                            // tokens
+constexpr int TOGETHER = REGISTERS == 32 ? 4 : 2;                    // tokens
 enum Term { A = 0, IN = 2, OUT = 4, E = 6, G = 8, P = 10, Q = 12 };  // h += e Re(p h) + g Re(q h)
 
 // Re(x h) for x with a negated imaginary part, in two chains: one for each part.

@@ -15,7 +15,7 @@ namespace ridgeline::RL_ISA {
 constexpr int TILE = W == 16 ? 12 : 4;
 
 // Vectors of a panel in one pass: all, if they and the tile fit into the registers.
-constexpr int pass_vectors(int m) { return W == 16 || m == 1 ? VECTORS : 2; }
+constexpr int pass_vectors(int m) { return W == 16 || m == 1 ? VECTORS : REGISTERS / 8; }
 
 // What is fetched into the cache for later: of `tiles` tiles with the same weights, each fetches its share.
 struct Fetch {
@@ -76,10 +76,11 @@ void float_tile(const char* panel, const float* activations, int64_t k, float* c
     }
 }
 
-// Adds four k of all tokens: sum += bytes of weights * bytes of activations. a: [m] dwords.
-template <int m, int N> RL_INLINE void dot_step(I (&sum)[m][N], const I (&w)[N], const int32_t* a) {
+// Adds four k of all tokens: sum += bytes of weights * bytes of activations. a: [m] dwords. SMALL: weights are below
+// 128.
+template <bool SMALL, int m, int N> RL_INLINE void dot_step(I (&sum)[m][N], const I (&w)[N], const int32_t* a) {
     Unsigned4 x[N];
-    RL_FOR(v, N) x[v] = unsigned4(w[v]);
+    RL_FOR(v, N) x[v] = SMALL ? small4(w[v]) : unsigned4(w[v]);
     RL_FOR(i, m) {
         // A broadcast inside of the two products takes two loads and two operations; a separate one takes one load and
         // three operations. Alternating them uses load ports and issue slots equally.
@@ -92,7 +93,9 @@ template <int m, int N> RL_INLINE void dot_step(I (&sum)[m][N], const I (&w)[N],
     }
 }
 
-// `dot_step` for plain bytes of all values. What does not fit into 16 bits is no part of `a`, but of `add_surplus`.
+// `dot_step` for plain bytes of all values, which count as BYTE_ZERO less than they are. What does not fit into 16 bits
+// is no part of `a`, but of `add_surplus`.
+constexpr int BYTE_ZERO = SHORT ? 0 : DOT_ZERO;
 template <int m, int N> RL_INLINE void byte_step(I (&sum)[m][N], const I (&w)[N], const int32_t* a) {
     if constexpr (SHORT) {
         RL_FOR(i, m) {
@@ -100,7 +103,7 @@ template <int m, int N> RL_INLINE void byte_step(I (&sum)[m][N], const I (&w)[N]
             RL_FOR(v, N) dot_short(sum[i][v], w[v], y);
         }
     } else {
-        dot_step(sum, w, a);
+        dot_step<false>(sum, w, a);
     }
 }
 

@@ -27,7 +27,8 @@ SCHEMES = {
     "fp8": "fp8", "FP8_DYNAMIC": "fp8-fp8", "fp8 in blocks": "fp8-128x128", "GGUF Q4_0": "int4-exact",
     "GGUF Q8_0": "int8-32-exact", "nf4": "nf4-64", "MXFP4": "fp4-32", "NVFP4": "fp4-16",
 }  # fmt: skip
-CPU_FLAGS = ("avx2", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd")
+CPU_FLAGS = ("avx2", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+ARM_FLAGS = ("asimd", "asimddp", "i8mm")
 
 
 def doctor(
@@ -73,7 +74,7 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "cpu": cpu_name(),
         "cores": str(num_cores()),
-        "instructions": " ".join(f for f in CPU_FLAGS if f in flags) or "unknown",
+        "instructions": " ".join(f for f in CPU_FLAGS + ARM_FLAGS if f in flags) or "unknown",
         "memory": f"{total_bytes() / 2**30:.1f} GiB, {free_bytes() / 2**30:.1f} GiB available",
         "python": f"{platform.python_version()} ({sys.executable})",
     }

@@ -1,0 +1,106 @@
+"""Compile csrc/checks for this machine and for ARM, and compare instruction sets to the bit, ARM's in an emulator."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+ROOT = Path(__file__).parents[2]
+CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+LACKING = "this CPU has no such instructions"
+# Emulated processors and their instruction sets, best first.
+PROCESSORS = {
+    "max": ["i8mm", "dotprod", "neon", "portable"],
+    "neoverse-n1": ["dotprod", "neon", "portable"],
+    "cortex-a53": ["neon", "portable"],
+}
+ARM = PROCESSORS["max"]
+# Without optimization. Results do not depend on it, and the compiler takes a third of the time.
+QUICK = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG="]
+pytestmark = pytest.mark.slow
+
+
+def need(*programs: str) -> None:
+    for name in programs:
+        if not shutil.which(name):
+            pytest.skip(f"needs {name}")
+
+
+def build(factory: pytest.TempPathFactory, name: str, *options: str) -> Path:
+    """Return the program, compiled once for all processes of a test run."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"checks-{name}"
+    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DRIDGELINE_CHECKS=ON", *options]
+    with FileLock(f"{folder}.lock"):
+        for command in (configure, ["cmake", "--build", str(folder), "-j2"]):
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    return folder / "kernel_checks"
+
+
+def check(command: list[str], isa: str, job: str, file: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "RIDGELINE_ISA": isa} if isa else {k: v for k, v in os.environ.items() if k != "RIDGELINE_ISA"}
+    return subprocess.run([*command, job, str(file)], env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need("cmake", "ninja", "g++")
+    return build(tmp_path_factory, "here", *QUICK)
+
+
+@pytest.fixture(scope="module", params=["quick", pytest.param("optimized", marks=pytest.mark.nightly)])
+def arm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    need("cmake", "ninja", CROSS, EMULATOR)
+    system = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={CROSS}"]
+    options = [*system, "-DCMAKE_EXE_LINKER_FLAGS=-static", *(QUICK if request.param == "quick" else [])]
+    return build(tmp_path_factory, f"arm-{request.param}", *options)
+
+
+@pytest.fixture(scope="module")
+def reference(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the results of x86's avx2, which has a fused multiply-add as ARM has."""
+    file = tmp_path_factory.mktemp("results") / "reference"
+    run = check([str(here)], "avx2", "write", file) if platform.machine() == "x86_64" else None
+    if run is None or LACKING in run.stderr:
+        pytest.skip("needs an x86 CPU with avx2")
+    assert run.returncode == 0, run.stderr
+    return file
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx512bw", "portable"])
+def test_instruction_sets_of_this_machine_agree(here: Path, reference: Path, isa: str) -> None:
+    run = check([str(here)], isa, "whole" if isa == "portable" else "compare", reference)
+    if LACKING in run.stderr:
+        pytest.skip(f"this CPU has no {isa}")
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_difference_is_found(here: Path, reference: Path) -> None:
+    changed = bytearray(reference.read_bytes())
+    changed[-1] ^= 1
+    other = reference.with_name("changed")
+    other.write_bytes(changed)
+    run = check([str(here)], "avx2", "compare", other)
+    assert run.returncode == 1
+    assert "number" in run.stderr
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_arm_agrees_with_x86(arm: Path, reference: Path, processor: str) -> None:
+    """In each set that the processor has. The best of them is chosen where none is named, others are refused."""
+    command = [EMULATOR, "-cpu", processor, str(arm)]
+    for isa in PROCESSORS[processor]:
+        run = check(command, isa, "compare", reference)
+        assert run.returncode == 0, f"{isa}: {run.stderr}"
+        assert run.stdout.startswith(f"{isa}: ")
+    for isa in [one for one in ARM if one not in PROCESSORS[processor]]:
+        assert LACKING in check(command, isa, "compare", reference).stderr
+    assert f"known are {', '.join(ARM)}" in check(command, "sse", "compare", reference).stderr
+    assert check(command, "", "whole", reference).stdout.startswith(f"{PROCESSORS[processor][0]}: ")
