@@ -124,15 +124,15 @@ def test_memory_is_flat_over_ten_thousand_requests(server: Server) -> None:
 
 
 @pytest.mark.nightly
-def test_with_many_pages_only_the_cache_grows() -> None:
-    """The system allocates a page when it is first used, and the engine takes unused pages before cached ones."""
+def test_different_prompts_take_no_more_memory() -> None:
+    """The system allocates a page when it is first used, and the engine takes used pages before unused ones."""
     with serving("pocket", "--quiet", "--kv-cache-memory-bytes", str(1 << 30)) as server:
         load(server.port, range(500), 64, 4)
         before = arena(server)
         load(server.port, range(500, 3500), 64, 4)
         after = arena(server)
         print("resident MB of the pages and of all else after 500 and 3,500 requests:", before, after)
-        assert after[0] > before[0] + 16 and after[1] - before[1] <= 4, (before, after)
+        assert after[0] - before[0] <= 4 and after[1] - before[1] <= 4, (before, after)
         idle(server)
 
 

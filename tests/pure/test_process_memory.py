@@ -69,6 +69,9 @@ def test_pages_that_are_written() -> None:
     assert one.length == 100 and one.alive(1) == 1
     assert written_pages(rows, 50, one, 1) == 7 + 1  # one more for the null page
     assert written_pages(rows, 5, one, 1) == 5
+    # 64 sequences one after the other: the live ones' pages, and those that the prefix cache keeps.
+    many = Run(64, 500, 1, 512, 2)
+    assert written_pages(rows, 10_000, many, many.alive(1)) == many.alive(1) * 32 + rows.kept_pages + 1
     # Snapshots at the ends of earlier chunks are kept.
     chunked = Run(1, 2048, 1, 512, 2)
     each = states.most_pages(2048)

@@ -152,7 +152,7 @@ def unfilled(sizes: Iterable[int]) -> int:
 def written_pages(group: StateGroup, most: int, run: Run, alive: int) -> int:
     """Return how many pages of a group a run writes, the null page included; `most` is the number of its pages.
 
-    Full pages stay in the prefix cache.
+    Full pages of sequences that are over stay in the prefix cache, as far as the pool keeps them (sched/pages.py).
     """
     each = group.most_pages(run.length)
     if group.snapshot:
@@ -160,7 +160,8 @@ def written_pages(group: StateGroup, most: int, run: Run, alive: int) -> int:
         each += whole_ones - 1
     else:
         whole_ones = min(run.length // group.page_tokens, each)
-    count = alive * each + (run.sequences - alive) * min(whole_ones, each)
+    kept = min((run.sequences - alive) * min(whole_ones, each), group.kept_pages)
+    count = alive * each + kept
     return min(count + 1, most)
 
 

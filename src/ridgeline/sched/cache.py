@@ -10,6 +10,7 @@ Invariants (checked by `Scheduler.check` and by the fuzz):
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import chain
 from math import gcd, lcm
@@ -23,6 +24,7 @@ from ridgeline.sched.work import PageCopy, PageDelta
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
 
 FINE_TOKENS = 16  # the grid of prefix hashes, and of snapshots where prompts diverge
+Has = Callable[[PagePool, PageKey], bool]
 MAX_SEEN = 1 << 16  # prefixes that are kept to find where prompts diverge; 16 bytes of key each
 
 
@@ -33,7 +35,7 @@ class StateCache:
 
     def __init__(self, groups: Seq[StateGroup], num_pages: Seq[int], num_host_pages: Seq[int]) -> None:
         self.groups = tuple(groups)
-        self.pools = [PagePool(g.name, n) for g, n in zip(groups, num_pages, strict=True)]
+        self.pools = [PagePool(g.name, n, g.kept_pages) for g, n in zip(groups, num_pages, strict=True)]
         self.host = [PagePool(f"{g.name} on the host", n) for g, n in zip(groups, num_host_pages, strict=True)]
         self.grid = gcd(FINE_TOKENS, *(g.page_tokens for g in groups))
         # A sequence can begin at multiples of this: they are page boundaries in every row group.
@@ -151,6 +153,19 @@ class StateCache:
 
     def find_prefix(self, seq: Sequence) -> tuple[int, list[list[int]]]:
         """Return the largest position that every group can resume from, and its pages; at most the last token's."""
+        position = self._longest(seq, PagePool.has)
+        return position, [[pool.find(key) for key in self._keys(g, seq, position)] for g, pool in enumerate(self.pools)]
+
+    def note_missed(self, seq: Sequence, position: int) -> None:
+        """Let the pools keep more if a sequence, which begins at `position`, could have begun later with more pages."""
+        if any(pool.has_gone for pool in self.pools):
+            later = self._longest(seq, PagePool.knows)
+            for g, pool in enumerate(self.pools) if later > position else ():
+                for key in self._keys(g, seq, later):
+                    pool.missed(key)
+
+    def _longest(self, seq: Sequence, has: Has) -> int:
+        """Return the largest position that every group can resume from, with the pages for which `has` is true."""
         last = (len(seq.tokens) - 1) // self._align * self._align
         runs: dict[int, list[int]] = {}  # per row group: cached pages in a row that end at each page
         for g, (group, pool) in enumerate(zip(self.groups, self.pools, strict=True)):
@@ -158,7 +173,7 @@ class StateCache:
                 continue
             run, runs[g] = 0, []
             for index in range(last // group.page_tokens):
-                run = run + 1 if pool.find(seq.prefix_hash((index + 1) * group.page_tokens, self.grid)) else 0
+                run = run + 1 if has(pool, seq.prefix_hash((index + 1) * group.page_tokens, self.grid)) else 0
                 needed = index < group.first_pages or group.first_live_page(last) == 0
                 if not run and needed:  # by every later position, so there is no longer prefix
                     break
@@ -166,23 +181,26 @@ class StateCache:
             last = min(last, len(runs[g]) * group.page_tokens // self._align * self._align)
         for position in range(last, 0, -self._align):
             if all(
-                group.resumable(position, self._num_cached(g, seq, position, runs))
+                group.resumable(position, self._num_cached(g, seq, position, runs, has))
                 for g, group in enumerate(self.groups)
             ):
-                return position, [self._cached(g, seq, position) for g in range(len(self.groups))]
-        return 0, [[] for _ in self.groups]
+                return position
+        return 0
 
-    def _num_cached(self, g: int, seq: Sequence, position: int, runs: dict[int, list[int]]) -> int:
-        if self.groups[g].snapshot:
-            return int(self.pools[g].find(seq.prefix_hash(position, self.grid)) != NULL_PAGE)
-        pages = position // self.groups[g].page_tokens
-        first = min(self.groups[g].first_pages, pages)
+    def _num_cached(self, g: int, seq: Sequence, position: int, runs: dict[int, list[int]], has: Has) -> int:
+        group = self.groups[g]
+        if group.snapshot:
+            return int(has(self.pools[g], seq.prefix_hash(position, self.grid)))
+        pages = position // group.page_tokens
+        first = min(group.first_pages, pages)
         return runs[g][pages - 1] if not first or runs[g][first - 1] == first else 0
 
-    def _cached(self, g: int, seq: Sequence, position: int) -> list[int]:
-        group, pool = self.groups[g], self.pools[g]
-        ends = [position] if group.snapshot else [(i + 1) * group.page_tokens for i in group.reads(position)]
-        return [pool.find(seq.prefix_hash(end, self.grid)) for end in ends]
+    def _keys(self, g: int, seq: Sequence, position: int) -> list[PageKey]:
+        """Return the keys of the pages of a group that a sequence needs to begin at `position`."""
+        group = self.groups[g]
+        if group.snapshot:
+            return [seq.prefix_hash(position, self.grid)] if position else []
+        return [seq.prefix_hash((i + 1) * group.page_tokens, self.grid) for i in group.reads(position)]
 
     def divergence(self, seq: Sequence) -> int:
         """Return the length of the longest prefix, on the fine grid, that an earlier prompt had too; keep this prompt.

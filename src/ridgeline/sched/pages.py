@@ -8,8 +8,18 @@ A page is always in exactly one state:
       |                      +--------------------------------------------------+
       +-------------------------------------------------------------------------+  settle(n): step n was committed
 
-A free page keeps its contents and its key until it is handed out again, so `find` may return it. Pages with a key are
-handed out last, the least recently used first.
+A free page keeps its contents and its key until it is handed out again, so `find` may return it. Free pages are handed
+out in this order:
+
+    1. used pages without a key: nobody can find them
+    2. pages with a key, the least recently used first, while more than `keep` of them are free
+    3. fresh pages, which were never used: the system must provide and clear their memory
+    4. the other pages with a key, the least recently used first
+
+So the pages that were ever used are at most those that were held or in limbo at one time, and `keep` more. `keep`
+begins small and grows by evidence: while fresh pages are left, the pool stores the keys of the pages that it handed
+out by rule 2. If a prompt looks for one of them (`missed`), so many pages are kept from then on that it would have been
+found.
 """
 
 from __future__ import annotations
@@ -27,28 +37,35 @@ class PagePool:
     """Manages pages 1 to num_pages - 1 of one state group on the device, or of its swap space on the host.
 
     num_free: pages that can be taken now. num_limbo: pages that nobody holds and that a step in flight may still touch.
-    peak: the highest num_used so far. residency: measures the lifetimes of pages; None: they are not measured.
+    num_fresh: free pages that were never used. keep: free pages with a key that stay while there are fresh pages. peak:
+    the highest num_used so far. residency: measures the lifetimes of pages; None: they are not measured.
     """
 
     __slots__ = (
-        "_bare", "_by_key", "_keyed", "_keys", "_limbo", "_passed", "_refs", "_settled", "name", "num_free",
-        "num_limbo", "num_pages", "peak", "residency",
+        "_bare", "_by_key", "_evicted", "_gone", "_keyed", "_keys", "_limbo", "_passed", "_refs", "_settled", "keep",
+        "name", "num_free", "num_fresh", "num_limbo", "num_pages", "peak", "residency",
     )  # fmt: skip
 
-    def __init__(self, name: str, num_pages: int) -> None:
-        self.name, self.num_pages = name, num_pages
+    def __init__(self, name: str, num_pages: int, keep: int = 0) -> None:
+        self.name, self.num_pages, self.keep = name, num_pages, keep
         self.residency: PageLifetimes | None = None
         self._refs = [0] * num_pages
         self._keys: list[PageKey | None] = [None] * num_pages
         self._by_key: dict[PageKey, int] = {}
-        self._bare = list(range(num_pages - 1, NULL_PAGE, -1))  # free, without a key; the last is handed out first
+        self._bare: list[int] = []  # free, used before, without a key; the last is handed out first
         # Free, with a key; the first is handed out first. A page that was shared meanwhile keeps its entries, which are
         # then skipped: `_passed` counts them.
         self._keyed: deque[int] = deque()
         self._passed: Counter[int] = Counter()
         self._limbo: dict[int, int] = {}  # page -> the step that must be committed first, ascending
         self._settled = 0
-        self.num_free, self.num_limbo, self.peak = len(self._bare), 0, 0
+        # The keys of pages that were handed out by rule 2, and how many pages were handed out so before each of them,
+        # which is `_evicted` now. The oldest comes first; those are left out that a larger `keep` could not have saved.
+        self._gone: dict[PageKey, int] = {}
+        self._evicted = 0
+        # Fresh pages are the last num_fresh ones, and the first of them is handed out first.
+        self.num_free = self.num_fresh = max(num_pages - 1, 0)
+        self.num_limbo = self.peak = 0
 
     @property
     def num_used(self) -> int:
@@ -59,6 +76,11 @@ class PagePool:
     def num_keys(self) -> int:
         """Number of pages in the prefix index, held or free."""
         return len(self._by_key)
+
+    @property
+    def num_kept(self) -> int:
+        """Number of free pages with a key."""
+        return self.num_free - self.num_fresh - len(self._bare)
 
     def is_free(self, page: int) -> bool:
         """Return whether the page is on the free list."""
@@ -72,21 +94,21 @@ class PagePool:
         """Take several free pages, in the order in which `take` would return them."""
         if count > self.num_free:
             raise KeyError(f"{self.name}: {count} pages, and {self.num_free} are free")
-        refs, keys, by_key, bare = self._refs, self._keys, self._by_key, self._bare
+        refs, bare = self._refs, self._bare
+        evicted = max(self._num_evicted(count), 0)
+        fresh = max(count - len(bare) - evicted, 0)
         start = max(len(bare) - count, 0)
         taken = bare[start:]
         taken.reverse()
         del bare[start:]
-        if len(taken) < count:
-            evicted = self._oldest(count - len(taken))
-            if self.residency is not None:
-                self.residency.evict(evicted)
-            for page in evicted:
-                key = keys[page]
-                if key is not None:
-                    del by_key[key]
-                    keys[page] = None
-            taken += evicted
+        if evicted:
+            taken += self._evict(evicted, store=fresh < self.num_fresh)
+        if fresh:
+            first = self.num_pages - self.num_fresh
+            taken += range(first, first + fresh)
+            self.num_fresh -= fresh
+        if self._gone:
+            self._forget()
         if self.residency is not None:
             self.residency.take(taken)
         for page in taken:
@@ -164,12 +186,35 @@ class PagePool:
         """Return the page that was sealed with `key`; NULL_PAGE if there is none."""
         return self._by_key.get(key, NULL_PAGE)
 
+    def has(self, key: PageKey) -> bool:
+        """Return whether a page was sealed with `key`."""
+        return key in self._by_key
+
+    def knows(self, key: PageKey) -> bool:
+        """Return whether the page of `key` is in the prefix index, or would be with a larger `keep`."""
+        return key in self._by_key or key in self._gone
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether it knows keys that are not in the prefix index any more."""
+        return bool(self._gone)
+
+    def missed(self, key: PageKey) -> None:
+        """Keep more pages from now on if a larger `keep` would have kept the page of `key`: twice as many, or more."""
+        before = self._gone.pop(key, None)
+        if before is None:
+            return
+        enough = self.num_kept + self._evicted - before
+        if enough > self.keep:
+            self.keep = max(enough, 2 * self.keep)
+
     def check(self, held: dict[int, int]) -> None:
         """Raise AssertionError unless references equal `held` (page -> count) and every page is in one state."""
         runs = self._in_runs()
         counted = {page: refs for page, refs in enumerate(self._refs) if refs and page not in runs}
         assert counted == held, f"{self.name}: references are {counted}, holders {held}"
-        free, limbo = self._in_full([*self._bare, *self._live_keyed()]), self._in_full(self._limbo)
+        fresh = range(self.num_pages - self.num_fresh, self.num_pages)
+        free, limbo = self._in_full([*self._bare, *self._live_keyed(), *fresh]), self._in_full(self._limbo)
         pages = [*held, *free, *limbo]
         once = len(pages) == len(set(pages)) == max(self.num_pages - 1, 0) and NULL_PAGE not in pages
         assert once, f"{self.name}: a page is lost, or in two states"
@@ -177,12 +222,44 @@ class PagePool:
         assert counts == (len(free), len(limbo)), (
             f"{self.name}: free and in limbo {len(free), len(limbo)}, not {counts}"
         )
-        apart = not any(map(self._has_key, self._bare)) and all(map(self._has_key, {*self._live_keyed()} - runs))
+        apart = not any(map(self._has_key, (*self._bare, *fresh))) and all(
+            map(self._has_key, {*self._live_keyed()} - runs)
+        )
         assert apart, f"{self.name}: a free page is on the wrong side of the index"
         assert all(self._keys[page] == key for key, page in self._by_key.items()), f"{self.name}: stale index"
         assert sum(key is not None for key in self._keys) == len(self._by_key), f"{self.name}: unindexed key"
+        gone = list(self._gone.values())
+        recent = gone == sorted(gone) and (not gone or gone[0] >= self._evicted - self.num_fresh)
+        assert recent, f"{self.name}: it stores keys for too long"
         limits = list(self._limbo.values())
         assert limits == sorted(limits), f"{self.name}: limbo out of order"
+
+    def _num_evicted(self, count: int) -> int:
+        """Return how many of the next `count` pages are taken from the prefix index, or 0 or less."""
+        needed = count - len(self._bare)
+        return max(min(needed, self.num_kept - self.keep), needed - self.num_fresh)
+
+    def _evict(self, count: int, *, store: bool) -> list[int]:
+        """Remove the `count` least recently used pages from the free list and from the prefix index."""
+        keys, evicted = self._keys, self._oldest(count)
+        if self.residency is not None:
+            self.residency.evict(evicted)
+        for number, page in enumerate(evicted, self._evicted):
+            key = keys[page]
+            if key is not None:
+                del self._by_key[key]
+                keys[page] = None
+                if store:
+                    self._gone.pop(key, None)
+                    self._gone[key] = number
+        self._evicted += count
+        return evicted
+
+    def _forget(self) -> None:
+        """Forget keys of pages that would not be kept even if there were no fresh pages left."""
+        gone, first = self._gone, self._evicted - self.num_fresh
+        while gone and gone[key := next(iter(gone))] < first:
+            del gone[key]
 
     def _wait(self, pages: Sequence[int], until: int) -> None:
         """Release pages that nobody holds, once step `until` was committed."""

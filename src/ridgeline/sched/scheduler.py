@@ -316,6 +316,7 @@ class Scheduler:
             cache.swap_to_device(seq)
             return True
         cache.share(seq, position, pages)
+        cache.note_missed(seq, position)
         self._num_restored += cache.has_snapshots and position > 0
         if not (seq.num_preempted or seq.num_restarts):
             seq.num_cached, seq.snapshot_at = position, cache.divergence(seq)

@@ -27,8 +27,8 @@ class RunPool(PagePool):
 
     __slots__ = ("_runs",)
 
-    def __init__(self, name: str, num_pages: int) -> None:
-        super().__init__(name, num_pages)
+    def __init__(self, name: str, num_pages: int, keep: int = 0) -> None:
+        super().__init__(name, num_pages, keep)
         self._runs: dict[int, list[int]] = {}  # by their first page
 
     def retire(self, pages: list[int], until: int) -> None:
@@ -43,10 +43,12 @@ class RunPool(PagePool):
     def take_many(self, count: int) -> list[int]:
         """Take several free pages; see PagePool."""
         run = None if self._bare or not self._keyed else self._runs.get(self._keyed[0])
-        if run is None or len(run) <= count or self._passed:
+        if run is None or len(run) <= count or self._passed or self._num_evicted(count) < count:
             return super().take_many(count)
         taken = run[: -count - 1 : -1]
         del run[-count:]
+        self._evicted += count
+        self._forget()
         self.num_free -= count
         self._note_peak()
         return taken
@@ -92,7 +94,7 @@ class RunCache(StateCache):
 
     def __init__(self, groups: Seq[StateGroup], num_pages: Seq[int], num_host_pages: Seq[int]) -> None:
         super().__init__(groups, num_pages, num_host_pages)
-        self.pools = [RunPool(g.name, n) for g, n in zip(groups, num_pages, strict=True)]
+        self.pools = [RunPool(g.name, n, g.kept_pages) for g, n in zip(groups, num_pages, strict=True)]
         self.is_simple = len(groups) == 1 and groups[0].lookback == ALL and not groups[0].snapshot
 
     def begin_alone(self, seq: Sequence) -> None:

@@ -21,6 +21,7 @@ from ridgeline.spec.model import AnyLayer
 from ridgeline.spec.state import ALL, State
 from ridgeline.spec.storage import ALIGNMENT, EXACT, StateDType, Storage
 
+KEPT_TOKENS = 1024  # free pages of so many tokens stay in the prefix index before untouched memory is used
 NULL_PAGE = 0  # never handed out: "this position is not kept". Kernels may point padding at it.
 
 
@@ -76,6 +77,11 @@ class StateGroup:
     def first_pages(self) -> int:
         """Pages at the beginning of a sequence that are kept as long as the sequence."""
         return self.num_pages(self.first_tokens)
+
+    @property
+    def kept_pages(self) -> int:
+        """Free pages that stay in the prefix index at first before pages are taken that were never used."""
+        return max(1, KEPT_TOKENS // self.page_tokens)
 
     def page_of(self, token: int) -> int:
         """Return the index of the page that covers a token."""
