@@ -22,7 +22,7 @@ from common import emit
 
 from ridgeline import LLM, SamplingParams
 
-LAST_CHUNK = b"0\r\n\r\n"  # the end of a chunked body; an event ends differently
+LAST_CHUNK = b"\r\n0\r\n\r\n"  # the end of a chunked body; a header may end like its last five bytes
 
 
 def main() -> None:
@@ -117,11 +117,12 @@ class Reader(asyncio.Protocol):
     """
 
     def __init__(self, over: asyncio.Future[bytes]) -> None:
-        self._over, self._pieces = over, list[bytes]()
+        self._over, self._pieces, self._end = over, list[bytes](), b""
 
     def data_received(self, data: bytes) -> None:
         self._pieces.append(data)
-        if data.endswith(LAST_CHUNK) and not self._over.done():
+        self._end = (self._end + data)[-len(LAST_CHUNK) :]
+        if self._end == LAST_CHUNK and not self._over.done():
             self._over.set_result(b"".join(self._pieces))
 
     def connection_lost(self, error: Exception | None) -> None:
