@@ -67,8 +67,7 @@ STORAGES: Final[Mapping[str, Storage]] = {name: Storage(name) for name in get_ar
 def default_storage(weights: str) -> Storage:
     """Return how keys, values and latents are stored unless the user says otherwise.
 
-    weights: the type that most matrices have in memory. Weights of 16 bits or fewer were rounded more than float16
-    rounds state, so state takes 16 bits, too. float16 has 11 bits of mantissa, and bfloat16 has 8.
+    weights: the name of the type or the format of most matrices. float16 has 11 bits of mantissa, and bfloat16 has 8.
     """
     return EXACT if weights == "float32" else HALVES
 
