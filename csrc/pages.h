@@ -1,5 +1,7 @@
 // State in pages: the stored types of numbers, and writing them.
 //
+// bfloat16, float16: the nearest number, ties to even. In float16 finite numbers beyond 65,504 become 65,504.
+//
 // int8: each head of a token has a float32 scale, the largest magnitude over 127, and its numbers are stored as the
 // nearest multiples of it, ties to even. Magnitudes below about 2^-121, whose scale has no reciprocal, become 0. A head
 // with an infinity or a NaN gets the scale NaN.

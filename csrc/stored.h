@@ -36,7 +36,12 @@ RL_INLINE I to_f8(F x) {
 
 RL_INLINE void put(float& to, float x) { to = x; }
 RL_INLINE void put(BFloat16& to, float x) { to.bits = to_bf16(x); }
-RL_INLINE void put(Float16& to, float x) { to.bits = to_f16(x); }
+// A finite number beyond the largest half, 65,504, becomes that: an infinite key would turn an answer into NaN.
+RL_INLINE void put(Float16& to, float x) {
+    const uint16_t half = to_f16(x);
+    const bool overflows = (half & 0x7fff) == 0x7c00 && __builtin_fabsf(x) <= 0x1.fffffep127f;
+    to.bits = uint16_t(half - overflows);
+}
 
 RL_INLINE F load(const BFloat16* p) { return from_bf16(&p->bits); }
 RL_INLINE F load(const Float16* p) { return from_f16(&p->bits); }

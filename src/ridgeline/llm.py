@@ -24,13 +24,21 @@ from ridgeline.runtime.naive import NaiveGenerator
 from ridgeline.runtime.request import Frontend, Prompt, as_batch
 from ridgeline.sample.grammar import Grammars
 from ridgeline.sched.stats import Stats, StepShape
-from ridgeline.settings import EngineConfig, EngineOptions, check_tree, choose_storage, resolve, with_drafts
+from ridgeline.settings import (
+    EngineConfig,
+    EngineOptions,
+    check_tree,
+    choose_storage,
+    resolve,
+    storage_name,
+    with_drafts,
+)
 from ridgeline.settings.advice import Advice, machine_advice
 from ridgeline.settings.speculative import AUTO, OFF
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.quant import format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
-from ridgeline.spec.storage import Storage, has_rows
+from ridgeline.spec.storage import has_rows
 from ridgeline.system import free_bytes, num_cores
 
 if TYPE_CHECKING:
@@ -53,11 +61,12 @@ class LLM:
     model: a folder, a GGUF file or a hub id. tokenizer: folder or hub id of the tokenizer, if not the model's. cache:
     "on" is the engine (paged state), "off" naive sampling. batching: "continuous", or "static" for whole batches with
     room for the longest context. "off" and "static" are baselines to measure against. kv_cache_dtype: data type of the
-    KV cache, "auto", "float32", "bfloat16", "float16", "int8" or "fp8"; with cache="off" keys and values are rounded in
-    the same way. speculative: short for EngineOptions(speculative=...). The other options have vLLM's names: see
-    `LoadOptions` and `EngineOptions`. An option that is not given is chosen, and `config.reasons` explains the choice.
-    `loaded.notes` has the cost in accuracy of quantized weights or of a rounded KV cache. It is measured once; on_wait
-    is called with a message when that takes a while.
+    KV cache, "auto", "float32", "bfloat16", "float16", "int8" or "fp8"; "auto" is float16 for weights of 16 bits or
+    fewer and float32 for others; with cache="off" keys and values are rounded in the same way. speculative: short for
+    EngineOptions(speculative=...). The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An
+    option that is not given is chosen, and `config.reasons` explains the choice. `loaded.notes` has the cost in
+    accuracy of quantized weights or of a type that kv_cache_dtype names. It is measured once; on_wait is called with a
+    message when that takes a while.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
 
@@ -93,9 +102,8 @@ class LLM:
         self.options = LoadOptions(
             device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations, threads
         )
-        self._kv_cache_dtype = kv_cache_dtype
-        storage, _ = choose_storage(kv_cache_dtype)
-        self.loaded: LoadedModel = self._load(model, tokenizer, storage, progress_bar, on_wait)
+        self._kv_cache_dtype = storage_name(kv_cache_dtype)
+        self.loaded: LoadedModel = self._load(model, tokenizer, progress_bar, on_wait)
         self.tokenizer: Tokenizer | None = None
         self.tokenizer_folder: Path | None = None
         self.no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"  # reason for a missing tokenizer
@@ -122,15 +130,15 @@ class LLM:
         self,
         model: str,
         tokenizer: str | None,
-        storage: Storage,
         progress_bar: ProgressBar,
         on_wait: Callable[[str], None],
     ) -> LoadedModel:
-        """Return the model; its notes have the cost in accuracy of quantized weights and of a rounded KV cache."""
+        """Return the model; its notes have the cost in accuracy of quantized weights and of a KV cache as given."""
         loaded, notes = self._load_weights(model, tokenizer, progress_bar, on_wait)
+        storage, _ = choose_storage(self._kv_cache_dtype, loaded.stored_weights)
         loaded = replace(loaded, storage=storage)
         notes = (*notes, *scale_notes(loaded))
-        if not storage.is_exact and has_rows(loaded.spec):
+        if self._kv_cache_dtype != AUTO and not storage.is_exact and has_rows(loaded.spec):
             from ridgeline.evals.price import describe_state
 
             notes = (*notes, describe_state(model, self.options, tokenizer, loaded, on_wait))
@@ -167,6 +175,7 @@ class LLM:
             self.loaded.max_model_len,
             options,
             kv_cache_dtype=self._kv_cache_dtype,
+            weights=self.loaded.stored_weights,
             free_bytes=(UNKNOWN_FREE_BYTES if free is None else free)
             - self.loaded.mapped_bytes
             - (0 if draft is None else draft.mapped_bytes),
@@ -192,19 +201,14 @@ class LLM:
     def _advice(self) -> Advice | None:
         """Return the settings that the cost model advises, if this machine was calibrated."""
         loaded = self.loaded
-        format = loaded.model.formats.main
-        return machine_advice(
-            loaded.spec, format.name if format.is_lossy else loaded.dtype, loaded.storage.dtype, self.options.threads
-        )
+        return machine_advice(loaded.spec, loaded.weights, loaded.storage.dtype, self.options.threads)
 
     def __repr__(self) -> str:
         """Return model, device, types and context on one line."""
         loaded = self.loaded
-        format = loaded.model.formats.main
-        weights = format.name if format.is_lossy else loaded.dtype
         return (
             f"LLM({str(self.checkpoint.folder)!r}, {loaded.spec.family}, device={loaded.table.memory.device!r}, "
-            f"weights={weights!r}, max_model_len={self.max_model_len})"
+            f"weights={loaded.weights!r}, max_model_len={self.max_model_len})"
         )
 
     @property

@@ -4,6 +4,7 @@ alone.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -146,7 +147,28 @@ def test_the_chosen_type_and_its_reason() -> None:
     assert "without effect" in config(loaded("mamba"), "int8").reasons["kv_cache_dtype"]
     assert not has_rows(loaded("mamba").spec)
     with pytest.raises(RequestError, match=r"fp4.*known are auto, float32, bfloat16, float16, int8, fp8"):
-        choose_storage("fp4")
+        choose_storage("fp4", "float32")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights", "wanted"),
+    [("float32", "auto", "float32"), ("bfloat16", "auto", "float16"), ("float16", "auto", "float16"),
+     ("float32", "int8", "float16"), ("bfloat16", "int4", "float16")],
+)  # fmt: skip
+def test_narrow_weights_have_narrow_state(dtype: str, weights: str, wanted: str, tmp_path: Path, run: Run) -> None:
+    """The engine, naive sampling, `explain` and `inspect` choose one type; recurrent state stays in float32."""
+    build(CASES["jamba"], tmp_path)
+    llm = LLM(str(tmp_path), device="cpu", dtype=dtype, weights=weights, load_format="dummy", skip_tokenizer_init=True)
+    assert llm.config is not None and (llm.config.kv_cache_dtype, llm.loaded.storage.dtype) == (wanted, wanted)
+    found = {part.dtype for group in llm.config.groups if group.snapshot for slot in group.slots for part in slot.parts}
+    assert found == {"float32"}
+    flags = ("--dtype", dtype, "--weights", weights)
+    settings = {s["name"]: s for s in json.loads(run("explain", str(tmp_path), *flags, "--json")[0])["settings"]}
+    assert settings["kv_cache_dtype"]["value"] == wanted
+    kind = weights if weights != "auto" else dtype
+    assert ("stored as computed" if wanted == "float32" else kind) in settings["kv_cache_dtype"]["reason"]
+    assert json.loads(run("inspect", str(tmp_path), *flags, "--json")[0])["state_dtype"] == wanted
+    assert not [note for note in llm.loaded.notes if "KL" in note and "state" in note]
 
 
 def test_narrow_state_makes_more_pages() -> None:
@@ -161,7 +183,7 @@ def test_narrow_state_makes_more_pages() -> None:
 def test_too_little_memory_names_narrow_state() -> None:
     spec = loaded("llama").spec
     whole = 100 * sum(state_bytes(layer.mixer.state(), STORAGES["float32"], 1) for layer in spec.layers if layer.mixer)
-    with pytest.raises(RequestError, match="--kv-cache-dtype to bfloat16"):
+    with pytest.raises(RequestError, match="--kv-cache-dtype to float16"):
         config(loaded("llama"), "auto", kv_cache_memory_bytes=int(0.7 * whole), block_size=4)
 
 

@@ -163,8 +163,8 @@ def test_scales_beside_quantized_matrices(recipe: str, tmp_path: Path) -> None:
     _, source = plain_model("llama", (("intermediate_size", 96),))
     write(replace(own, config={**own.config, **ask}, extra=tensors_of()), source, tmp_path / "p")
     llm = load(tmp_path / "p", "auto", cache="off")
-    assert llm.loaded.storage.dtype == "float32" and len(llm.loaded.model.kv_scales) == 4
-    assert any("asks for an fp8 KV cache, but state is stored in float32" in note for note in llm.loaded.notes)
+    assert llm.loaded.storage.dtype == "float16" and len(llm.loaded.model.kv_scales) == 4
+    assert any("asks for an fp8 KV cache, but state is stored in float16" in note for note in llm.loaded.notes)
 
 
 BAD: list[tuple[str, Tensors, str]] = [
@@ -209,11 +209,11 @@ def test_another_scheme_of_the_cache_is_refused(change: dict[str, Any], message:
 
 
 def test_names_of_vllm() -> None:
-    assert choose_storage("fp8_e4m3") == choose_storage("fp8") == (STORAGES["fp8"], "as given")
+    assert choose_storage("fp8_e4m3", "int8") == choose_storage("fp8", "int8") == (STORAGES["fp8"], "as given")
     with pytest.raises(RequestError, match=r"fp8_e5m2.*2 bits of mantissa.*use fp8"):
-        choose_storage("fp8_e5m2")
+        choose_storage("fp8_e5m2", "int8")
     with pytest.raises(RequestError, match=r"fp8_inc.*known are auto, float32, bfloat16, float16, int8, fp8"):
-        choose_storage("fp8_inc")
+        choose_storage("fp8_inc", "int8")
 
 
 def test_notes_say_what_is_used(tmp_path: Path) -> None:

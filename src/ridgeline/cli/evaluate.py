@@ -118,7 +118,7 @@ def _prepare(
     if llm.tokenizer is None:
         raise TokenizerError(f"{model} has no tokenizer, and evaluate needs one; name one with --tokenizer")
     documents = encode_texts(texts, llm.tokenizer, limit_tokens)
-    original = load(against, common) if against is not None else None
+    original = load(against, common | {"kv_cache_dtype": "float32"}) if against is not None else None
     if original is not None and original.tokenizer is not None:
         check_same_tokens(documents, llm.tokenizer, original.tokenizer)
     return llm, original, documents

@@ -91,7 +91,8 @@ def _drafts(
     check_tree(EngineOptions(speculative=config.speculative, draft_tree=config.draft_tree), draft.spec)
     drafts = speculation_of(draft, config.num_speculative_tokens, parse_acceptance(acceptance) if acceptance else ())
     known = find_known_writer(model)
-    precision = precision_of(known, machine, weights=None if flags.weights == "auto" else flags.weights)
+    weights = None if flags.weights == "auto" else flags.weights
+    precision = precision_of(known, machine, weights=weights, state=config.kv_cache_dtype)
     return Planner(Deployment(known.spec, machine, precision, page_tokens=config.block_size, speculation=drafts))
 
 
@@ -115,7 +116,8 @@ def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[Engin
     known, format = find_known_writer(model), format_of(flags.weights, flags.activations)
     formats = FormatTable(format) if format.is_lossy else known.formats
     dtype = DTYPE_NAMES.get(flags.dtype if flags.dtype != "auto" else known.weights, "bfloat16")
-    storage, _ = choose_storage(flags.kv_cache_dtype)
+    shown = (formats if format.is_lossy else formats.with_others(known.dequantized)).type_of_most(dtype)
+    storage, _ = choose_storage(flags.kv_cache_dtype, shown)
     length = known.spec.resolve_max_model_len(flags.max_model_len)
     own = {} if format.is_lossy or flags.dtype != "auto" else known.dtypes
     size = footprint(known.spec, formats, dtype, packs=True, dtypes=own).total + known.spec.frequency_bytes(length)
@@ -125,10 +127,9 @@ def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[Engin
             f"the weights of {known.name} need {num_bytes(size)}, but only {num_bytes(free + size)} are free; "
             "use --weights int8 or int4, or free some memory"
         )
-    main = formats.main
-    advice = machine_advice(known.spec, main.name if main.is_lossy else dtype, storage.dtype)
+    advice = machine_advice(known.spec, formats.type_of_most(dtype), storage.dtype)
     config = resolve(
-        known.spec, length, engine.options(), kv_cache_dtype=flags.kv_cache_dtype,
+        known.spec, length, engine.options(), kv_cache_dtype=flags.kv_cache_dtype, weights=shown,
         free_bytes=free, fixed_len=flags.max_model_len is not None, fraction=0.5, advice=advice,
     )  # fmt: skip
     reasons = {"threads": f"one per physical core that this process may use; the machine has {num_cores()} CPUs"}

@@ -219,15 +219,13 @@ def _fingerprints(run: _Run, folder: Path, patterns: Sequence[str]) -> list[str]
     from ridgeline.cli.show.results import prompt_fingerprint
     from ridgeline.load.fingerprint import model_fingerprint
     from ridgeline.load.hub import SMALL_FILES, find_model
-    from ridgeline.settings import choose_storage
+    from ridgeline.settings import storage_name
 
     options, seed = run.options, run.options["seed"]
     relevant = {
         name: options[name] for name in ("dtype", "weights", "max_model_len", "load_format", "skip_tokenizer_init")
     }
-    storage, _ = choose_storage(options["kv_cache_dtype"])
-    if not storage.is_exact:
-        relevant["kv_cache_dtype"] = storage.dtype
+    relevant["kv_cache_dtype"] = storage_name(options["kv_cache_dtype"])
     if options["load_format"] == "dummy":
         relevant["seed"] = seed
     if options["tokenizer"]:

@@ -34,20 +34,21 @@ def inspect(
     """Show a model's layers, weights and state, computed from config.json and the headers of quantized weights."""
     from ridgeline.archs import spec_from_config
     from ridgeline.cli.flags.known import StoredMatrices, quantized_checkpoint, stored_matrices
-    from ridgeline.settings import choose_storage
+    from ridgeline.settings import choose_storage, storage_name
     from ridgeline.spec.dtype import DTYPE_NAMES
     from ridgeline.spec.quant import FormatTable, format_of
 
-    storage, _ = choose_storage(kv_cache_dtype)
-    format = format_of(weights)
+    kv_cache_dtype, format = storage_name(kv_cache_dtype), format_of(weights)
     checkpoint = quantized_checkpoint(model) if revision is None else None
     config = _config(model, revision) if checkpoint is None else dict(checkpoint.config)
     spec = spec_from_config(config) if checkpoint is None else checkpoint.spec
     stored = StoredMatrices(FormatTable(format))
     if checkpoint is not None:
         found = stored_matrices(checkpoint, DTYPE_NAMES.get(dtype))
-        stored = found if not format.is_lossy else replace(found, formats=FormatTable(format))
-    report = describe(spec, weight_dtype(config, dtype), max_model_len, stored, storage)
+        stored = found if not format.is_lossy else replace(found, formats=FormatTable(format), dequantized={})
+    kind = weight_dtype(config, dtype)
+    storage, _ = choose_storage(kv_cache_dtype, stored.formats.with_others(stored.dequantized).type_of_most(kind))
+    report = describe(spec, kind, max_model_len, stored, storage)
     if json_output:
         import json
 

@@ -19,6 +19,7 @@ from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.model import ModelSpec
 from ridgeline.spec.quant import FORMATS, PLAIN, FormatTable, format_of
 from ridgeline.spec.schemes import scheme_of
+from ridgeline.spec.storage import default_storage
 from ridgeline.spec.weight import DECIDING
 
 FLOAT_BYTES = 4  # vectors (norms, biases) and recurrent state are float32 whatever else is chosen
@@ -177,12 +178,13 @@ def default_precision(
     """Return the precision of a model that is published with these types of weights and experts.
 
     Activations are by default float32 on a CPU, where our kernels compute in float32, and otherwise have the type of
-    the weights, or bfloat16 if weights have 8 bits or fewer. State has by default the type of the activations.
+    the weights, or bfloat16 if weights have 8 bits or fewer. State has by default the type that the engine chooses on a
+    CPU, and otherwise that of the activations.
     """
     if activations is None:
         activations = "float32" if hardware.kind == "cpu" else wide_type(weights)
     if state is None:
-        state = activations if storage_of(activations).bits >= 16 else "bfloat16"
+        state = default_storage(weights).dtype if hardware.kind == "cpu" else wide_type(activations)
     products = products_type(hardware, weights, activations)
     return Precision(weights, state, activations, None if experts == weights else experts, products)
 

@@ -82,8 +82,7 @@ def speculation_of_engine(config: EngineConfig, draft: ModelSpec | HeadSpec | No
 
 
 def _precision(loaded: LoadedModel, machine: HardwareSpec) -> Precision:
-    format = loaded.model.formats.main
-    found = cpu_precision(format.name if format.is_lossy else loaded.dtype, loaded.storage.dtype, machine)
+    found = cpu_precision(loaded.weights, loaded.storage.dtype, machine)
     if not (loaded.model.formats.by_name or loaded.dtypes):
         return found
     return stored_as(found, loaded.spec, loaded.model.formats, loaded.dtype, loaded.dtypes)

@@ -57,7 +57,7 @@ class LoadedModel:
 
     mapped_bytes: bytes of weights that are views of files, which become resident when they are used. weight_bytes:
     bytes of all weights. storage: how keys and values are stored. dtype: type of the matrices of floats. dtypes: types
-    of those that have another one, by name.
+    of those that have another one, by name. dequantized: formats of the matrices that were codes and became floats.
     """
 
     model: Model
@@ -71,6 +71,17 @@ class LoadedModel:
     storage: Storage = EXACT
     dtype: DType = "float32"
     dtypes: Mapping[str, DType] = field(default_factory=dict)
+    dequantized: Mapping[str, Format] = field(default_factory=dict)
+
+    @property
+    def weights(self) -> str:
+        """Return the type or the format that most matrices have in memory."""
+        return self.model.formats.type_of_most(self.dtype)
+
+    @property
+    def stored_weights(self) -> str:
+        """Return the type or the format of most matrices before a device without a kernel for it made them floats."""
+        return self.model.formats.with_others(self.dequantized).type_of_most(self.dtype)
 
     @property
     def spec(self) -> ModelSpec:
@@ -139,6 +150,7 @@ def _load(
     return LoadedModel(
         model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), sizes.mapped, sizes.total,
         notes=notes, dtype=sizes.dtype, dtypes=sizes.dtypes,
+        dequantized=weights.dequantized if isinstance(weights, StoredWeights) and not format.is_lossy else {},
     )  # fmt: skip
 
 

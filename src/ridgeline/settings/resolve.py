@@ -14,12 +14,13 @@ from ridgeline.settings.speculative import AUTO, NGRAM, OFF, Choice, afforded, c
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.acceptance import ACCEPTANCES
 from ridgeline.spec.heads import HeadSpec
-from ridgeline.spec.storage import EXACT, STORAGES, Storage, has_rows
+from ridgeline.spec.storage import STORAGES, Storage, default_storage, has_rows
 from ridgeline.spec.text import num_bytes
 from ridgeline.spec.trees import MOST_DRAFTS, MOST_WIDTH
 
 NO_ROWS = "without effect: no layer has keys and values, and recurrent state is always float32"
 SWAP_SHARE, MAX_SWAP_BYTES = 10, 4 << 30  # divisor of the host's free memory; vLLM's default
+NARROWER = {"float32": "float16", "float16": "int8", "bfloat16": "int8"}  # types to take if memory is short
 # vLLM's other spellings of a type, and its types that are refused, each with a reason.
 SPELLINGS = {"fp8_e4m3": "fp8"}
 REFUSED = {
@@ -52,6 +53,7 @@ def resolve(
     device_is_host: bool = True,
     host_free_bytes: int | None = None,
     kv_cache_dtype: str = "auto",
+    weights: str = "float32",
     float_bytes: int = 4,
     advice: Advice | None = None,
     draft: ModelSpec | HeadSpec | None = None,
@@ -61,12 +63,12 @@ def resolve(
 
     free_bytes: device memory after weights are loaded. fraction: share of it to use, unless kv_cache_memory_bytes is
     set. fixed_len: the user set max_model_len, so it is not reduced. device_is_host: the device is a CPU; swap space is
-    in free_bytes. host_free_bytes: free memory of another host, None if unknown. float_bytes: bytes of a computed
-    number. advice: choices of the cost model. draft: the draft model or head, whose state shares the pages. undrafted:
-    why no drafts may be chosen where the user leaves that open; None if they may.
+    in free_bytes. host_free_bytes: free memory of another host, None if unknown. weights: type or format of most
+    matrices. float_bytes: bytes of a computed number. advice: choices of the cost model. draft: the draft model or
+    head, whose state shares the pages. undrafted: why no drafts may be chosen where the user leaves it open, or None.
     """
     given, chosen = _given(options), _drafting(options, advice, undrafted, draft)
-    storage, why_storage = choose_storage(kv_cache_dtype)
+    storage, why_storage = choose_storage(kv_cache_dtype, weights)
     _check_snapshots(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
     problem = Problem(
@@ -78,7 +80,6 @@ def resolve(
     if found is None:
         raise RequestError(_failure(problem, {n: value for n, value in given.items() if n != "steps_in_flight"}))
     pages, host_pages = found.pages(), found.host_pages()
-    bookkeeping = BOOKKEEPING_BYTES * (sum(pages) + (sum(host_pages) if device_is_host else 0))
     if problem.swap and not any(host_pages):
         why_swap = f"none: {num_bytes(problem.swap)} are too few for a page of each group of layers"
     return EngineConfig(
@@ -92,7 +93,7 @@ def resolve(
         groups=found.groups,
         num_pages=pages,
         num_host_pages=host_pages,
-        workspace_bytes=found.workspace() + bookkeeping,
+        workspace_bytes=found.workspace() + BOOKKEEPING_BYTES * (sum(pages) + sum(host_pages) * device_is_host),
         free_bytes=free_bytes,
         reasons=_reasons(problem, found, advice)
         | dict.fromkeys(given, "as given")
@@ -138,21 +139,34 @@ def _advised(advice: Advice | None) -> dict[str, int]:
     return {"most_seqs": advice.max_num_seqs, "most_tokens": advice.max_num_batched_tokens} if advice else {}
 
 
-def choose_storage(kv_cache_dtype: str) -> tuple[Storage, str]:
+def choose_storage(kv_cache_dtype: str, weights: str) -> tuple[Storage, str]:
     """Return how keys and values are stored, and why. Raises RequestError for an unknown name.
 
-    `auto` is always float32, so that an answer is what the model computes without rounding, whatever the batch and
-    whatever cache the checkpoint asks for.
+    weights: the type or the format of most matrices. It alone decides what `auto` is, so that the batch, the device and
+    the cache that a checkpoint asks for do not.
     """
-    if kv_cache_dtype == "auto":
-        return EXACT, "stored as computed; bfloat16, float16, int8 and fp8 take less memory, and their loss is printed"
+    name = storage_name(kv_cache_dtype)
+    if name != AUTO:
+        return STORAGES[name], "as given"
+    found = default_storage(weights)
+    if found.is_exact:
+        return (
+            found,
+            "stored as computed, like float32 weights; 16 and 8 bits take less memory, and their loss is printed",
+        )
+    why = f"weights are in {weights}: half the bytes of float32 at a small loss; float32 stores state as computed"
+    return found, why
+
+
+def storage_name(kv_cache_dtype: str) -> str:
+    """Return "auto" or the name of a Storage for any spelling of a type. Raises RequestError for an unknown name."""
     if kv_cache_dtype in REFUSED:
         raise RequestError(f"kv_cache_dtype (--kv-cache-dtype) {kv_cache_dtype!r} {REFUSED[kv_cache_dtype]}")
     name = SPELLINGS.get(kv_cache_dtype, kv_cache_dtype)
-    if name not in STORAGES:
-        known = ", ".join(("auto", *STORAGES))
+    if name not in (AUTO, *STORAGES):
+        known = ", ".join((AUTO, *STORAGES))
         raise RequestError(f"kv_cache_dtype (--kv-cache-dtype) {kv_cache_dtype!r} is not known; known are {known}")
-    return STORAGES[name], "as given"
+    return name
 
 
 def _given(options: EngineOptions) -> dict[str, Any]:
@@ -306,8 +320,9 @@ def _failure(problem: Problem, given: dict[str, Any]) -> str:
         swap = 0 if name == "swap_space_bytes" else problem.swap
         if found := replace(problem, options=replace(problem.options, **{name: None}), swap=swap).solve():
             remedies.append(f"set {_flag(name)} to {_chosen(found, name)}")
-    if problem.storage.is_exact and replace(problem, storage=STORAGES["bfloat16"]).solve():
-        remedies.append("set --kv-cache-dtype to bfloat16")
+    narrower = NARROWER.get(problem.storage.dtype)
+    if narrower and replace(problem, storage=STORAGES[narrower]).solve():
+        remedies.append(f"set --kv-cache-dtype to {narrower}")
     if not remedies and replace(problem, fixed_len=False, options=EngineOptions(), swap=0).solve():
         names = [*given, "max_model_len"] if problem.fixed_len else list(given)
         remedies.append(f"leave out {' and '.join(map(_flag, names))}")

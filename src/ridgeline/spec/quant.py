@@ -276,6 +276,14 @@ class FormatTable:
         """The format of most matrices."""
         return Counter(self.by_name.values()).most_common(1)[0][0] if self.by_name else self.default
 
+    def type_of_most(self, dtype: str) -> str:
+        """Return the name of the format of most matrices, or `dtype`, the type of floats, if most are not rounded."""
+        return self.main.name if self.main.is_lossy else dtype
+
+    def with_others(self, more: Mapping[str, Format]) -> FormatTable:
+        """Return a table that also has the formats of other matrices, by name."""
+        return FormatTable(self.default, {**(self.by_name or {}), **more} or None)
+
     @property
     def formats(self) -> frozenset[Format]:
         """All formats that occur."""

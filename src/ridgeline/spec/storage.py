@@ -59,8 +59,17 @@ class Storage:
 
 EXACT: Final = Storage("float32")
 SNAPSHOTS: Final[Mapping[int, Storage]] = {4: EXACT, 8: Storage("float64")}  # by the bytes of a computed number
+HALVES: Final = Storage("float16")
 # The choices for keys, values and latents.
 STORAGES: Final[Mapping[str, Storage]] = {name: Storage(name) for name in get_args(StateDType) if name != "float64"}
+
+
+def default_storage(weights: str) -> Storage:
+    """Return how keys, values and latents are stored unless the user says otherwise.
+
+    weights: the name of the type or the format of most matrices. float16 has 11 bits of mantissa, and bfloat16 has 8.
+    """
+    return EXACT if weights == "float32" else HALVES
 
 
 def storage_of(state: State, storage: Storage) -> Storage:

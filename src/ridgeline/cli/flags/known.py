@@ -93,8 +93,11 @@ def precision_of(
     """
     from ridgeline.cost.precision import default_precision, products_type, storage_type, stored_as, wide_type
     from ridgeline.spec.schemes import scheme_of
+    from ridgeline.spec.storage import default_storage
 
     kind = storage_type(weights) if weights else None
+    if state is None and kind is None and machine.kind == "cpu":
+        state = default_storage(known.formats.with_others(known.dequantized).type_of_most(known.weights)).dtype
     found = default_precision(
         machine, kind or known.weights, kind or known.experts, state=state, activations=activations
     )

@@ -100,7 +100,11 @@ MaxNumBatchedTokens = Annotated[
 ]
 KVCacheDType = Annotated[
     str,
-    _engine("--kv-cache-dtype", help="Data type of the KV cache: auto, float32, bfloat16, float16, int8 or fp8."),
+    _engine(
+        "--kv-cache-dtype",
+        help="Data type of the KV cache: auto, float32, bfloat16, float16, int8 or fp8. auto is float16 for weights of "
+        "16 bits or fewer, and float32 for others.",
+    ),
 ]
 BlockSize = Annotated[
     int | None, _engine("--block-size", help="Number of tokens in a page of the KV cache. Default: 16.")

@@ -13,6 +13,7 @@ from ridgeline.spec.quant import NUMBERS
 from ridgeline.spec.storage import SCALE_BYTES, Storage
 
 FP8_MOST = 448  # the largest number of e4m3
+HALF_MOST = 65504  # the largest number of float16
 _FP8 = np.array(NUMBERS["fp8"].levels, np.float32)
 
 
@@ -29,7 +30,9 @@ def store_rows(case: Storage) -> Callable[..., Ndarray]:
 
 
 def rounded(x: Ndarray, dtype: np.dtype[np.generic]) -> Ndarray:
-    """Round x to a floating point type, ties to even; numbers that are too large become infinite."""
+    """Round x to a floating point type, ties to even. In float16 finite numbers beyond 65,504 become 65,504."""
+    if dtype == np.float16:
+        x = np.where(np.isfinite(x), np.clip(x, -HALF_MOST, HALF_MOST), x)
     with np.errstate(over="ignore"):
         return x.astype(dtype)
 

@@ -10,6 +10,7 @@ from ridgeline.spec.storage import SCALE_BYTES, Storage
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8,
           "fp8": torch.uint8}  # fmt: skip
 FP8_MOST = 448  # the largest number of e4m3
+HALF_MOST = 65504  # the largest number of float16
 
 
 def store_rows(case: Storage):
@@ -22,13 +23,16 @@ def to_fp8(x: Tensor) -> Tensor:
 
 
 def as_stored(x: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-    """Round x [..., numbers] to a type, ties to even. int8 numbers are multiples of a scale, the largest magnitude over
-    127, whose four bytes follow them. fp8 is x / scale in e4m3: finite numbers beyond 448 become 448, all others NaN.
+    """Round x [..., numbers] to a type, ties to even. In float16 finite numbers beyond 65,504 become 65,504. int8
+    numbers are multiples of a scale, the largest magnitude over 127, whose four bytes follow them. fp8 is x / scale in
+    e4m3: finite numbers beyond 448 become 448, all others NaN.
     """
     if dtype == torch.uint8:
         x = x.float()
         steps = x / x.new_full((), scale)  # a GPU would multiply with the inverse of a number of Python
         return to_fp8(torch.where(steps.isfinite(), steps.clamp(-FP8_MOST, FP8_MOST), torch.nan))
+    if dtype == torch.float16:
+        x = torch.where(x.isfinite(), x.clamp(-HALF_MOST, HALF_MOST), x)
     if dtype != torch.int8:
         return x.to(dtype)
     x = x.float()
