@@ -361,8 +361,11 @@ def test_published_traces() -> None:
 
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="needs ../shared/data/traces")
-def test_prefix_hits_are_those_of_the_trace() -> None:
-    """With room for all pages, the hits of the index equal those computed from the numbers of the blocks alone."""
+def test_prefix_hits_are_those_of_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for all pages, and a pool that keeps all of them, the hits of the index equal those computed from the
+    numbers of the blocks alone.
+    """
+    monkeypatch.setattr("ridgeline.spec.groups.KEPT_TOKENS", 2_000_000 * 16)
     trace = [
         r._replace(arrival_ns=i * 100 * SECOND)
         for i, r in enumerate(read_trace(TRACES / "mooncake_conversation_trace.jsonl", 300))
