@@ -57,6 +57,7 @@ void keep_freed_memory() {
 
 }  // namespace
 
+int usable_cores() { return std::max(1, int(std::min(double(system::cores().size()), std::ceil(system::quota())))); }
 
 // ---- pages ------------------------------------------------------------------------------------------------------
 
