@@ -91,7 +91,7 @@ class PagePool:
         return self.take_many(1)[0]
 
     def take_many(self, count: int) -> list[int]:
-        """Take several free pages, in the order in which `take` would return them."""
+        """Take the free pages that as many calls of `take` would return, perhaps in another order."""
         if count > self.num_free:
             raise KeyError(f"{self.name}: {count} pages, and {self.num_free} are free")
         refs, bare = self._refs, self._bare
