@@ -159,8 +159,10 @@ class Filled:
         options = EngineOptions(max_num_seqs=1, max_num_batched_tokens=CHUNK, steps_in_flight=1, block_size=PAGE)
         longest = self._spec.max_position_embeddings
         room = 2 * FLOAT * self._spec.state_elements(longest) + (1 << 30)
-        float_bytes = llm.loaded.table.memory.float_bytes
-        self._config = resolve(self._spec, longest, options, free_bytes=room, fixed_len=True, float_bytes=float_bytes)
+        self._config = resolve(
+            self._spec, longest, options, free_bytes=room, fixed_len=True, kv_cache_dtype=llm.loaded.storage.dtype,
+            float_bytes=llm.loaded.table.memory.float_bytes,
+        )  # fmt: skip
         self._rng = np.random.default_rng(0)
 
     def computed(self, context: int) -> tuple[bool, float]:

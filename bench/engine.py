@@ -63,8 +63,10 @@ def naive_token(llm: LLM, length: int) -> tuple[list[int], float]:
 
 
 def settings(llm: LLM, options: EngineOptions) -> EngineConfig:
-    float_bytes = llm.loaded.table.memory.float_bytes
-    return resolve(llm.loaded.spec, 2048, options, free_bytes=4 << 30, fixed_len=True, float_bytes=float_bytes)
+    return resolve(
+        llm.loaded.spec, 2048, options, free_bytes=4 << 30, fixed_len=True, kv_cache_dtype=llm.loaded.storage.dtype,
+        float_bytes=llm.loaded.table.memory.float_bytes,
+    )  # fmt: skip
 
 
 def decode(llm: LLM, batch: int) -> tuple[float, bool]:

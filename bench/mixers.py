@@ -149,7 +149,7 @@ class Bench:
         options = EngineOptions(max_num_seqs=sequences, max_num_batched_tokens=longest, steps_in_flight=1)
         config = resolve(
             self._spec, self._spec.max_position_embeddings, options, free_bytes=4 << 30, fixed_len=True,
-            float_bytes=self._llm.loaded.table.memory.float_bytes,
+            kv_cache_dtype=self._llm.loaded.storage.dtype, float_bytes=self._llm.loaded.table.memory.float_bytes,
         )  # fmt: skip
         engine, found, times = Engine(self._llm.loaded, config), [], []
         params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)

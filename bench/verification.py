@@ -40,7 +40,10 @@ class Steps:
             threads=threads,
         )  # fmt: skip
         self._loaded, options = llm.loaded, EngineOptions(num_speculative_tokens=drafts, max_num_seqs=sequences)
-        config = resolve(llm.loaded.spec, context + drafts + 1, options, free_bytes=sequences << 30, fixed_len=True)
+        config = resolve(
+            llm.loaded.spec, context + drafts + 1, options, free_bytes=sequences << 30, fixed_len=True,
+            kv_cache_dtype=llm.loaded.storage.dtype,
+        )  # fmt: skip
         self._runner = Engine(llm.loaded, config)._runner
         rng = np.random.default_rng(0)
         ids = rng.integers(0, llm.loaded.spec.vocab_size, (sequences, context + drafts + 1))

@@ -114,8 +114,8 @@ def test_a_model(name: str, tmp_path: Path) -> None:
     (tmp_path / "widened").mkdir()
     (tmp_path / "widened" / "config.json").write_text((tmp_path / "plain" / "config.json").read_text())
     save_file(plain, tmp_path / "widened" / SINGLE, metadata={"format": "pt"})
-    llm = LLM(str(folder), skip_tokenizer_init=True, device="reference")
-    again = LLM(str(tmp_path / "widened"), skip_tokenizer_init=True, device="reference")
+    llm = LLM(str(folder), skip_tokenizer_init=True, device="reference", kv_cache_dtype="float32")
+    again = LLM(str(tmp_path / "widened"), skip_tokenizer_init=True, device="reference", kv_cache_dtype="float32")
     for key, weight in again.loaded.model.weights.items():
         assert torch.equal(wide(llm.loaded.model.weights[key]), weight), key  # type: ignore[call-overload]
     exact = oracle_logits(type(model).from_pretrained(tmp_path / "widened", dtype=torch.float32).eval(), prompts(case))

@@ -64,7 +64,9 @@ def test_transformers_reads_the_same_model(name: str, tmp_path: Path) -> None:
     case = case_of(name, **READ_BY_TRANSFORMERS[name])
     write(case, tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf")
-    ours = LLM(str(tmp_path / "model.gguf"), max_model_len=case.max_model_len).logits(prompts(case))
+    ours = LLM(str(tmp_path / "model.gguf"), max_model_len=case.max_model_len, kv_cache_dtype="float32").logits(
+        prompts(case)
+    )
     for got, wanted in zip(ours, oracle_logits(theirs, prompts(case)), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4)
 
@@ -223,7 +225,7 @@ def test_codes_are_multiplied_where_a_kernel_reads_them(kind: str, tmp_path: Pat
     types, _ = choose_types(checkpoint.config, kind)
     write_gguf(tmp_path / "p.gguf", checkpoint.config, weights_of(checkpoint), None, types)
     tokens = [[5, 17, 300, 4000, 23]]
-    ours = LLM(str(tmp_path / "p.gguf"), device="cpu")
+    ours = LLM(str(tmp_path / "p.gguf"), device="cpu", kv_cache_dtype="float32")
     formats = {format.name for format in ours.loaded.model.formats.formats}
     assert f"{CODES[kind]}-exact" in formats and not any("are dequantized" in note for note in ours.loaded.notes)
     opened, table = ours.checkpoint, ours.loaded.table
@@ -231,7 +233,9 @@ def test_codes_are_multiplied_where_a_kernel_reads_them(kind: str, tmp_path: Pat
     wide = StoredWeights(opened.spec, names, files, table.memory, None, lambda done: None, keeps=lambda format: False)
     wanted: Any = Model(opened.spec, wide, table, 64)(DenseStep.build(tokens, table.memory))
     np.testing.assert_allclose(ours.logits(tokens)[0], wanted, rtol=0, atol=1e-4)
-    rounded = LLM(str(tmp_path / "p.gguf"), device="cpu", activations="int8").logits(tokens)[0]
+    rounded = LLM(str(tmp_path / "p.gguf"), device="cpu", activations="int8", kv_cache_dtype="float32").logits(tokens)[
+        0
+    ]
     assert 0 < np.abs(rounded - wanted).max() < 0.2 * np.std(wanted)
 
 

@@ -75,7 +75,9 @@ def test_the_same_logits(name: str, tmp_path: Path) -> None:
     case = case_of(name, **({"rope_parameters": ROPE[name]} if name in ROPE else {}))
     write(case, tmp_path)
     sequences = prompts(case)[:3]
-    ours = LLM(str(tmp_path / "model.gguf"), max_model_len=case.max_model_len).logits(sequences)
+    ours = LLM(str(tmp_path / "model.gguf"), max_model_len=case.max_model_len, kv_cache_dtype="float32").logits(
+        sequences
+    )
     for got, wanted in zip(ours, logits_of_llama_cpp(tmp_path / "model.gguf", sequences), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=ROUGH.get(name, 1e-4))
 
@@ -85,7 +87,9 @@ def test_close_logits_where_it_rounds_activations(kind: str, tmp_path: Path) -> 
     case = case_of("llama_gqa")
     write(case, tmp_path, kind)
     sequences = prompts(case)[:3]
-    ours = LLM(str(tmp_path / "model.gguf"), max_model_len=case.max_model_len).logits(sequences)
+    ours = LLM(str(tmp_path / "model.gguf"), max_model_len=case.max_model_len, kv_cache_dtype="float32").logits(
+        sequences
+    )
     theirs = logits_of_llama_cpp(tmp_path / "model.gguf", sequences)
     assert divergence(np.concatenate(ours), np.concatenate(theirs)) <= ROUNDED[kind]
 
@@ -96,7 +100,7 @@ def test_quantized_files_of_a_trained_model(scheme: str, tmp_path: Path) -> None
     quantize("pocket", scheme, out=tmp_path / "out")
     text = "def sizes(rows, columns):\n    return [row * columns for row in range(rows)]\n" * 4
     ids = Tokenizer.from_folder(find_model("pocket")).encode(text)
-    ours = LLM(str(tmp_path / "out")).logits([ids])[0]
+    ours = LLM(str(tmp_path / "out"), kv_cache_dtype="float32").logits([ids])[0]
     theirs = logits_of_llama_cpp(tmp_path / "out" / "model.gguf", [ids])[0]
     assert divergence(ours, theirs) <= 3e-3
     two = np.sort(ours, axis=-1)[:, -2:]
