@@ -7,19 +7,21 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from ridgeline.cost.operations import Slice
 from ridgeline.engine import Engine, Session
+from ridgeline.ops.host.memory import dtype_of
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
 from ridgeline.sample.sampler import NoiseKey
 from ridgeline.settings import EngineOptions, resolve
 from ridgeline.spec import ModelSpec, to_json
 from ridgeline.spec.request import SamplingParams
+from ridgeline.spec.storage import default_storage
 
 CHUNK_TOKENS = 512
 
@@ -37,16 +39,20 @@ class TimedStep:
 
 
 def load_random(spec: ModelSpec, *, dtype: str = "float32", weights: str = "auto", device: str = "auto") -> LoadedModel:
-    """Load a spec with random weights. dtype, weights: see LoadOptions."""
+    """Load a spec with random weights, and with the engine's default type of state. dtype, weights: see LoadOptions."""
     with tempfile.TemporaryDirectory() as folder:
         config = {"model_type": "ridgeline", "spec": to_json(spec)}
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         options = LoadOptions(device=device, dtype=dtype, weights=weights, load_format="dummy")
-        return load_model(folder, options)
+        loaded = load_model(folder, options)
+    return replace(loaded, storage=default_storage(loaded.stored_weights))
 
 
 class Steps:
-    """An engine for `sequences` sequences of up to `length` tokens that times its steps."""
+    """An engine for `sequences` sequences of up to `length` tokens that times its steps.
+
+    Keys and values are stored in `loaded.storage`, which is a type of floats.
+    """
 
     def __init__(self, loaded: LoadedModel, sequences: int, length: int, *, chunk: int = CHUNK_TOKENS) -> None:
         self._loaded, self._vocab, self._salt = loaded, loaded.spec.vocab_size, 0
@@ -55,7 +61,7 @@ class Steps:
         room = 4 * sequences * loaded.spec.state_elements(length) * 3 + (4 << 30)
         self.config = resolve(
             loaded.spec, length, options, free_bytes=room, fixed_len=True, fraction=1.0,
-            float_bytes=loaded.table.memory.float_bytes,
+            float_bytes=loaded.table.memory.float_bytes, kv_cache_dtype=loaded.storage.dtype,
         )  # fmt: skip
         self._engine = Engine(loaded, self.config)
         self._session = Session(self._engine, None)
@@ -105,5 +111,8 @@ class Steps:
     def _fill(self) -> None:
         """Random numbers in the pages that the sequences hold; other numbers would take as long."""
         rng = np.random.default_rng(0)
-        sizes = [group.page_bytes // 4 for group in self.config.groups]
-        self._engine.overwrite([rng.normal(0.0, 0.5, n).astype(np.float32).view(np.uint8) for n in sizes])
+        pages = []
+        for group in self.config.groups:
+            kind = dtype_of(group.slots[0].parts[0].dtype)
+            pages.append(rng.normal(0.0, 0.5, group.page_bytes // kind.itemsize).astype(kind).view(np.uint8))
+        self._engine.overwrite(pages)
