@@ -39,6 +39,13 @@ Isa isa();
 const char* isa_name(Isa);
 std::vector<std::string> isa_names();  // of all that were compiled, best first
 
+// Whether the kernels of this process have loops for the matrix unit of a processor.
+#if defined(__x86_64__)
+inline bool may_have_unit() { return isa() == Isa::avx512; }
+#else
+inline bool may_have_unit() { return false; }
+#endif
+
 // A family of kernels is a struct of function pointers, `Type`, with one object `name` in the namespace of each
 // instruction set. This macro declares them, and a function `name()` that returns the one to use.
 #define RL_DECLARE(isa, has, Type, name) \

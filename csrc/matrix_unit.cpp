@@ -23,8 +23,7 @@ struct Choice {
 // Why this process cannot use AMX; empty if it can.
 std::string amx_refusal() {
 #if defined(RL_HAS_AMX)
-    const std::string set = isa_name(isa());
-    if (set != "avx512") return "it needs the instruction set avx512, not " + set;
+    if (!may_have_unit()) return std::string("the kernels of ") + isa_name(isa()) + " do not use it";
     return system::allow_tiles();
 #else
     return "the kernels were built without it";

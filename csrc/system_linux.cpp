@@ -47,7 +47,8 @@ std::string allow_tiles() {
     constexpr unsigned TILE = 1u << 24, INT8 = 1u << 25;
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (TILE | INT8)) != (TILE | INT8)) return "this CPU has no AMX";
-    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) ? "the system does not allow its tile registers" : "";
+    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA)) return "the system does not allow its tile registers";
+    return "";
 #else
     return "this CPU has no AMX";
 #endif

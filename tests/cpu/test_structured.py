@@ -66,7 +66,7 @@ def test_answers_follow_their_structure(wanted: list[list[str]]) -> None:
         EngineOptions(),
         EngineOptions(max_num_batched_tokens=3, block_size=2),
         # With pages for fewer sequences than there are, some are preempted, and their grammars are advanced again.
-        EngineOptions(block_size=4, kv_cache_memory_bytes=40 * 4 * 4096, max_num_seqs=6),
+        EngineOptions(block_size=4, kv_cache_memory_bytes=40 * 4 * 2048, max_num_seqs=6),
         EngineOptions(steps_in_flight=2),
     ],
 )
@@ -181,7 +181,7 @@ def test_an_answer_that_waits_too_long_ends_alone(monkeypatch: pytest.MonkeyPatc
 
 def test_a_late_answer_is_preempted_and_aborted(monkeypatch: pytest.MonkeyPatch, wanted: list[list[str]]) -> None:
     """Other requests take the pages of an answer that waits; it still gives the same tokens."""
-    options = EngineOptions(block_size=4, kv_cache_memory_bytes=40 * 4 * 4096, max_num_seqs=6)
+    options = EngineOptions(block_size=4, kv_cache_memory_bytes=40 * 4 * 2048, max_num_seqs=6)
     tap = Tap(monkeypatch, "[a-c]{2,5}-[0-9]{3}")
     # later than a step waits for a mask
     monkeypatch.setattr(tap.open, "wait", lambda seconds: time.sleep(0.005) or True)
@@ -209,7 +209,7 @@ def test_logits_are_kept_of_held_answers_only(monkeypatch: pytest.MonkeyPatch, s
 
     monkeypatch.setattr(late.LateRows, "drop_preempted", watched)
     tap = Tap(monkeypatch, "[a-c]{2,5}-[0-9]{3}")
-    pages = 26 * 4 * 4096  # pages for one sequence of 100 tokens, and the null page
+    pages = 26 * 4 * 2048  # pages for one sequence of 100 tokens, and the null page
     options = EngineOptions(block_size=4, kv_cache_memory_bytes=pages, max_num_seqs=6, steps_in_flight=steps_in_flight)
     llm = LLM("pocket", engine=options, max_model_len=100)
     params = [

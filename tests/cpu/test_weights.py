@@ -257,9 +257,10 @@ def test_the_price_falls_with_bits_and_with_smaller_groups(model: str) -> None:
 
 
 def test_the_price_equals_a_measurement_side_by_side() -> None:
+    """The price of weights is measured with state in float32."""
     said: list[str] = []
-    llm = LLM("pocket", device="cpu", weights="int8", max_model_len=512, on_wait=said.append)
-    plain = LLM("pocket", device="cpu", max_model_len=512)
+    exact: dict[str, Any] = {"device": "cpu", "max_model_len": 512, "kv_cache_dtype": "float32"}
+    llm, plain = LLM("pocket", weights="int8", on_wait=said.append, **exact), LLM("pocket", **exact)
     assert llm.tokenizer is not None
     documents = encode_texts([Text("sample", price.SAMPLE.read_text())], llm.tokenizer, price.MAX_TOKENS)
     wanted = measure_divergence(plain.loaded, llm.loaded, documents)
