@@ -33,14 +33,17 @@ std::string amx_refusal() {
 Choice choose() {
     const char* wanted = getenv("RIDGELINE_MATRIX_UNIT");
     const std::string name = wanted ? wanted : "";
-    if (wanted && name != "off" && name != "emulated" && name != "amx")
-        throw std::runtime_error("RIDGELINE_MATRIX_UNIT=" + name + ": known are off, emulated, amx");
+    if (wanted && name != "off" && name != "auto" && name != "emulated" && name != "amx")
+        throw std::runtime_error("RIDGELINE_MATRIX_UNIT=" + name + ": known are off, auto, emulated, amx");
     if (name == "off") return {Unit::none, true, "RIDGELINE_MATRIX_UNIT is off"};
     if (name == "emulated") return {Unit::emulated, true, ""};
     const std::string refusal = amx_refusal();
-    if (refusal.empty()) return {Unit::amx, bool(wanted), ""};
-    if (wanted) throw std::runtime_error("RIDGELINE_MATRIX_UNIT=amx: " + refusal);
-    return {Unit::none, false, refusal};
+    if (name == "amx" && !refusal.empty()) throw std::runtime_error("RIDGELINE_MATRIX_UNIT=amx: " + refusal);
+    if (!refusal.empty()) return {Unit::none, false, refusal};
+    // Until the instructions have run on a real machine, users must ask for them.
+    if (!wanted)
+        return {Unit::none, false, "no AMX has been tried yet; RIDGELINE_MATRIX_UNIT=auto uses it where it is faster"};
+    return {Unit::amx, name == "amx", ""};
 }
 
 const Choice& choice() {

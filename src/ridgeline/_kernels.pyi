@@ -22,7 +22,7 @@ def isas() -> list[str]:
     """Return the instruction sets that were compiled, best first."""
 
 def matrix_unit() -> Literal["none", "emulated", "amx"]:
-    """Return the matrix unit that products of rounded tokens may use; RIDGELINE_MATRIX_UNIT selects one, for tests."""
+    """Return the matrix unit that products of rounded tokens may use; RIDGELINE_MATRIX_UNIT selects one."""
 
 def unit_refusal() -> str:
     """Return why there is no matrix unit, or an empty string."""
