@@ -9,7 +9,7 @@ import pytest
 from ridgeline.catalog.machines import hardware
 from ridgeline.catalog.models import find_model
 from ridgeline.cost.footprint import formula_bytes
-from ridgeline.cost.precision import Precision, default_precision
+from ridgeline.cost.precision import Precision, default_precision, storage_type
 from ridgeline.errors import RequestError
 from ridgeline.plan.changes import CHANGES, change
 from ridgeline.plan.compare import BASE, compare
@@ -17,6 +17,7 @@ from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Load, Planner
 from ridgeline.plan.rewrite import RECURRENT, with_recurrent
 from ridgeline.plan.slo import kept, search, smallest_fit
+from ridgeline.settings import choose_storage
 from ridgeline.spec import Attention, LatentAttention, SharedAttention, from_json, to_json
 
 H100 = hardware("h100")
@@ -39,6 +40,22 @@ def test_state_changes_as_the_papers_say(text: str, factor: float) -> None:
     after = change(LLAMA, text).deployment
     assert state(after) == pytest.approx(factor * state(LLAMA))
     assert from_json(to_json(after.spec)) == after.spec
+
+
+@pytest.mark.parametrize(("weights", "wanted"), [("int8", "float16"), ("bf16", "float16"), ("float32", "float32")])
+def test_state_on_a_cpu_is_what_the_engine_takes(weights: str, wanted: str) -> None:
+    """Until the user chooses a type of state, it is the engine's choice for the weights, also after a change."""
+    engine, _ = choose_storage("auto", storage_type(weights))
+    cpu = hardware("cpu-server")
+    for stored in ("float32", "bfloat16"):
+        precision = default_precision(cpu, stored, stored)
+        after = change(Deployment(LLAMA.spec, cpu, precision), f"weights={weights}").deployment
+        assert after.precision.state == engine.dtype == wanted
+        given = default_precision(cpu, stored, stored, state="bfloat16")
+        after = change(Deployment(LLAMA.spec, cpu, given), f"weights={weights}").deployment
+        assert after.precision.state == "bfloat16"
+    chosen = Deployment(LLAMA.spec, cpu, default_precision(cpu, "float32", "float32"))
+    assert change(chosen, f"kv=fp8,weights={weights}").deployment.precision.state == "fp8"
 
 
 @pytest.mark.parametrize(("context", "factor"), [(8192, 3.8), (32768, 5.3), (131072, 6.0)])

@@ -124,7 +124,8 @@ class Precision:
     experts: type of the matrices of experts. Default: None, the same as `weights`. products: type that products with
     weights are computed in. Default: None, the type of the activations. wide: type of the matrices that are never
     rounded, where `weights` is narrower. matrices: types of matrices that have another one, by name; a name without its
-    layer counts for all layers. Raises RequestError for an unknown type.
+    layer counts for all layers. is_state_chosen: whether the user chose the type of state; otherwise it changes with
+    the weights where the engine's default does. Raises RequestError for an unknown type.
     """
 
     weights: str = "bfloat16"
@@ -134,6 +135,7 @@ class Precision:
     products: str | None = None
     wide: str = "bfloat16"
     matrices: tuple[tuple[str, str], ...] = ()
+    is_state_chosen: bool = True
 
     def __post_init__(self) -> None:
         own = {kind for _, kind in self.matrices}
@@ -183,10 +185,12 @@ def default_precision(
     """
     if activations is None:
         activations = "float32" if hardware.kind == "cpu" else wide_type(weights)
+    is_state_chosen = state is not None
     if state is None:
         state = default_storage(weights).dtype if hardware.kind == "cpu" else wide_type(activations)
     products = products_type(hardware, weights, activations)
-    return Precision(weights, state, activations, None if experts == weights else experts, products)
+    own = None if experts == weights else experts
+    return Precision(weights, state, activations, own, products, is_state_chosen=is_state_chosen)
 
 
 def cpu_precision(weights: str, state: str, hardware: HardwareSpec) -> Precision:

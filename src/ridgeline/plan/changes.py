@@ -25,6 +25,7 @@ from ridgeline.plan.speculation import (
 )
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.schemes import scheme_of
+from ridgeline.spec.storage import default_storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,8 @@ def _weights(d: Deployment, value: str) -> Applied:
     wide = wide_type(d.precision.weights, d.precision.wide)
     head = () if scheme is None else (("head.weight", wide),)
     precision = replace(d.precision, weights=kind, experts=None, products=products, wide=wide, matrices=head)
+    if d.hardware.kind == "cpu" and not precision.is_state_chosen:
+        precision = replace(precision, state=default_storage(kind).dtype)
     return replace(d, precision=precision), _weights_cost(kind) if scheme is None else _scheme_cost(value.lower(), kind)
 
 
@@ -143,7 +146,7 @@ def _state(d: Deployment, value: str) -> Applied:
         "accuracy of 4-bit keys and values: 2 bits lost at most 2 points, with keys by channel (2402.02750)"
         if storage_of(kind).bits <= 4 else "accuracy of 8-bit keys and values: measure it with `ridgeline evaluate`"
     )  # fmt: skip
-    return replace(d, precision=replace(d.precision, state=kind)), cost
+    return replace(d, precision=replace(d.precision, state=kind, is_state_chosen=True)), cost
 
 
 def _activations(d: Deployment, value: str) -> Applied:

@@ -96,12 +96,13 @@ def precision_of(
     from ridgeline.spec.storage import default_storage
 
     kind = storage_type(weights) if weights else None
+    is_state_chosen = state is not None
     if state is None and kind is None and machine.kind == "cpu":
         state = default_storage(known.formats.with_others(known.dequantized).type_of_most(known.weights)).dtype
     found = default_precision(
         machine, kind or known.weights, kind or known.experts, state=state, activations=activations
     )
-    found = replace(found, wide=wide_type(known.weights))
+    found = replace(found, wide=wide_type(known.weights), is_state_chosen=is_state_chosen)
     if weights and scheme_of(weights.lower()):
         return replace(found, matrices=(("head.weight", found.wide),))
     if kind is not None or not (known.formats.by_name or known.dtypes):
