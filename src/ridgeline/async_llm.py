@@ -37,7 +37,7 @@ class AsyncLLM:
 
     @property
     def llm(self) -> LLM:
-        """The model, its settings and its tokenizer. Only the engine's thread may generate with it."""
+        """Return the model, its settings and its tokenizer. Only the engine's thread may generate with it."""
         return self._llm
 
     async def generate(

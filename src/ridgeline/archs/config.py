@@ -68,12 +68,12 @@ class Config:
 
     @property
     def names_read(self) -> Collection[str]:
-        """The fields that were read, whether they exist or not."""
+        """Return the fields that were read, whether they exist or not."""
         return self._read
 
     @property
     def filled(self) -> bool:
-        """True if there is any field."""
+        """Return whether there is any field."""
         return bool(self._raw)
 
     def fields(self, name: str | None = None) -> Mapping[str, Any]:

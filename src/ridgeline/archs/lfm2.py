@@ -57,7 +57,7 @@ def lfm2_moe(c: Config) -> ModelSpec:
 
 
 def _model(c: Config, mlps: Sequence[ChannelMixer], full: Sequence[bool]) -> ModelSpec:
-    """full: which layers are attention."""
+    """Return the model. full: which layers are attention."""
     norm, heads = RMSNorm(c.get_eps("norm_eps", 1e-5)), Heads.read(c, num_kv_heads=8, null_kv=False)
     attending = attention(heads, read_rope(c, heads.head_dim, Rotation(1e6)), qk_norm=norm)
     if c.get_size("conv_L_cache", 3) == 1:

@@ -65,7 +65,7 @@ class _Fields:
 
     @property
     def original(self) -> int:
-        """Trained length. The top level has priority (Phi-3), unless there is one rotation per kind of layer."""
+        """Return the trained length. The top level has priority (Phi-3) unless each kind of layer has its rotation."""
         name = "original_max_position_embeddings"
         inner: int | None = self.r.get_size(name, None) if not self.r.is_null(name) else None
         if self.outer is None and (self.length is not None or self.c.present(name)):

@@ -19,7 +19,7 @@ class MatrixKey(NamedTuple):
 
     @property
     def input_name(self) -> str:
-        """The name of its input, as `nn.capture.input_names` yields it."""
+        """Return the name of the matrix's input, as `nn.capture.input_names` yields it."""
         module = self.name.removesuffix(".weight")
         if self.expert is not None:
             module = module.replace(f".{EXPERTS}.", f".{EXPERTS}.{self.expert}.")
@@ -58,19 +58,19 @@ class Inputs:
 
     @property
     def mean_abs(self) -> Floats:
-        """The mean of |x|, [in], float32."""
+        """Return the mean of |x|, [in], float32."""
         found: Floats = (self._absolute / max(1, self.num_tokens)).astype(np.float32)
         return found
 
     @property
     def mean_square(self) -> Floats:
-        """The mean of x^2, [in], float32."""
+        """Return the mean of x^2, [in], float32."""
         found: Floats = (self._squares / max(1, self.num_tokens)).astype(np.float32)
         return found
 
     @property
     def hessian(self) -> Floats:
-        """The mean of x x^T, [in, in], float32. It is computed anew at each access."""
+        """Return the mean of x x^T, [in, in], float32. It is computed anew at each access."""
         assert self._products is not None
         found: Floats = self._products / np.float32(max(1, self.num_tokens))
         return found

@@ -41,7 +41,7 @@ class Part:
 
     @property
     def matrices(self) -> tuple[Weight, ...]:
-        """The matrices that may be rounded."""
+        """Return the matrices that may be rounded."""
         return tuple(w for w in self.weights if w.may_be_rounded)
 
 

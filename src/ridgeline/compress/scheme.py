@@ -62,7 +62,7 @@ class Scheme:
 
     @property
     def start(self) -> Scheme:
-        """The scheme that chooses the codes before they are trained; the scheme itself if they are not."""
+        """Return the scheme that chooses the codes before they are trained; the scheme itself if they are not."""
         name = self.name.replace("qat", "gptq", 1)
         return replace(self, name=name, method="gptq") if self.is_trained else self
 

@@ -46,7 +46,7 @@ class Footprint:
 
     @property
     def reserve_bytes(self) -> float:
-        """Memory that the engine leaves to the allocator and to other programs."""
+        """Return the memory that the engine leaves to the allocator and to other programs."""
         return max(self.memory_bytes - self.weight_bytes, 0.0) * (1 - FRACTION)
 
     @property

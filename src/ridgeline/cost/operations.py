@@ -90,7 +90,7 @@ class Operation:
 
     @property
     def intensity(self) -> float:
-        """Operations per byte."""
+        """Return the operations per byte."""
         return self.flops / self.bytes if self.bytes else 0.0
 
 

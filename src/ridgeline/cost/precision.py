@@ -146,7 +146,7 @@ class Precision:
 
     @property
     def compute(self) -> str:
-        """Type of the operands of products with weights."""
+        """Return the type of the operands of products with weights."""
         return self.products or self.activations
 
     def stored_type(self, weight: Weight) -> str:

@@ -63,12 +63,12 @@ class Run(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the largest step."""
+        """Return the number of tokens of the largest step."""
         return min(self.chunk, self.sequences * self.prompt)
 
     @property
     def length(self) -> int:
-        """Tokens whose state is kept for a sequence: the last token of the answer is never computed."""
+        """Return how many tokens' state is kept for a sequence: the last token of the answer is never computed."""
         return self.prompt + self.new - 1
 
     def alive(self, grid: int) -> int:

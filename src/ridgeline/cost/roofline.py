@@ -30,7 +30,7 @@ class Timed:
 
     @property
     def bound(self) -> Bound:
-        """The cause of most of its time."""
+        """Return the cause of most of the time."""
         busy = max(self.compute_s, self.memory_s)
         if max(self.overhead_s, self.link_s) > busy:
             return "overhead" if self.overhead_s > self.link_s else "link"
@@ -44,7 +44,7 @@ class Timed:
 
     @property
     def slack(self) -> float:
-        """The longer of computing and moving bytes, divided by the shorter one; at least 1."""
+        """Return the longer of computing and moving bytes, divided by the shorter one; at least 1."""
         fast, slow = sorted((self.compute_s, self.memory_s))
         return slow / fast if fast else float("inf")
 

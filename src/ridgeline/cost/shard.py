@@ -44,7 +44,7 @@ class Scheme:
 
     @property
     def devices(self) -> int:
-        """Number of devices of all replicas."""
+        """Return the number of devices of all replicas."""
         return self.replicas * self.tp * self.ep * self.pp
 
     def check(self, spec: ModelSpec) -> None:

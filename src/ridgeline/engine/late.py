@@ -37,7 +37,7 @@ class LateRows:
         self._scheduler.hold(answer.sequence.id)
 
     def commit(self, answer: Answer) -> None:
-        """The step of the answer was committed, without a token."""
+        """Note that the step of the answer was committed, without a token."""
         late = self._in_flight.pop(answer.sequence.id, None)
         if late is not None:
             self._waiting[answer.sequence.id] = answer, late

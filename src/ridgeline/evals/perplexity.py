@@ -47,12 +47,12 @@ class Perplexity:
 
     @property
     def perplexity(self) -> Estimate:
-        """Perplexity: e to the mean loss."""
+        """Return the perplexity: e to the mean loss."""
         return self.nll_per_token.exp()
 
     @property
     def bits_per_byte(self) -> Estimate | None:
-        """Loss of all scored tokens in bits, divided by the bytes of their text; None if there is no text.
+        """Return the loss of all scored tokens in bits, divided by the bytes of their text; None if there is no text.
 
         The error is that of the loss; the number of tokens per byte is treated as exact.
         """
@@ -62,7 +62,7 @@ class Perplexity:
 
     @property
     def tokens_per_s(self) -> float:
-        """Scored tokens per second."""
+        """Return the scored tokens per second."""
         return self.num_tokens / self.seconds
 
     def to_json(self) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the model computes."""
+        """Return the number of tokens that the model computes."""
         return sum(map(len, self.sequences))
 
 

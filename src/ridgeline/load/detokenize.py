@@ -159,7 +159,7 @@ class Detokenizer:
 
     @property
     def settled(self) -> bool:
-        """True if the text of the next id depends on that id alone: not at the start, and not inside a character."""
+        """Return whether the next id alone decides its text: not at the start, and not inside a character."""
         return not (self._first or self._strip_left or self._pending)
 
     def flush(self) -> str:

@@ -33,7 +33,7 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arrays that `read` returns, without permutations."""
+        """Return the bytes of the arrays that `read` returns, without permutations."""
         *stack, rows, columns = self.shape
         return int(np.prod(stack, dtype=np.int64)) * coded_bytes(self.format, rows, columns)
 

@@ -153,7 +153,7 @@ class Tokenizer:
 
     @property
     def longest_token(self) -> int:
-        """Number of characters that the longest token stands for, or of its name if that is not known."""
+        """Return the number of characters that the longest token stands for, or of its name if that is not known."""
         return self.characters_per_token or max(1, self._text.longest)
 
     def least_tokens(self, text: str) -> int:
@@ -203,12 +203,12 @@ class Tokenizer:
 
     @property
     def around(self) -> tuple[list[int], list[int]]:
-        """The ids that are put before and after a text."""
+        """Return the ids that are put before and after a text."""
         return list(self._prefix), list(self._suffix)
 
     @property
     def template_texts(self) -> dict[str, str]:
-        """The sources of the chat templates by name."""
+        """Return the sources of the chat templates by name."""
         return dict(self._templates)
 
     def token_texts(self) -> list[str]:
@@ -219,12 +219,12 @@ class Tokenizer:
 
     @cached_property
     def chat_templates(self) -> dict[str, ChatTemplate]:
-        """The chat templates by name. Raises TokenizerError for an invalid one."""
+        """Return the chat templates by name. Raises TokenizerError for an invalid one."""
         return _compiled(self._templates) if self._templates else {}
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """The chat template that is used by default; None if there is none."""
+        """Return the chat template that is used by default; None if there is none."""
         return self.chat_templates.get("default")
 
     def set_chat_template(self, source: str) -> None:

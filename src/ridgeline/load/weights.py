@@ -76,7 +76,7 @@ class StoredWeights(Mapping[str, Array]):
 
     @property
     def kv_scales(self) -> Mapping[int, KVScales]:
-        """Scales of keys and of values in an fp8 KV cache, by layer. Raises CheckpointError; see `layer_scales`."""
+        """Return the scales of an fp8 KV cache's keys and values, by layer. Raises CheckpointError for invalid ones."""
         names, spec = self._names, self._spec
 
         def is_ignored(key: str) -> bool:
@@ -86,7 +86,7 @@ class StoredWeights(Mapping[str, Array]):
 
     @property
     def dtypes(self) -> Mapping[str, DType]:
-        """The type of each matrix of floats after it was read, by name."""
+        """Return the type of each matrix of floats after it was read, by name."""
         found: dict[str, DType] = {}
         for w in self._weights.values():
             if w.is_matrix and w.name not in (self.formats.by_name or {}):
@@ -100,12 +100,12 @@ class StoredWeights(Mapping[str, Array]):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors as they are read."""
+        """Return the bytes of all tensors as they are read."""
         return self._files.num_bytes()
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of the tensors that are views of the files."""
+        """Return the bytes of the tensors that are views of the files."""
         return self._files.mapped_bytes()
 
     def _report(self, name: str, num_bytes: int) -> None:

@@ -33,7 +33,7 @@ class Measured:
 
 
 def measure_rates(on_part: Callable[[], None] = lambda: None) -> Measured:
-    """All rates of device cpu, with as many threads as there are cores. Raises DeviceError where there is no kernel."""
+    """Return all rates of device cpu with a thread for each core. Raises DeviceError where there is no kernel."""
     begin = time.perf_counter()
     isa, read, threads = _read_rates()
     on_part()
@@ -48,7 +48,7 @@ def measure_rates(on_part: Callable[[], None] = lambda: None) -> Measured:
 
 
 def _passes(rates: Rates, table: OpsTable, on_part: Callable[[], None]) -> Rates:
-    """The best of some rounds: whatever else a machine does may last longer than all tries of one kind."""
+    """Return the best rates of some rounds: whatever else a machine does may last longer than all tries of one kind."""
     byte_s = 1 / rates.read[str(rates.threads)].values[-1]
     products: dict[str, Passes] = {}
     attention: dict[str, Passes] = {}
@@ -64,8 +64,10 @@ def _passes(rates: Rates, table: OpsTable, on_part: Callable[[], None]) -> Rates
 
 
 def read_at_least(far: Curve, number_s: float) -> Curve:
-    """Nothing that comes from memory is faster than it is read. A cache that other machines share now and then holds
-    more of what a probe goes over than it will of a model; reading is measured over more than that.
+    """Return `far` with times that are no shorter than reading the numbers from memory takes.
+
+    A cache that other machines share holds now and then more of what a probe reads than it will hold of a model.
+    Reading is measured over more bytes than that.
 
     number_s: to read a number once, for as many rows as there are.
     """
@@ -82,7 +84,7 @@ def read_sizes(cache_bytes: int, memory_bytes: int) -> tuple[int, ...]:
 
 
 def _read_rates() -> tuple[str, dict[str, Curve], int]:
-    """The kernels' instruction set; bytes per second that 1, 2, 4, ... and all threads read; the number of all."""
+    """Return the instruction set, the bytes per second that 1, 2, 4, ... and all threads read, and their number."""
     from ridgeline._kernels import Pool, isa, usable_cores
 
     most = usable_cores()
@@ -96,7 +98,7 @@ def _read_rates() -> tuple[str, dict[str, Curve], int]:
 
 
 def _copy_rates() -> Curve:
-    """Bytes per second that are read, and as many written, by the thread that copies pages."""
+    """Return the bytes per second that are read, and as many written, by the thread that copies pages."""
     values = []
     for size in COPY_SIZES:
         source = np.ones(size, np.uint8)

@@ -95,8 +95,10 @@ def _seconds_each(matrices: Sequence[Any], rows: int) -> float:
 
 
 def attention_passes(table: OpsTable, kind: str) -> Passes:
-    """Seconds of a number of keys or values and a row of queries, by rows that meet the same key; rows of one head of
-    keys: decodes of grouped heads up to eight, then prompts."""
+    """Return the seconds that a number of keys or values takes for one row of queries, by the rows that share the key.
+
+    Up to eight rows are the grouped heads of a decode; more rows are a prompt.
+    """
     near, far = [], []
     for rows in ATTENTION_ROWS:
         group, tokens = (rows, 1) if rows <= 8 else (4, rows // 4)
@@ -106,7 +108,7 @@ def attention_passes(table: OpsTable, kind: str) -> Passes:
 
 
 def _rising(rows: Sequence[int], seconds: Sequence[float]) -> Curve:
-    """Seconds of a row, so that more rows never take less in all: what says otherwise was disturbed."""
+    """Return the seconds of a row, raised so that more rows never take less in all. Shorter times were disturbed."""
     values: list[float] = []
     for i, one in enumerate(seconds):
         values.append(max(one, values[-1] * rows[i - 1] / rows[i]) if i else one)

@@ -39,7 +39,7 @@ def replay(llm: LLM, workload: Workload, *, slo: Slo | None = None, seed: int = 
 
 
 def prompt_ids(request: Request, index: int, vocab_size: int, seed: int) -> list[int]:
-    """Random tokens: those of a block depend on its number alone, those past the blocks on the request."""
+    """Return random tokens: those of a block depend on its number alone, those past the blocks on the request."""
     size, left = request.block_tokens, request.prompt_tokens
     ids: list[int] = []
     for block in request.blocks:
@@ -113,7 +113,7 @@ class _Replay:
             self._answers.append(answer)
 
     def _next(self, now: int) -> None:
-        """A client has its answer, and will come with the next request."""
+        """Note that a client has its answer, and will come with the next request."""
         if self._closed:
             for index, request in islice(self._rest, 1):
                 heapq.heappush(self._due, (now + self._think, index, request))

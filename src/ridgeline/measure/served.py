@@ -33,7 +33,10 @@ _MACHINE = (
 def describe(
     deployment: Deployment, settings: Mapping[str, Any], draft_depth: Literal["chosen", "fixed"] = "fixed"
 ) -> dict[str, Any]:
-    """As JSON. settings: pages of each group, sequences, tokens of a step, longest context, as Settings names them."""
+    """Return the facts as JSON.
+
+    settings: pages of each group, sequences, tokens of a step, longest context, as Settings names them.
+    """
     machine = deployment.hardware
     rates = None if machine.rates is None else asdict(machine.rates)
     return {

@@ -20,6 +20,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """None of no values."""
+        """Return the spread of the values; None if there are none."""
         found = [*values]
         return cls(float(np.mean(found)), *map(float, np.percentile(found, [50, 90, 99]))) if found else None

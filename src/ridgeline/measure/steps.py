@@ -109,7 +109,7 @@ class Steps:
         return TimedStep(batch, seconds)
 
     def _fill(self) -> None:
-        """Random numbers in the pages that the sequences hold; other numbers would take as long."""
+        """Put random numbers into the pages that the sequences hold; other numbers would take as long."""
         rng = np.random.default_rng(0)
         pages = []
         for group in self.config.groups:

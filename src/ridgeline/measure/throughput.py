@@ -67,7 +67,7 @@ class Throughput:
 
     @property
     def total_tokens_per_s(self) -> float:
-        """Prompt and output tokens."""
+        """Return the prompt and output tokens."""
         return (self.prompt_tokens + self.output_tokens) / self.elapsed_s
 
 

@@ -33,21 +33,21 @@ class Step(Protocol):
 
     @property
     def token_ids(self) -> Array:
-        """[T]"""
+        """Return the id of each token, [T]."""
         ...
 
     @property
     def positions(self) -> Array:
-        """[T], the position of each token in its sequence."""
+        """Return the position of each token in its sequence, [T]."""
         ...
 
     @property
     def segments(self) -> Segments:
-        """The division of the tokens into sequences."""
+        """Return the division of the tokens into sequences."""
         ...
 
     def frequency_rows(self, tables: FrequencyTables) -> Array:
-        """[T], each token's row in the tables of a model whose rotations follow the lengths of sequences."""
+        """Return each token's row, [T], in the tables of a model whose rotations follow the lengths of sequences."""
         ...
 
     def read_state(self, layer: int, parts: Sequence[tuple[int, ...]]) -> tuple[States, Kept]:

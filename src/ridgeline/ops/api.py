@@ -335,7 +335,7 @@ class Memory(Protocol):
 
     @property
     def device(self) -> str:
-        """The device's name, as `resolve_device` returns it."""
+        """Return the device's name, as `resolve_device` returns it."""
         ...
 
     @property
@@ -345,7 +345,7 @@ class Memory(Protocol):
 
     @property
     def float_bytes(self) -> int:
-        """Bytes of one number in the type in which models compute on this device."""
+        """Return the bytes of one number in the type in which models compute on this device."""
         ...
 
     def put(self, host: np.ndarray[Any, Any], dtype: str, to: str) -> Array:

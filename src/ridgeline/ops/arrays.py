@@ -74,7 +74,7 @@ class QuantizedMatrix:
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        """All arrays that the matrix consists of."""
+        """Return all arrays that the matrix consists of."""
         parts = (getattr(self, name) for name in ARRAYS)
         return tuple(part for part in parts if part is not None)
 
@@ -94,5 +94,5 @@ class QuantizedStack:
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        """All arrays that the matrices consist of."""
+        """Return all arrays that the matrices consist of."""
         return tuple(array for matrix in self._matrices for array in matrix.arrays)

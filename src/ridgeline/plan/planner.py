@@ -124,7 +124,7 @@ class Figures:
 
     @property
     def served_ttft_s(self) -> float:
-        """TTFT in the steady state: each chunk of the prompt shares a step with the decodes of the others."""
+        """Return the TTFT in the steady state, where each chunk of the prompt shares a step with decodes of others."""
         return self.ttft_s + (self.chunks * self.step_s if self.load.batch > 1 else 0.0)
 
     @property
@@ -137,13 +137,13 @@ class Figures:
 
     @property
     def served_tokens_per_s(self) -> float:
-        """Output tokens per second of all replicas in the steady state."""
+        """Return the output tokens per second of all replicas in the steady state."""
         life = self.load.batch * self.ttft_s + max(self.load.output - 1, 1) * self.tpot_s
         return self.replicas * self.load.batch * self.load.output / life
 
     @property
     def device_seconds_per_token(self) -> float:
-        """Device seconds per output token, prompts included."""
+        """Return the device seconds per output token, prompts included."""
         return self.devices / self.served_tokens_per_s
 
 

@@ -20,7 +20,7 @@ class Layers(Protocol):
 
     @property
     def pages(self) -> Sequence[Array]:
-        """The buffer of each group, [num_pages, page_bytes]."""
+        """Return the buffer of each group, [num_pages, page_bytes]."""
         ...
 
     def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:
@@ -61,7 +61,7 @@ class Arena:
 
     @property
     def pages(self) -> Sequence[Array]:
-        """The buffer of each group, [num_pages, page_bytes]."""
+        """Return the buffer of each group, [num_pages, page_bytes]."""
         return self._pages
 
     def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:
@@ -115,7 +115,7 @@ class ArenaPart:
 
     @property
     def pages(self) -> Sequence[Array]:
-        """The buffer of each group."""
+        """Return the buffer of each group."""
         return [self._arena.pages[g] for g in self.groups]
 
     def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:

@@ -41,7 +41,7 @@ class Chain(Protocol):
 
     @property
     def frequency_tables(self) -> FrequencyTables | None:
-        """Tables of rotations that follow the lengths of sequences; None without."""
+        """Return the tables of rotations that follow the lengths of sequences; None if there are none."""
         ...
 
     def constants(self) -> Sequence[Array]:

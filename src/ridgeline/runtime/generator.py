@@ -38,7 +38,7 @@ class GenerationRequest:
 
     @property
     def num_answers(self) -> int:
-        """Number of answers that the request wants."""
+        """Return the number of answers that the request wants."""
         return self.params.answers if isinstance(self.params, BeamSearchParams) else self.params.n
 
     def with_grammar(self, grammars: Grammars) -> GenerationRequest:

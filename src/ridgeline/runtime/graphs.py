@@ -155,7 +155,7 @@ class DecodeGraphs:
 
     @property
     def refusal(self) -> str | None:
-        """Why there are none."""
+        """Return why there are no recordings."""
         return self._passes.refusal
 
     def run(

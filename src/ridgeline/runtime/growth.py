@@ -40,7 +40,7 @@ class Growth(ABC):
 
     @property
     def known(self) -> int:
-        """Number of known tokens."""
+        """Return the number of known tokens."""
         return len(self.ask.tokens)
 
     @abstractmethod

@@ -40,12 +40,12 @@ class Slices:
 
     @property
     def known(self) -> Ints:
-        """Number of tokens of each sequence that are no drafts."""
+        """Return the number of tokens of each sequence that are no drafts."""
         return self.lengths - self.drafts
 
     @property
     def offsets(self) -> Ints:
-        """Index of each sequence's first token among the step's T tokens."""
+        """Return the index of each sequence's first token among the step's T tokens."""
         return np.cumsum(self.lengths) - self.lengths
 
     def slots(self) -> Ints:

@@ -56,7 +56,7 @@ class RowMover:
 
     @cached_property
     def _moves(self) -> list[list[tuple[Move, Sequence[Array]]]]:
-        """The primitive and the pages of each layer of each group. The layers of a draft model are left alone."""
+        """Return the primitive and the pages of each layer of each group, without the layers of a draft model."""
 
         def move(layer: int) -> tuple[Move, Sequence[Array]]:
             return self._table.primitive(api.MOVE_ROWS, self._layers[layer].mixer), self._arena.layer(layer)[1]

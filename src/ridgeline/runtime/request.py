@@ -179,7 +179,7 @@ class Frontend:
 
     @cached_property
     def _breakers(self) -> BreakerIndex:
-        """The index of the vocabulary. The first request with DRY makes it: some 0.1 s per 100,000 tokens."""
+        """Return the index of the vocabulary. The first request with DRY makes it: some 0.1 s per 100,000 tokens."""
         return BreakerIndex(self.tokenizer(), self._spec.vocab_size)
 
     def check_length(self, ids: Sequence[int], params: Params) -> None:
@@ -200,7 +200,7 @@ class Frontend:
                 )
 
     def check_ids(self, ids: list[int]) -> list[int]:
-        """The ids as ints. Raises RequestError for none, and for one that the model does not have."""
+        """Return the ids as ints. Raises RequestError for none, and for one that the model does not have."""
         vocab = self._spec.vocab_size
         if not ids:
             raise RequestError("the prompt is empty; give at least one token")
@@ -211,7 +211,7 @@ class Frontend:
         return [index(i) for i in ids]
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises TokenizerError where there is none."""
+        """Return the tokenizer. Raises TokenizerError where there is none."""
         if self._tokenizer is None:
             raise TokenizerError(f"text needs a tokenizer: {self._no_tokenizer}; give prompt_token_ids instead")
         return self._tokenizer

@@ -188,7 +188,7 @@ class DeviceRunner:
 
     @property
     def unrecorded(self) -> str | None:
-        """Why decode steps are not run from a recording; None where they are."""
+        """Return why decode steps are not run from a recording; None where they are."""
         return self.graphs.refusal
 
     # ---- for measuring ----------------------------------------------------------------------------------

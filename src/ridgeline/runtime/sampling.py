@@ -96,7 +96,7 @@ class Target:
 
     @property
     def _node(self) -> int:
-        """Index of the last draft that was accepted."""
+        """Return the index of the last draft that was accepted."""
         return self.path[-1] if self.path else ROOT
 
     def pick(self) -> Pick:

@@ -70,7 +70,7 @@ class Grammars:
 
     @cached_property
     def _vocabulary(self) -> Any:
-        """The library's form of the tokenizer; making it takes a while."""
+        """Return the library's form of the tokenizer; making it takes a while."""
         return guidance.vocabulary_of(*self._arguments())
 
     def _arguments(self) -> tuple[str, int, list[int]]:

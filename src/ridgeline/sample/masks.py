@@ -76,7 +76,7 @@ class MaskThreads:
         return self._careful > 0
 
     def be_careful(self) -> None:
-        """A step has made a mask that was not quick."""
+        """Note that a step has made a mask that was not quick."""
         self._careful = CAREFUL_MASKS
 
     def submit(self, make: Callable[[], Mask | None], *, slow: bool) -> Future[Mask | None]:

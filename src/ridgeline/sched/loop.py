@@ -53,7 +53,7 @@ class Runner(Protocol[Sampling, Row, Sampled, Handle]):
 
     @property
     def unrecorded(self) -> str | None:
-        """Why decode steps are not run from a recording; None where they are."""
+        """Return why decode steps are not run from a recording; None where they are."""
         ...
 
 
@@ -69,7 +69,7 @@ class StepLoop(Generic[S, R]):
         self._flights: deque[tuple[StepPlan, Any]] = deque()
 
     def __len__(self) -> int:
-        """Steps that were submitted and not collected yet."""
+        """Return the number of steps that were submitted and not collected yet."""
         return len(self._flights)
 
     def schedule(self) -> StepPlan | None:

@@ -69,17 +69,17 @@ class PagePool:
 
     @property
     def num_used(self) -> int:
-        """Number of pages that sequences hold; a shared page counts once."""
+        """Return the number of pages that sequences hold; a shared page counts once."""
         return max(self.num_pages - 1, 0) - self.num_free - self.num_limbo
 
     @property
     def num_keys(self) -> int:
-        """Number of pages in the prefix index, held or free."""
+        """Return the number of pages in the prefix index, held or free."""
         return len(self._by_key)
 
     @property
     def num_kept(self) -> int:
-        """Number of free pages with a key."""
+        """Return the number of free pages with a key."""
         return self.num_free - self.num_fresh - len(self._bare)
 
     def is_free(self, page: int) -> bool:
@@ -196,7 +196,7 @@ class PagePool:
 
     @property
     def has_gone(self) -> bool:
-        """Whether it knows keys that are not in the prefix index any more."""
+        """Return whether it knows keys that are not in the prefix index any more."""
         return bool(self._gone)
 
     def missed(self, key: PageKey) -> None:

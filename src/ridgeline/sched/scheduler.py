@@ -330,7 +330,7 @@ class Scheduler:
         insort(self._running, seq, key=_BY_ORDER)
 
     def _branch_children(self, seq: Sequence) -> None:
-        """Once the prompt is computed up to its last token, let the children continue from there on the same pages."""
+        """Let the children go on from the prompt's last token, on the same pages, once all before it is computed."""
         if not seq.children or seq.computed != len(seq.tokens) - 1:
             return
         children, seq.children = seq.children, []
@@ -475,7 +475,7 @@ class Scheduler:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the pages that sequences hold on the device; a shared page counts once."""
+        """Return the bytes of the pages that sequences hold on the device; a shared page counts once."""
         return self._cache.used_bytes()
 
     def cached_tokens(self, sequence: Sequence) -> int:

@@ -77,17 +77,17 @@ class DraftCounts:
 
     @property
     def tokens(self) -> float:
-        """Mean tokens of a verification: the accepted drafts and one more."""
+        """Return the mean tokens of a verification: the accepted drafts and one more."""
         return 1 + self.accepted / self.verifications if self.verifications else 1.0
 
     @property
     def acceptance(self) -> tuple[float, ...]:
-        """Share of the drafts at each position that were accepted, of those whose predecessors all were."""
+        """Return the share of the drafts at each position that were accepted, of those whose predecessors all were."""
         return tuple(a / n if n else 0.0 for a, n in zip(self.accepted_at, self.tried_at, strict=True))
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Expected shares of verifications that reach depth 1, 2, ..., if each had as many drafts as the longest."""
+        """Return the expected share of verifications that reach each depth, if all had the most drafts."""
         return tuple(accumulate(self.acceptance, mul))
 
 
@@ -118,12 +118,12 @@ class DraftSpeed:
 
     @property
     def factor(self) -> float | None:
-        """Speed over the speed without drafts; None before the first step."""
+        """Return the speed over the speed without drafts; None before the first step."""
         return self.plain / self.seconds if self.seconds else None
 
     @property
     def expected_factor(self) -> float | None:
-        """The expected speed over the speed without drafts; None before the first step."""
+        """Return the expected speed over the speed without drafts; None before the first step."""
         return self.expected_plain / self.expected if self.expected else None
 
     def copy(self) -> DraftSpeed:
@@ -168,15 +168,15 @@ class Stats:
 
     @property
     def draft_tokens(self) -> int:
-        """Number of drafts that were run."""
+        """Return the number of drafts that were run."""
         return self.drafts.run
 
     @property
     def accepted_tokens(self) -> int:
-        """Number of drafts that were accepted."""
+        """Return the number of drafts that were accepted."""
         return self.drafts.accepted
 
     @property
     def hit_rate(self) -> float:
-        """Share of queried tokens that were found in the prefix index, 0 to 1."""
+        """Return the share of queried tokens that were found in the prefix index, 0 to 1."""
         return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0

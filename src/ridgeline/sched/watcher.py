@@ -14,19 +14,19 @@ class Watcher(Protocol):
     """
 
     def commit(self, sequence: int, tokens: Seq[int]) -> None:
-        """`tokens` were added to the sequence; never empty."""
+        """Note that `tokens` were added to the sequence; never empty."""
         ...
 
     def fork(self, parent: int, child: int) -> None:
-        """`child` begins to run on the tokens that `parent` has computed: a choice of n > 1, or a beam."""
+        """Note that `child` begins to run on the tokens that `parent` has computed: a choice of n > 1, or a beam."""
         ...
 
     def preempt(self, sequence: int) -> None:
-        """The sequence lost its row and its pages; it continues later with the same tokens."""
+        """Note that the sequence lost its row and its pages; it continues later with the same tokens."""
         ...
 
     def end(self, sequence: int) -> None:
-        """The sequence is over: finished, stopped or aborted. Nothing more is told of it."""
+        """Note that the sequence is over: finished, stopped or aborted. Nothing more is told of it."""
         ...
 
 

@@ -75,7 +75,7 @@ class Turn:
 
     @property
     def committed(self) -> float:
-        """The time at which the engine made the first chunk of the last batch (time.perf_counter)."""
+        """Return the time at which the engine made the first chunk of the last batch (time.perf_counter)."""
         return self._answers.committed
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class Service:
 
     @property
     def name(self) -> str:
-        """The name of the model in answers."""
+        """Return the name of the model in answers."""
         return self.options.names[0]
 
     def defaults(self) -> Mapping[str, Any]:

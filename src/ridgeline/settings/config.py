@@ -104,12 +104,12 @@ class EngineConfig:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all pages."""
+        """Return the bytes of all pages."""
         return sum(n * g.page_bytes for n, g in zip(self.num_pages, self.groups, strict=True))
 
     @property
     def swap_bytes(self) -> int:
-        """Bytes of all pages on the host."""
+        """Return the bytes of all pages on the host."""
         return sum(n * g.page_bytes for n, g in zip(self.num_host_pages, self.groups, strict=True))
 
     @property

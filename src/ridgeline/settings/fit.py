@@ -64,13 +64,13 @@ class Problem:
 
     @property
     def limit(self) -> int:
-        """Limit of the bytes of pages and workspace."""
+        """Return the limit of the bytes of pages and workspace."""
         most = self.free if self.options.kv_cache_memory_bytes else int(self.free * self.fraction)
         return most - self.swap if self.on_host else most
 
     @property
     def least_length(self) -> int:
-        """Tokens of the longest sequence that must be possible."""
+        """Return the number of tokens of the longest sequence that must be possible."""
         return self.max_model_len if self.fixed_len else 1
 
     def solve(self) -> Settings | None:
@@ -185,17 +185,20 @@ class Settings:
 
     @property
     def prefix(self) -> int:
-        """Tokens of the prefix that a sequence is assumed to leave for others."""
+        """Return the number of tokens of the prefix that a sequence is assumed to leave for others."""
         return left_prefix(self.length)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a snapshot; 0 if no layer is recurrent."""
+        """Return the bytes of a snapshot; 0 if no layer is recurrent."""
         return snapshot_bytes(self.groups)
 
     @property
     def state_snapshot_tokens(self) -> int:
-        """Tokens between two snapshots: set by the user, or by the rule of the module's docstring, in whole pages."""
+        """Return the number of tokens between two snapshots, in whole pages.
+
+        The user sets it, or the rule of the module's docstring.
+        """
         if self.problem.options.state_snapshot_tokens:
             return self.problem.options.state_snapshot_tokens
         return snapshot_grid(self.page_tokens, self.prefix * sqrt(2 * self.snapshot_share(1)))

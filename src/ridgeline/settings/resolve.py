@@ -227,7 +227,7 @@ def _check(name: str, value: Any, least: int, most: int | None) -> None:
 
 
 def _check_snapshots(spec: ModelSpec, options: EngineOptions) -> None:
-    """Raises RequestError for snapshots that no request could begin from."""
+    """Raise RequestError for snapshots that no request could begin from."""
     given, page = options.state_snapshot_tokens, options.block_size or PAGE_TOKENS
     states = [layer.mixer.state() for layer in spec.layers if layer.mixer]
     both = any(s.snapshot for s in states) and any(s.elements and not s.snapshot for s in states)

@@ -78,7 +78,7 @@ class Drafting(NullWatcher):
 
     @property
     def lookahead(self) -> int:
-        """Tokens after a step for which the scheduler takes pages, because the draft runs there."""
+        """Return how many tokens after a step the scheduler takes pages for, because the draft runs there."""
         return 0 if self._table is None or isinstance(self._draft, MedusaSpec) else self._spec.depth
 
     @property

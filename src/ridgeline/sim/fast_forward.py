@@ -58,12 +58,12 @@ class FastForwardScheduler(Scheduler):
 
     @property
     def num_fast_forwarded(self) -> int:
-        """Number of sequences that are fast-forwarded."""
+        """Return the number of sequences that are fast-forwarded."""
         return len(self._since)
 
     @property
     def next_step(self) -> int:
-        """Number of the next plan."""
+        """Return the number of the next plan."""
         return self._step
 
     # ---- one step ---------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ class Report:
 
     @property
     def total_tokens_per_s(self) -> float:
-        """Prompt and output tokens."""
+        """Return the prompt and output tokens."""
         return (self.prompt_tokens + self.output_tokens) / self.duration_s if self.duration_s else 0.0
 
     def to_json(self) -> Mapping[str, Any]:

@@ -55,7 +55,7 @@ class Replica(Generic[S]):
 
     @property
     def live(self) -> int:
-        """Number of requests that were added and are not over."""
+        """Return the number of requests that were added and are not over."""
         return len(self.open)
 
     def cached_tokens(self, request: Request) -> int:

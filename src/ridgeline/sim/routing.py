@@ -17,7 +17,7 @@ class ReplicaState(Protocol):
 
     @property
     def live(self) -> int:
-        """Number of requests that are not over."""
+        """Return the number of requests that are not over."""
         ...
 
     def cached_tokens(self, request: Request) -> int:

@@ -37,7 +37,7 @@ class Settings:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of all pages, without null pages."""
+        """Return the bytes of all pages, without null pages."""
         return sum((n - 1) * g.page_bytes for n, g in zip(self.num_pages, self.groups, strict=True))
 
 

@@ -38,7 +38,7 @@ class Simulated:
 
     @property
     def run(self) -> Run:
-        """The data for a picture."""
+        """Return the data for a picture."""
         return Run(self.report, self.book.answered(), self.book.timeline)
 
 

@@ -48,7 +48,7 @@ class GatedDelta(RecurrentBase):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Sizes of q, k and v, all heads together."""
+        """Return the sizes of q, k and v, all heads together."""
         keys = self.num_key_heads * self.key_dim
         return keys, keys, self.num_heads * self.head_dim
 
@@ -112,7 +112,7 @@ class KimiDelta(RecurrentBase):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Sizes of q, k and v, all heads together."""
+        """Return the sizes of q, k and v, all heads together."""
         return (self.num_heads * self.head_dim,) * 3
 
     def weights(self, width: int) -> Iterator[Weight]:

@@ -75,7 +75,7 @@ class StateGroup:
 
     @property
     def first_pages(self) -> int:
-        """Pages at the beginning of a sequence that are kept as long as the sequence."""
+        """Return how many pages at the beginning of a sequence are kept as long as the sequence."""
         return self.num_pages(self.first_tokens)
 
     @property

@@ -71,7 +71,7 @@ class Head:
 
     @property
     def target_hidden_size(self) -> int:
-        """Hidden size of the target."""
+        """Return the hidden size of the target."""
         return self.hidden_size
 
     @property
@@ -252,7 +252,7 @@ class Eagle3Spec(EagleBase):
 
     @property
     def num_aux(self) -> int:
-        """Number of streams that it reads."""
+        """Return the number of streams that it reads."""
         return NUM_AUX if self.aux_layers is None else len(self.aux_layers)
 
     def aux(self, num_layers: int) -> tuple[int, ...]:

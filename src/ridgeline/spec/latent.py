@@ -58,17 +58,17 @@ class LatentAttention(Mixer):
 
     @property
     def qk_head_dim(self) -> int:
-        """Size of a query, and of a rebuilt key."""
+        """Return the size of a query, and of a rebuilt key."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def row(self) -> int:
-        """Numbers that are kept of a token."""
+        """Return how many numbers are kept of a token."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
     def query_group(self) -> int:
-        """Query heads that share the same keys: all of them."""
+        """Return the number of query heads that share the same keys: all of them."""
         return self.num_heads
 
     def weights(self, width: int) -> Iterator[Weight]:
@@ -153,5 +153,8 @@ class LatentAttention(Mixer):
 
     @property
     def _up_work(self) -> int:
-        """Multiply-accumulates of kv_b with one latent; its parts with one query and one result take as many."""
+        """Return the multiply-accumulates of kv_b with one latent.
+
+        Its parts with one query and one result take as many.
+        """
         return self.num_heads * (self.qk_nope_head_dim + self.v_head_dim) * self.kv_lora_rank

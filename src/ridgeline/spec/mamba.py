@@ -121,7 +121,7 @@ class Mamba2(RecurrentBase):
 
     @property
     def conv_channels(self) -> int:
-        """Channels of the convolution: those of x, B and C."""
+        """Return the number of channels of the convolution: those of x, B and C."""
         return self.inner_size + 2 * self.num_groups * self.state_size
 
     def weights(self, width: int) -> Iterator[Weight]:

@@ -60,12 +60,12 @@ class Mixer(ABC):
 
     @property
     def kind(self) -> str:
-        """The name of the kind in tables and messages."""
+        """Return the name of the kind in tables and messages."""
         return type(self).__name__
 
     @property
     def query_group(self) -> int:
-        """Query heads that share the same keys; 0 for a mixer that does not attend to keys."""
+        """Return the number of query heads that share the same keys; 0 for a mixer that does not attend to keys."""
         return 0
 
     @abstractmethod

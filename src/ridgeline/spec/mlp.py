@@ -189,7 +189,7 @@ class MoE:
 
     @property
     def gated_parts(self) -> tuple[str, ...]:
-        """Prefixes of a gate and an up matrix that kernels interleave."""
+        """Return the prefixes of a gate and an up matrix that kernels interleave."""
         shared = self.shared.gated_parts if self.shared else ()
         return (("experts.",) if self.gated else ()) + tuple(f"shared.{part}" for part in shared)
 

@@ -29,7 +29,7 @@ class FirstTokens:
 
     @property
     def first_tokens(self) -> int:
-        """First tokens of a sequence that are never dropped."""
+        """Return how many first tokens of a sequence are never dropped."""
         return self.count
 
     def lookback(self, window: int) -> int:

@@ -112,7 +112,7 @@ class Format:
 
     @property
     def name(self) -> str:
-        """The name that users write. `format_of` returns the format of a name."""
+        """Return the name that users write. `format_of` returns the format of a name."""
         if not self.is_lossy:
             return "plain"
         group, activations = _DEFAULTS[self.numbers]
@@ -131,17 +131,17 @@ class Format:
 
     @property
     def bits(self) -> int:
-        """Bits of one code; 0 where numbers are not rounded."""
+        """Return the bits of one code; 0 where numbers are not rounded."""
         return NUMBERS[self.numbers].bits if self.is_lossy else 0
 
     @property
     def scale_bits(self) -> int:
-        """Bits of one scale in the layout of the kernels: float16 for groups and blocks, float32 otherwise."""
+        """Return the bits of one scale in the kernels' layout: float16 for groups and blocks, float32 otherwise."""
         return 16 if self.group and self.rows == 1 else 32
 
     @property
     def group_bits(self) -> float:
-        """Bits of a group's scale and offset, with its share of those of a block."""
+        """Return the bits of a group's scale and offset, with its share of those of a block."""
         if not self.block:
             return self.scale_bits + self.offset_bits
         count = 2 if self.offsets == "minimums" else 1
@@ -149,7 +149,7 @@ class Format:
 
     @property
     def offset_bits(self) -> int:
-        """Bits of one zero point or minimum."""
+        """Return the bits of one zero point or minimum."""
         return {"none": 0, "zero_points": self.bits, "minimums": 16}[self.offsets]
 
     def number_bytes(self, dtype: DType) -> float:
@@ -273,7 +273,7 @@ class FormatTable:
 
     @property
     def main(self) -> Format:
-        """The format of most matrices."""
+        """Return the format of most matrices."""
         return Counter(self.by_name.values()).most_common(1)[0][0] if self.by_name else self.default
 
     def type_of_most(self, dtype: str) -> str:
@@ -286,7 +286,7 @@ class FormatTable:
 
     @property
     def formats(self) -> frozenset[Format]:
-        """All formats that occur."""
+        """Return all formats that occur."""
         return frozenset((self.default, *(self.by_name or {}).values()))
 
     @property

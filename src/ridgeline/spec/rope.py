@@ -89,7 +89,7 @@ class Rope:
 
     @property
     def period(self) -> int:
-        """The number of elements over which the frequencies fall from 1 to 1 / theta."""
+        """Return the number of elements over which the frequencies fall from 1 to 1 / theta."""
         return self.dim - self.odd
 
     @property

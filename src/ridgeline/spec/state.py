@@ -25,7 +25,7 @@ class State:
 
     @property
     def elements(self) -> int:
-        """Numbers kept per token, or per sequence if `snapshot` is set."""
+        """Return how many numbers are kept per token, or per sequence if `snapshot` is set."""
         return sum(prod(shape) for shape in self.parts)
 
     def rows_at(self, num_tokens: int) -> int:

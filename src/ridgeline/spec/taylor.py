@@ -33,7 +33,7 @@ class TaylorAttention(RecurrentBase):
 
     @property
     def num_features(self) -> int:
-        """Features of a query or a key: the terms of order 0, 1 and 2."""
+        """Return the number of features of a query or a key: the terms of order 0, 1 and 2."""
         return 1 + self.feature_dim + self.feature_dim**2
 
     def weights(self, width: int) -> Iterator[Weight]:

@@ -50,17 +50,17 @@ class StepSize:
 
     @property
     def seqs(self) -> int:
-        """Sequences that can be in one step."""
+        """Return the number of sequences that can be in one step."""
         return min(self.tokens, self.rows)
 
     @property
     def replays(self) -> int:
-        """Tokens that recurrent layers compute a second time, because they were draft tokens before."""
+        """Return how many tokens recurrent layers compute again, because they were draft tokens before."""
         return self.seqs * self.drafts
 
     @property
     def queries(self) -> int:
-        """Tokens after padding: sequences of different lengths are padded to at most twice the tokens."""
+        """Return the number of tokens after padding, which at most doubles that of sequences of different lengths."""
         return self.tokens if self.seqs == 1 else 2 * self.tokens
 
 

@@ -32,7 +32,7 @@ class TrainingCost:
 
     @property
     def utilization(self) -> float | None:
-        """Counted operations divided by what the peak allows in the same time (MFU, arXiv:2204.02311)."""
+        """Return the counted operations divided by what the peak allows in the same time (MFU, arXiv:2204.02311)."""
         return self.flops / (self.seconds * self.peak_flops_per_s) if self.peak_flops_per_s else None
 
 

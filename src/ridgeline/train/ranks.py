@@ -24,12 +24,12 @@ class Ranks:
 
     @property
     def on_host(self) -> bool:
-        """True if the ranks compute on CPUs."""
+        """Return whether the ranks compute on CPUs."""
         return self.device == REFERENCE
 
     @property
     def is_first(self) -> bool:
-        """True for the rank that writes files and prints."""
+        """Return whether this is the rank that writes files and prints."""
         return self.rank == 0
 
     def replicate(self, model: nn.Module) -> nn.Module:

@@ -56,7 +56,7 @@ class Case:
 
     @property
     def heads(self) -> int:
-        """Number of heads of a Medusa model; more of them propose more tokens, and take more memory."""
+        """Return the number of heads of a Medusa model; more of them propose more tokens, and take more memory."""
         return min(self.drafts, MOST_HEADS)
 
 
@@ -79,7 +79,7 @@ class Scale:
 
     @property
     def room(self) -> int:
-        """Most tokens of a prompt."""
+        """Return the largest number of tokens of a prompt."""
         return self.longest - self.new_tokens
 
 

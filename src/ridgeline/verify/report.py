@@ -31,7 +31,7 @@ class Difference:
 
     @property
     def near(self) -> bool:
-        """True if rounding can explain the difference."""
+        """Return whether rounding can explain the difference."""
         return is_near(self.gap)
 
     def describe(self) -> str:
@@ -130,12 +130,12 @@ class CaseResult:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Settings that should have had an effect and had none."""
+        """Return the settings that should have had an effect and had none."""
         return () if self.case.impossible or self.error else self.observed.missing(self.case)
 
     @property
     def verdict(self) -> Verdict:
-        """The most severe finding."""
+        """Return the most severe finding."""
         if self.case.impossible:
             return "not run"
         if self.error:
@@ -169,12 +169,12 @@ class Report:
 
     @property
     def equal(self) -> bool:
-        """True if every token is the baseline's, or differs by rounding only."""
+        """Return whether every token is the baseline's, or differs by rounding only."""
         return not {r.verdict for r in self.results} & {"DIFFERENT", "error"}
 
     @property
     def complete(self) -> bool:
-        """True if every setting of every case had an effect."""
+        """Return whether every setting of every case had an effect."""
         return not any(r.missing for r in self.results)
 
     def verdicts(self) -> Mapping[Verdict, int]:

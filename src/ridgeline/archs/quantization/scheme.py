@@ -28,7 +28,7 @@ class Quantization:
 
     @property
     def storage(self) -> str:
-        """The name of the format of most matrices, for plans; empty if they are not quantized."""
+        """Return the name of the format of most matrices, for plans; empty if they are not quantized."""
         return "fp8"
 
 

@@ -49,12 +49,12 @@ class Codes:
 
     @property
     def scales(self) -> Floats:
-        """The scale of each group, float32 [..., groups]: d * factor, rounded once."""
+        """Return the scale of each group, float32 [..., groups]: d * factor, rounded once."""
         return _product(self.d, self.factors)
 
     @property
     def minima(self) -> Floats | None:
-        """The minimum of each group, float32 [..., groups], which is subtracted; None if the type has none."""
+        """Return the minimum of each group, float32 [..., groups], which is subtracted; None if the type has none."""
         return None if self.dmin is None else _product(self.dmin, self.min_factors)
 
     def values(self) -> Floats:

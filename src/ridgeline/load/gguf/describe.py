@@ -180,7 +180,7 @@ def _granite(spec: ModelSpec) -> Fields:
 
 
 def _gemma2(spec: ModelSpec) -> Fields:
-    """Absent caps have a default, so that none at all is written as 0."""
+    """Return the caps of scores. An absent field has a default, so a model without caps writes 0."""
     mixer = spec.layers[0].mixer
     softcap = mixer.softcap if isinstance(mixer, Attention) else None
     return {"attn_logit_softcapping": softcap or 0.0, "final_logit_softcapping": spec.logit_softcap or 0.0}

@@ -77,7 +77,7 @@ class Reader:
 
     @property
     def position(self) -> int:
-        """The next byte to read."""
+        """Return the next byte to read."""
         return self._at
 
     def seek(self, position: int) -> None:

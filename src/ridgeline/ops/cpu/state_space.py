@@ -88,7 +88,7 @@ def _dplr(a: Ndarray, dt: Ndarray, p: Ndarray, b: Ndarray, c: Ndarray) -> list[N
 
 
 def _both(x: Ndarray) -> Ndarray:
-    """Sum over conjugate pairs, of which one is given: [channels, modes] -> [channels, 1], real."""
+    """Return the sum over conjugate pairs, of which one is given: [channels, modes] -> [channels, 1], real."""
     return np.asarray(2 * x.real.sum(-1, keepdims=True))
 
 

@@ -81,12 +81,12 @@ def _convolve(block: Block, u: Ndarray, h: Ndarray, lengths: Ndarray) -> tuple[N
 
 
 def _flat(h: Ndarray) -> Ndarray:
-    """[..., 2, N / 2] -> [..., N]."""
+    """Return [..., N] of parts [..., 2, N / 2]."""
     return h.reshape(*h.shape[:-2], -1)
 
 
 def _complex(x: Ndarray) -> Ndarray:
-    """[..., N] -> [..., N / 2]."""
+    """Return complex numbers [..., N / 2] of real ones [..., N]."""
     half = x.shape[-1] // 2
     out = np.empty((*x.shape[:-1], half), np.result_type(x.dtype, np.complex64))
     out.real, out.imag = x[..., :half], x[..., half:]
@@ -94,7 +94,7 @@ def _complex(x: Ndarray) -> Ndarray:
 
 
 def _real(x: Ndarray) -> Ndarray:
-    """[..., N / 2] -> [..., N]."""
+    """Return real numbers [..., N] of complex ones [..., N / 2]."""
     return np.concatenate((x.real, x.imag), -1)
 
 
@@ -177,7 +177,7 @@ def _dplr(
 
 
 def _both(x: Ndarray) -> Ndarray:
-    """Sum over conjugate pairs, of which one is given: [..., N / 2] -> [..., 1], real."""
+    """Return the sum over conjugate pairs, of which one is given: [..., N / 2] -> [..., 1], real."""
     return np.asarray(2 * x.real.sum(-1, keepdims=True))
 
 
@@ -191,7 +191,7 @@ def _kernel(rate: Ndarray, a: Ndarray, p: Ndarray, b: Ndarray, c: Ndarray, size:
     one, other = 1 / (minus - plus * a[:, None]), 1 / (minus - plus * a.conj()[:, None])  # [channels, nodes, N / 2]
 
     def through(x: Ndarray) -> Ndarray:
-        """Sum x / (minus - plus a) over conjugate pairs: [channels, nodes]."""
+        """Return the sum of x / (minus - plus a) over conjugate pairs: [channels, nodes]."""
         return np.asarray((one @ x[..., None] + other @ x.conj()[..., None])[..., 0])
 
     plus = plus[:, 0]

@@ -82,12 +82,12 @@ def _convolve(block: Block, u: Tensor, h: Tensor, lengths: Tensor) -> tuple[Tens
 
 
 def _complex(x: Tensor) -> Tensor:
-    """[..., N] -> [..., N / 2]."""
+    """Return complex numbers [..., N / 2] of real ones [..., N]."""
     return torch.complex(*x.chunk(2, -1))
 
 
 def _real(x: Tensor) -> Tensor:
-    """[..., N / 2] -> [..., N]."""
+    """Return real numbers [..., N] of complex ones [..., N / 2]."""
     return torch.cat((x.real, x.imag), -1)
 
 
@@ -166,7 +166,7 @@ def _dplr(
 
 
 def _both(x: Tensor) -> Tensor:
-    """Sum over conjugate pairs, of which one is given: [..., N / 2] -> [..., 1], real."""
+    """Return the sum over conjugate pairs, of which one is given: [..., N / 2] -> [..., 1], real."""
     return 2 * x.real.sum(-1, keepdim=True)
 
 
@@ -180,7 +180,7 @@ def _kernel(rate: Tensor, a: Tensor, p: Tensor, b: Tensor, c: Tensor, size: int)
     one, other = 1 / (minus - plus * a[:, None]), 1 / (minus - plus * a.conj()[:, None])  # [channels, nodes, N / 2]
 
     def through(x: Tensor) -> Tensor:
-        """Sum x / (minus - plus a) over conjugate pairs: [channels, nodes]."""
+        """Return the sum of x / (minus - plus a) over conjugate pairs: [channels, nodes]."""
         return (one @ x[..., None] + other @ x.conj()[..., None])[..., 0]
 
     plus = plus[:, 0]

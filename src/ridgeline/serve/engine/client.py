@@ -176,12 +176,12 @@ class EngineClient:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the engine process."""
+        """Return the process id of the engine process."""
         return self._process.pid if self._process else None
 
     @property
     def health(self) -> State | Literal["silent"]:
-        """The state, or "silent" if the engine should be ready but sends no heartbeat."""
+        """Return the state of the engine, or "silent" if it should be ready but sends no heartbeat."""
         return "silent" if self.state == "ready" and self.watch.silent else self.state
 
     @property

@@ -96,13 +96,13 @@ class Connections:
         return slot
 
     def release(self, slot: Slot) -> None:
-        """As Slot.release."""
+        """Do as Slot.release."""
         self._open.discard(slot)
         self._reserved.discard(slot)
         self._waiting.pop(slot, None)
 
     def waiting(self, slot: Slot, now: bool) -> None:
-        """As Slot.wait and Slot.work."""
+        """Do as Slot.wait and Slot.work."""
         self._waiting.pop(slot, None)
         if now:
             self._waiting[slot] = time.monotonic()

@@ -62,7 +62,10 @@ class Manifest:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 over names, contents and sides only, so that equal training and held-out texts have equal hashes."""
+        """Return the SHA-256 over names, contents and sides only.
+
+        So equal training and held-out texts have equal hashes.
+        """
         whole = hashlib.sha256()
         for entry in self.entries:
             whole.update(json.dumps([entry.name, entry.sha256, entry.side]).encode() + b"\n")

@@ -38,7 +38,7 @@ class Batch:
 
     @cached_property
     def following(self) -> Tensor:
-        """Token after each token [T]; after the last one of a sequence, which nothing reads, any token."""
+        """Return the token after each token [T]; after the last one of a sequence, which nothing reads, any token."""
         return cast("Tensor", self.token_ids).roll(-1)
 
     def step(self) -> DenseStep:
@@ -94,7 +94,7 @@ class Target:
 
     @property
     def num_draft_tokens(self) -> int:
-        """Number of tokens that a draft can propose."""
+        """Return the number of tokens that a draft can propose."""
         return self.model.spec.vocab_size if self.vocabulary is None else len(self.vocabulary)
 
     @property

@@ -49,7 +49,7 @@ class Continuations:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the target wrote to train on."""
+        """Return the number of tokens that the target wrote to train on."""
         return sum(len(one.ids) - one.prompt for one in self.train)
 
 

@@ -77,5 +77,5 @@ class DraftOptions:
 
     @property
     def practised(self) -> int:
-        """Number of draft steps in a row that an EAGLE head practises."""
+        """Return the number of draft steps in a row that an EAGLE head practises."""
         return DRAFT_STEPS[self.kind] if self.draft_steps is None else self.draft_steps

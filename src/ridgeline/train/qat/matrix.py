@@ -83,7 +83,7 @@ class LearnedMatrix:
 
     @property
     def unit(self) -> float:
-        """The mean distance of neighboring numbers."""
+        """Return the mean distance of neighboring numbers."""
         return float(self.scale.detach().mean()) * step_of(self.format)
 
     def parameters(self) -> dict[str, nn.Parameter]:

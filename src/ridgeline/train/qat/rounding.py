@@ -32,7 +32,7 @@ class Rounded(NamedTuple):
 
     @property
     def levels(self) -> Tensor:
-        """The numbers that the codes stand for, in units of the scale."""
+        """Return the numbers that the codes stand for, in units of the scale."""
         return self.codes - self.zero
 
     def weights(self) -> Tensor:
