@@ -119,7 +119,7 @@ class _Replay:
                 heapq.heappush(self._due, (now + self._think, index, request))
 
     def _step(self) -> None:
-        """One step, and a look at the engine after it; who ended in it was there."""
+        """Run a step, and note the engine's state after it; requests that ended in the step count as present."""
         self._over, start = 0, self._now()
         self._llm.session.step()
         busy, stats, usage = self._now() - start, self._stats(), self._usage

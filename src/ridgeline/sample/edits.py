@@ -126,7 +126,7 @@ class Masks:
         self._past.append(token)
 
     def apply(self, scores: Floats) -> None:
-        """Rule tokens out."""
+        """Exclude the tokens that are ruled out."""
         if self._allowed is not None:
             kept = scores[self._allowed]
             scores.fill(-np.inf)

@@ -42,7 +42,7 @@ class LightningAttention(RecurrentBase):
 
     @property
     def slopes(self) -> tuple[float, ...]:
-        """s of each head: each token multiplies the state by exp(-s)."""
+        """Return s of each head: each token multiplies the state by exp(-s)."""
         return tuple(self.slope_scale * 2.0 ** (-8 * (i + 1) / self.num_heads) for i in range(self.num_heads))
 
     def weights(self, width: int) -> Iterator[Weight]:

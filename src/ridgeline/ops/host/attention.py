@@ -50,7 +50,7 @@ def _attend_sequence(
 def attend_block(
     case: Attention, q: Ndarray, keys: Ndarray, values: Ndarray, seen: Ndarray, sinks: Ndarray | None
 ) -> Ndarray:
-    """q [n, m, H, D], keys and values [n, S, K, D], seen [n, m, S] -> [n, m, H * D]."""
+    """Attend with q [n, m, H, D] to keys and values [n, S, K, D], seen [n, m, S] -> [n, m, H * D]."""
     n, m, heads, size = q.shape
     kv_heads = case.num_kv_heads
     shape = (n, kv_heads, m, heads // kv_heads)

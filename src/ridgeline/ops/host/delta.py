@@ -59,7 +59,10 @@ def _unit(x: Ndarray) -> Ndarray:
 
 
 def _token(q: Ndarray, k: Ndarray, v: Ndarray, logs: Ndarray, beta: Ndarray, h: Ndarray) -> tuple[Ndarray, Ndarray]:
-    """q and k [n, 1, H, K], v [n, 1, H, P], logs of the decay [n, 1, H, 1 or K], beta [n, 1, H], h [n, H, K, P]."""
+    """Compute one token.
+
+    q and k [n, 1, H, K], v [n, 1, H, P], logs of the decay [n, 1, H, 1 or K], beta [n, 1, H], h [n, H, K, P].
+    """
     q, k, v, logs, beta = (x[:, 0] for x in (q, k, v, logs, beta))
     h = np.exp(logs)[..., None] * h
     error = v - (k[..., None, :] @ h)[..., 0, :]

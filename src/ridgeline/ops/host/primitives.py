@@ -19,7 +19,7 @@ def embedding(table: Ndarray, ids: Ndarray) -> Ndarray:
 
 
 def linear(x: Ndarray, weight: Ndarray, bias: Ndarray | None) -> Ndarray:
-    """x [..., in] -> [..., out]."""
+    """Return the product of x [..., in] with a matrix, [..., out]."""
     rows = x.reshape(-1, x.shape[-1])  # one matrix product for all sequences
     if weight.dtype == x.dtype:
         out = rows @ weight.T

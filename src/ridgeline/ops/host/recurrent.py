@@ -211,7 +211,7 @@ def ssd(case: Mamba2) -> Scan:
 
 
 def _ssd_token(x: Ndarray, logs: Ndarray, b: Ndarray, c: Ndarray, h: Ndarray) -> tuple[Ndarray, Ndarray]:
-    """x [n, 1, H, P], logs of the decay [n, 1, H], b and c [n, 1, H, S], h [n, H, P, S]."""
+    """Compute one token. x [n, 1, H, P], logs of the decay [n, 1, H], b and c [n, 1, H, S], h [n, H, P, S]."""
     x, logs, b, c = (t[:, 0] for t in (x, logs, b, c))
     h = np.exp(logs)[..., None, None] * h
     h += x[..., None] * b[..., None, :]

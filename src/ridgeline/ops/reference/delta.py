@@ -50,7 +50,10 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _token(q: Tensor, k: Tensor, v: Tensor, logs: Tensor, beta: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k [n, 1, H, K], v [n, 1, H, P], logs of the decay [n, 1, H, 1 or K], beta [n, 1, H], h [n, H, K, P]."""
+    """Compute one token.
+
+    q and k [n, 1, H, K], v [n, 1, H, P], logs of the decay [n, 1, H, 1 or K], beta [n, 1, H], h [n, H, K, P].
+    """
     q, k, v, logs, beta = (t[:, 0] for t in (q, k, v, logs, beta))
     h = logs.exp()[..., None] * h
     error = v - (k[..., None, :] @ h)[..., 0, :]

@@ -110,7 +110,7 @@ def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor
 
 
 def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None) -> Tensor:
-    """q [n, m, H, D], keys and values [n, K, S, D], seen [n, m, S] -> [n, m, H * D]."""
+    """Attend with q [n, m, H, D] to keys and values [n, K, S, D], seen [n, m, S] -> [n, m, H * D]."""
     n, m = q.shape[:2]
     groups = case.num_heads // case.num_kv_heads
     # Group the queries by their key head: [n, K, m * G, D].

@@ -202,7 +202,7 @@ def ssd(case: Mamba2):
 
 
 def _ssd_token(x: Tensor, logs: Tensor, b: Tensor, c: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """x [n, 1, H, P], logs of the decay [n, 1, H], b and c [n, 1, H, S], h [n, H, P, S]."""
+    """Compute one token. x [n, 1, H, P], logs of the decay [n, 1, H], b and c [n, 1, H, S], h [n, H, P, S]."""
     x, logs, b, c = (t[:, 0] for t in (x, logs, b, c))
     h = logs.exp()[..., None, None] * h + x[..., None] * b[..., None, :]
     return (h @ c[..., None])[:, None, ..., 0], h
