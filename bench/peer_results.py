@@ -1,4 +1,4 @@
-"""Read results and notes: measured lines by kind of machine, and what people wrote about them."""
+"""Read results and notes: measured lines by kind of machine, and remarks about them."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def base_of(line: Line) -> str:
 
 
 class Notes:
-    """What people wrote about a kind of machine: paragraphs, figures of an earlier build, and causes of misses."""
+    """Holds what people wrote about a kind of machine: paragraphs, figures of an earlier build, and causes of misses."""
 
     def __init__(self, of_machine: Mapping[str, Any]) -> None:
         self.about: Sequence[str] = of_machine.get("about", ())

@@ -48,8 +48,8 @@ def cpu_flags() -> list[str]:
 
 
 class Setting(NamedTuple):
-    """One way to run a program. machines: kinds on which it may help. variables: of the environment. options: what its
-    driver gets.
+    """One way to run a program. machines: kinds on which it may help. variables: for its environment. options: further
+    arguments of its driver.
     """
 
     machines: tuple[str, ...]
@@ -136,7 +136,7 @@ OTHERS = tuple(shape for shape in CONFIGS if shape not in DENSE)
 
 class Case(NamedTuple):
     """A run: number of sequences, tokens of each prompt, tokens of each answer. longer: other numbers of answer tokens
-    by shape. shapes, kinds: those that are measured.
+    by shape. shapes, kinds: which of them are measured.
     """
 
     sequences: int
