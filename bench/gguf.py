@@ -115,7 +115,7 @@ def measure(args: argparse.Namespace, shape: str, kind: str, theirs: str) -> Non
             f"gguf {case}", gate, shape=shape, type=kind, tokens_per_s=speeds,
             over_llama_cpp={n: round(s / other, 2) for n, s in speeds.items() if n.startswith(OURS)}, bar=BAR,
             same_tokens=same(*(replies[n][0] for n in (f"{OURS} auto/int8", f"llama.cpp {kind}"))),
-            of_tokens=CASES[case].tokens[shape], limits=limits.medians(), rounds=args.rounds,
+            of_tokens=CASES[case].answer(shape), limits=limits.medians(), rounds=args.rounds,
         )  # fmt: skip
 
 

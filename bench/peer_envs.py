@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH, TRANSFORMERS = "torch==2.13.0", "transformers==5.23.0"
+LLAMA = "llama-cpp-python==0.3.36"
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -28,7 +30,8 @@ class PeerError(Exception):
 class Env(NamedTuple):
     """An environment of a peer. requirements: pinned, for pip. source: packages that are built on this machine.
     unwanted: packages that are removed after the installation. alone: packages that are installed without their own
-    requirements, which would ask for another torch or transformers; what they need is in requirements.
+    requirements, which would ask for another torch or transformers; what they need is in requirements. unpacked: a
+    package whose source release is unpacked to the folder `source` too, because tools in it are not installed.
     """
 
     requirements: Sequence[str]
@@ -36,6 +39,7 @@ class Env(NamedTuple):
     unwanted: str = ""
     variables: Mapping[str, str] = NOTHING
     alone: Sequence[str] = ()
+    unpacked: str = ""
 
 
 ACCELERATE, COMPRESSED = "accelerate==1.15.0", "compressed-tensors==0.20.0"
@@ -43,7 +47,7 @@ DATASETS = "datasets==5.2.0"
 ENVS = {
     # Unless two passes are off, g++ 12 removes stores to the configuration of AMX tiles, and programs crash.
     "llama.cpp": Env(
-        ("llama-cpp-python==0.3.36", "gguf==0.19.0"), source="llama-cpp-python",
+        (LLAMA, "gguf==0.19.0", TORCH, TRANSFORMERS), source="llama-cpp-python", unpacked=LLAMA,
         variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF", "CXXFLAGS": "-fno-tree-dse -fno-dse"},
     ),
     "openvino": Env(("openvino-genai==2026.4.1.0",)),
@@ -86,8 +90,22 @@ def ensure(work: Path, name: str) -> str:
             run([str(python), "-m", "pip", "install", "-q", "--no-deps", *env.alone], f"pip for {name}", env.variables)
         if env.unwanted:
             run([str(python), "-m", "pip", "uninstall", "-q", "-y", env.unwanted], f"pip for {name}")
+        if env.unpacked:
+            unpack(python, env.unpacked, folder / "source")
         marker.write_text(wanted)
     return str(python)
+
+
+def unpack(python: Path, package: str, folder: Path) -> None:
+    """Unpack a package's source release into a folder. Raises PeerError."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    download = ["download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder), package]
+    run([str(python), "-m", "pip", *download], f"the source of {package}")
+    archive = next(folder.glob("*.tar.gz"))
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="data")
+    archive.unlink()
 
 
 def versions_of(names: Sequence[str]) -> str:

@@ -17,10 +17,9 @@ import numpy as np
 import peer_shapes
 from common import beyond_caches
 from peer_envs import ROOT, PeerError, convert, ensure
-from peer_table import CASES, MAX_SEQS, MAX_TOKENS, OURS, Contender, weight_bytes
+from peer_table import CASES, MAX_SEQS, MAX_TOKENS, OURS, Case, Contender
 
 DRIVERS = ROOT / "bench" / "peer_drivers"
-STATE_NUMBER_BYTES = 4  # the type of our keys and values has 4 bytes
 # the peak while a peer loads, as a multiple of the weights
 MEMORY_FACTOR = {"fp32": 1.6, "bf16": 2.2, "int8": 2.5, "int4": 2.5}
 LEFT_FREE = 1.5e9  # bytes
@@ -45,26 +44,28 @@ class Prepared:
         """Return the bits per weight of a converted model, from the size of its files if it has some, else from its
         kind.
         """
-        if self.contender.converter:
-            names = ("*.gguf", "*.bin", "*.data", "*.onnx")
-            size = float(
-                sum(f.stat().st_size for name in names for f in self.folder.glob(name) if "token" not in f.name)
-            )
-        else:
-            size = weight_bytes(self.shape, self.contender.kind)
+        if not self.contender.converter:
+            return peer_shapes.bits_per_weight(self.shape, self.contender.kind)
+        files = (f for name in ("*.gguf", "*.bin", "*.data", "*.onnx") for f in self.folder.glob(name))
+        size = sum(f.stat().st_size for f in files if "token" not in f.name)
         return 8 * size / peer_shapes.num_params(self.shape)
 
     def peak_estimate(self) -> float:
-        return MEMORY_FACTOR[self.contender.kind] * weight_bytes(self.shape, self.contender.kind)
+        kind = "fp32" if self.contender.setting == "widened" else self.contender.kind
+        return MEMORY_FACTOR[kind] * peer_shapes.weight_bytes(self.shape, kind)
 
 
 class Process:
     """A loaded contender. load_s counts from the start of its process."""
 
-    def __init__(self, prepared: Prepared, threads: int, how: str = "") -> None:
-        """Start the process. how: a word for the driver beside the format. Raises PeerError."""
+    def __init__(self, prepared: Prepared, threads: int, how: str = "", max_tokens: int = MAX_TOKENS) -> None:
+        """Start the process. how: a word for the driver beside the format. max_tokens: the tokens that it must be able
+        to keep. Raises PeerError.
+        """
         self.prepared, self.contender, self.warm = prepared, prepared.contender, set[str]()
+        self.max_tokens, setting = max_tokens, prepared.contender.how
         env = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        env |= dict(setting.variables)
         script = DRIVERS / f"drive_{self.contender.tool}.py"
         start = time.perf_counter()
         self._process = subprocess.Popen(
@@ -74,7 +75,7 @@ class Process:
         try:
             reply = self.ask(
                 do="load", path=str(prepared.folder), format=f"{self.contender.form} {how}".strip(), threads=threads,
-                max_seqs=MAX_SEQS, max_tokens=MAX_TOKENS,
+                max_seqs=MAX_SEQS, max_tokens=max_tokens, options=dict(setting.options),
             )  # fmt: skip
         except PeerError:
             self.stop()
@@ -104,7 +105,10 @@ class Process:
         return self.ask(do="run", prompts=prompts, tokens=tokens)
 
     def peak_bytes(self) -> int:
-        return int(self.ask(do="peak")["peak_bytes"])
+        return int(self.ask(do="memory")["peak_bytes"])
+
+    def resident_bytes(self) -> int:
+        return int(self.ask(do="memory")["resident_bytes"])
 
     def stop(self) -> None:
         self._process.kill()
@@ -117,14 +121,17 @@ class Fleet:
     def __init__(self, threads: int) -> None:
         self._threads, self._running = threads, dict[str, Process]()
 
-    def get(self, prepared: Prepared) -> Process:
-        """Return the process of a contender; start it if it is not loaded. Raises PeerError."""
+    def get(self, prepared: Prepared, max_tokens: int = MAX_TOKENS) -> Process:
+        """Return the process of a contender; start it if it is not loaded for so many tokens. Raises PeerError."""
         name = prepared.contender.name
         process = self._running.pop(name, None)
+        if process and process.max_tokens != max_tokens:
+            process.stop()
+            process = None
         if process is None:
             while self._running and available_bytes() < prepared.peak_estimate() + LEFT_FREE:
                 self._running.pop(next(reversed(self._running))).stop()
-            process = Process(prepared, self._threads)
+            process = Process(prepared, self._threads, max_tokens=max_tokens)
         self._running[name] = process
         return process
 
@@ -157,6 +164,10 @@ class Limits:
         self.rounds.append({name: value / 1e9 for name, value in now.items()})
         return self.rounds[-1]
 
+    def around(self, number: int) -> list[dict[str, float]]:
+        """Return the limits at the begin and at the end of a round, rounded."""
+        return [{name: round(v, 2) for name, v in each.items()} for each in self.rounds[number : number + 2]]
+
     def medians(self) -> dict[str, float]:
         return {name: round(median(r[name] for r in self.rounds), 1) for name in self.rounds[0]}
 
@@ -168,23 +179,30 @@ def available_bytes() -> int:
 
 def prompts(shape: str, case: str, number: int) -> list[list[int]]:
     """Return random ids: equal for all contenders of a round, different in each round, no special tokens."""
-    size, vocabulary = CASES[case], peer_shapes.CONFIGS[shape]["vocab_size"]
+    return random_ids(shape, CASES[case], number)
+
+
+def random_ids(shape: str, size: Case, number: int) -> list[list[int]]:
     rng = np.random.default_rng((number, size.sequences, size.prompt))
+    vocabulary = peer_shapes.CONFIGS[shape]["vocab_size"]
     return rng.integers(0, vocabulary - 3, (size.sequences, size.prompt)).tolist()
 
 
 def rounds_of(
     fleet: Fleet, ready: list[Prepared], shape: str, case: str, rounds: int, limits: Limits
 ) -> Iterator[tuple[int, Prepared, dict[str, Any] | PeerError]]:
-    """Yield (round, contender, answer of its driver) in the order A B C A B C. One that fails is not run again."""
-    tokens, failed = CASES[case].tokens[shape], set[str]()
+    """Yield (round, contender, answer of its driver) in the order A B C A B C. One that fails is not run again.
+
+    The machine's limits are measured when a round begins, and when the last one ends.
+    """
+    tokens, room, failed = CASES[case].answer(shape), CASES[case].room(shape), set[str]()
     for number in range(rounds):
         limits.measure()
         for prepared in ready:
             if prepared.contender.name in failed:
                 continue
             try:
-                process = fleet.get(prepared)
+                process = fleet.get(prepared, room)
                 if case not in process.warm:
                     process.run(prompts(shape, case, 1000 + number), min(tokens, 2))
                     process.warm.add(case)
@@ -193,3 +211,4 @@ def rounds_of(
                 failed.add(prepared.contender.name)
                 fleet.drop(prepared)
                 yield number, prepared, e
+    limits.measure()

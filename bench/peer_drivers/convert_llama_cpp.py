@@ -1,7 +1,8 @@
 """Convert a Hugging Face folder to GGUF: convert_llama_cpp.py FOLDER OUT Q8_0|Q4_0
 
 Every matrix gets the same type, including the embedding (which is the head): llama-quantize would keep it in more bits.
-The file has no vocabulary, because all runs use token ids.
+The file of a dense model has no vocabulary, because all runs use token ids. Other models are converted by llama.cpp's
+own script from the source release of llama-cpp-python, which its environment has unpacked.
 """
 
 from __future__ import annotations
@@ -27,9 +28,40 @@ TOP = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "o
 def main() -> None:
     source, out, form = sys.argv[1:]
     config = json.loads((Path(source) / "config.json").read_text())
-    arch = config["model_type"]
     Path(out).mkdir(parents=True, exist_ok=True)
-    writer = GGUFWriter(str(Path(out) / f"{form}.gguf"), arch)
+    if config["model_type"] in ("llama", "qwen3"):
+        write(source, Path(out) / f"{form}.gguf", config, form)
+    else:
+        theirs(source, Path(out), form)
+
+
+def theirs(source: str, out: Path, form: str) -> None:
+    """Convert a model with llama.cpp's own script and quantize it, every matrix in the one type where it allows that.
+
+    The script knows tokenizers by their hashes. Ours is invented and nothing uses it, so any known one will do.
+    """
+    tools = next((Path(sys.prefix) / "source").glob("*/vendor/llama.cpp"))
+    sys.path[:0] = [str(tools), str(tools / "gguf-py")]
+    import convert_hf_to_gguf  # type: ignore[import-not-found]
+    import llama_cpp as lib  # type: ignore[import-not-found]
+    from conversion.base import TextModel  # type: ignore[import-not-found]
+
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    wide = out / "wide.gguf"
+    sys.argv = ["convert_hf_to_gguf.py", source, "--outfile", str(wide), "--outtype", "bf16"]
+    convert_hf_to_gguf.main()
+    params = lib.llama_model_quantize_default_params()
+    params.ftype, params.pure = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{form}"), True
+    params.token_embedding_type = params.output_tensor_type = getattr(lib, f"GGML_TYPE_{form}")
+    if lib.llama_model_quantize(str(wide).encode(), str(out / f"{form}.gguf").encode(), params):
+        raise RuntimeError(f"llama.cpp cannot quantize {source} to {form}")
+    wide.unlink()
+
+
+def write(source: str, path: Path, config: dict[str, Any], form: str) -> None:
+    """Write the file of a dense model, tensor by tensor."""
+    arch = config["model_type"]
+    writer = GGUFWriter(str(path), arch)
     describe(writer, config, form)
     kind = GGMLQuantizationType[form]
     for name, values in read(Path(source) / "model.safetensors"):

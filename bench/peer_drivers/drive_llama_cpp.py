@@ -11,13 +11,16 @@ MICRO_BATCH = 512
 
 
 class LlamaCpp:
-    def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int) -> str:
+    def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int, repack: bool = True) -> str:
+        """Load a file. repack: whether weights may get another layout, such as that for AMX."""
         import llama_cpp as lib
 
         self._lib: Any = lib
         lib.llama_backend_init()
         file = next(Path(path).glob("*.gguf"))
-        self._model = lib.llama_model_load_from_file(str(file).encode(), lib.llama_model_default_params())
+        loading = lib.llama_model_default_params()
+        loading.use_extra_bufts = repack
+        self._model = lib.llama_model_load_from_file(str(file).encode(), loading)
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {file.name}")
         params = lib.llama_context_default_params()

@@ -18,7 +18,7 @@ class Ridgeline:
         how = stored.get(form) or {"weights": weights, "activations": activations or None}
         self._llm = LLM(
             path, skip_tokenizer_init=True, max_model_len=max_tokens, cache="off" if naive else "on",
-            engine=EngineOptions(max_num_seqs=max_seqs), **how,
+            engine=EngineOptions(max_num_seqs=max_seqs), threads=threads, **how,
         )  # fmt: skip
         self._runs = 0
         return "this tree"

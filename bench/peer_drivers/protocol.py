@@ -1,8 +1,8 @@
 """Run one peer as a process: requests on stdin, answers on stdout, a JSON line each. Standard library only.
 
-    {"do": "load", "path", "format", "threads", "max_seqs", "max_tokens"} -> {"load_s", "version"}
+    {"do": "load", "path", "format", "threads", "max_seqs", "max_tokens", "options"} -> {"load_s", "version"}
     {"do": "run", "prompts": [[id]], "tokens": n} -> {"first_s", "tokens_per_s", "tokens": [[id]]}
-    {"do": "peak"} -> {"peak_bytes"}
+    {"do": "memory"} -> {"peak_bytes", "resident_bytes"}
 
 A run is greedy, never ends early, and prompts have one length. first_s: time until every sequence has its first token.
 tokens_per_s: tokens of all sequences per second, from then until the first of them has its last token.
@@ -26,7 +26,7 @@ class Peer(Protocol):
     """The protocol of a driver. Both methods are timed from outside."""
 
     def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int) -> str:
-        """Load the model and return the version."""
+        """Load the model and return the version. A driver with options has them as further named arguments."""
 
     def run(self, prompts: list[list[int]], tokens: int, emit: Emit) -> None:
         """Generate `tokens` tokens for each prompt; emit each as soon as a caller could have it."""
@@ -70,19 +70,19 @@ def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
     if request["do"] == "load":
         start = time.perf_counter()
         sizes = (request["threads"], request["max_seqs"], request["max_tokens"])
-        version = peer.load(request["path"], request["format"], *sizes)
+        version = peer.load(request["path"], request["format"], *sizes, **request.get("options", {}))
         return {"load_s": time.perf_counter() - start, "version": version}
     if request["do"] == "run":
         clock = Clock(len(request["prompts"]), request["tokens"])
         peer.run(request["prompts"], request["tokens"], clock.take)
         return clock.report()
-    return {"peak_bytes": peak_bytes()}
+    return {"peak_bytes": memory_bytes("VmHWM"), "resident_bytes": memory_bytes("VmRSS")}
 
 
-def peak_bytes() -> int:
-    """Return the peak resident memory of this process."""
+def memory_bytes(name: str) -> int:
+    """Return a figure of this process's memory as Linux states it: VmHWM is the peak of what is resident, VmRSS now."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
+        if line.startswith(name):
             return int(line.split()[1]) * 1024
     return 0
 
