@@ -28,7 +28,10 @@ LAST_CHUNK = b"\r\n0\r\n\r\n"  # the end of a chunked body; a header may end lik
 def main() -> None:
     options = arguments()
     prompts = [[(i * 7 + j * 3) % 500 + 3 for j in range(options.input_len)] for i in range(options.requests)]
-    command = [sys.executable, "-m", "ridgeline", "serve", options.model, "--port", "0", "--quiet",
+    program = ["-m", "ridgeline"]
+    if options.step_ms is not None:
+        program = [str(Path(__file__).with_name("paced.py")), str(options.step_ms)]
+    command = [sys.executable, *program, "serve", options.model, "--port", "0", "--quiet",
                "--load-format", options.load_format]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
@@ -48,7 +51,7 @@ def main() -> None:
     steps = after["ridgeline:steps_total"] - before["ridgeline:steps_total"]
     delivery = {f"delivery_p{p}_ms": percentile(before, after, p / 100) for p in (50, 90, 99)}
     offline, gate = 0.0, all(len(a) == options.output_len for a in answers)
-    if options.offline:
+    if options.offline and options.step_ms is None:
         offline, wanted = generate(options, prompts)
         gate = gate and answers == wanted
     emit(
@@ -78,6 +81,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--no-offline", dest="offline", action="store_false")
     parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--step-ms", type=float, help="replace each step by a pause of this many milliseconds")
     return parser.parse_args()
 
 
