@@ -193,7 +193,7 @@ class FakeWire:
         tally = Tally([])
         events = ChoiceEvents(
             {"id": "x"}, StreamOptions(include_usage=True), tally, Tally.usage,
-            lambda _, chunk: [{"text": chunk.text}] if chunk.text else [],
+            lambda _, chunk: [b'{"text":"%b"}' % chunk.text.encode()] if chunk.text else [],
         )  # fmt: skip
         response = EventStream(turn, events, timed.append)
         await asyncio.wait_for(response({"extensions": {WIRE: self}}, self.receive, send), 10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -33,10 +33,10 @@ class Envelope:
     def __init__(self, head: Mapping[str, Any]) -> None:
         self._begin = b"data: " + dumps(head)[:-1] + b',"choices":['
 
-    def event(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None = None) -> bytes:
-        """Return an event with these choices."""
+    def event(self, choice: bytes, usage: Mapping[str, Any] | None = None) -> bytes:
+        """Return an event with one choice, given as JSON, or with none if it is empty."""
         used = b"" if usage is None else b',"usage":' + dumps(usage)
-        return b"%s%s%s}\n\n" % (self._begin, dumps(choices)[1:], used)
+        return b"%b%b]%b}\n\n" % (self._begin, choice, used)
 
 
 class Wire(Protocol):
@@ -150,7 +150,7 @@ class EventStream(Response):
             while not self._turn.waiting and not self._over.done():
                 if batch := self._turn.take():
                     data += self._events.chunks(batch)
-                    tokens = tokens or any(chunk.token_ids for _, chunk in batch)
+                    tokens = tokens or any([chunk.token_ids for _, chunk in batch])
                 else:
                     data += self._events.end()
                     self._end(True)
