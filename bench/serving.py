@@ -28,17 +28,22 @@ LAST_CHUNK = b"\r\n0\r\n\r\n"  # the end of a chunked body; a header may end lik
 def main() -> None:
     options = arguments()
     prompts = [[(i * 7 + j * 3) % 500 + 3 for j in range(options.input_len)] for i in range(options.requests)]
-    command = [sys.executable, "-m", "ridgeline", "serve", options.model, "--port", "0", "--quiet",
+    program = ["-m", "ridgeline"]
+    if options.step_ms is not None:
+        program = [str(Path(__file__).with_name("paced.py")), str(options.step_ms)]
+    command = [sys.executable, *program, "serve", options.model, "--port", "0", "--quiet",
                "--load-format", options.load_format]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         ready = r"^serving .* at http://127.0.0.1:(\d+)"
         url = next(found[1] for line in server.stderr if (found := re.search(ready, line)))
         try:
-            cpu, own = -cpu_seconds(server.pid), -time.process_time()
+            pids = {"http": server.pid, "engine": child(server.pid)}
+            started, own = {name: cpu_seconds(pid) for name, pid in pids.items()}, time.process_time()
             answers, seconds, before, after = asyncio.run(load(int(url), prompts, options))
-            cpu, own = cpu + cpu_seconds(server.pid), own + time.process_time()
-            rss = memory(server.pid)
+            own = time.process_time() - own
+            cpu = {name: cpu_seconds(pid) - started[name] for name, pid in pids.items()}
+            rss = {name: memory(pid) for name, pid in pids.items()}
         finally:
             server.terminate()
     tokens = sum(map(len, answers))
@@ -46,7 +51,7 @@ def main() -> None:
     steps = after["ridgeline:steps_total"] - before["ridgeline:steps_total"]
     delivery = {f"delivery_p{p}_ms": percentile(before, after, p / 100) for p in (50, 90, 99)}
     offline, gate = 0.0, all(len(a) == options.output_len for a in answers)
-    if options.offline:
+    if options.offline and options.step_ms is None:
         offline, wanted = generate(options, prompts)
         gate = gate and answers == wanted
     emit(
@@ -58,7 +63,8 @@ def main() -> None:
         of_offline=round(tokens / seconds / offline, 3) if offline else None,
         engine_busy=round(busy / seconds, 3),
         step_ms=round(1e3 * busy / steps, 3),
-        http_us_per_token=round(1e6 * cpu / tokens, 1),
+        http_us_per_token=round(1e6 * cpu["http"] / tokens, 1),
+        engine_us_per_token=round(1e6 * cpu["engine"] / tokens, 1),
         client_us_per_token=round(1e6 * own / tokens, 1),
         **delivery,
         rss_mb=rss,
@@ -75,6 +81,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--no-offline", dest="offline", action="store_false")
     parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--step-ms", type=float, help="replace each step by a pause of this many milliseconds")
     return parser.parse_args()
 
 
@@ -150,17 +157,20 @@ def percentile(before: dict[str, float], after: dict[str, float], share: float) 
     return next(float(bound) * 1e3 for bound, count in counts.items() if count >= share * counts["+Inf"])
 
 
+def child(pid: int) -> int:
+    """Return the process that a server has started: its engine."""
+    return int(subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(pid)], text=True).split()[0])
+
+
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of the HTTP process so far, including the system's time for it."""
+    """Return the processor time of all threads of a process so far, including the system's time for it."""
     values = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def memory(pid: int) -> dict[str, int]:
-    """Return resident megabytes of the server and of its engine."""
-    out = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout
-    engine = subprocess.run(["ps", "-o", "rss=", "--ppid", str(pid)], capture_output=True, text=True, check=True).stdout
-    return {"http": int(out) // 1024, "engine": int(engine) // 1024}
+def memory(pid: int) -> int:
+    """Return the resident megabytes of a process."""
+    return int(subprocess.check_output(["ps", "-o", "rss=", "-p", str(pid)], text=True)) // 1024
 
 
 def generate(options: argparse.Namespace, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:

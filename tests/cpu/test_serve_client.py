@@ -24,6 +24,7 @@ from ridgeline.serve.engine.watch import EngineSilent, Patience, Watch
 from ridgeline.serve.gate import Gate
 from ridgeline.serve.http.errors import APIError
 from ridgeline.serve.http.sse import DONE, WIRE, EventStream
+from ridgeline.serve.http.wire import TransportWire
 from ridgeline.serve.service import Turn
 from ridgeline.settings import EngineOptions, resolve
 from ridgeline.spec.mamba import Mamba
@@ -174,6 +175,12 @@ class FakeWire:
         if self.paused:
             self.changed()
 
+    def keep(self) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
     def listen(self, changed: Any) -> None:
         self.changed = changed
 
@@ -193,7 +200,7 @@ class FakeWire:
         tally = Tally([])
         events = ChoiceEvents(
             {"id": "x"}, StreamOptions(include_usage=True), tally, Tally.usage,
-            lambda _, chunk: [{"text": chunk.text}] if chunk.text else [],
+            lambda _, chunk: [b'{"text":"%b"}' % chunk.text.encode()] if chunk.text else [],
         )  # fmt: skip
         response = EventStream(turn, events, timed.append)
         await asyncio.wait_for(response({"extensions": {WIRE: self}}, self.receive, send), 10)
@@ -216,6 +223,38 @@ def test_streams_are_written_at_once_and_only_tokens_are_timed() -> None:
         assert (b"transfer-encoding", b"chunked") in sent[0]["headers"] and wire.changed is None
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("texts", "writes"), [(["a", "b"], ["HEAD data", "data data END"]), (["", "b"], ["HEAD", "data data END"])]
+)
+def test_headers_and_end_go_with_events(texts: list[str], writes: list[str]) -> None:
+    """Only if the first chunk has no event, the headers are written alone. The one chunk of an answer is one write."""
+
+    async def run(texts: list[str]) -> list[str]:
+        written: list[bytes] = []
+        transport: Any = SimpleNamespace(write=written.append, is_closing=lambda: False)
+        wire, fake, answers = TransportWire(transport), FakeWire(), Answers([5], lambda ids: None)
+
+        async def send(message: Any) -> None:  # as uvicorn
+            wire.write(b"HEAD" if message["type"] == "http.response.start" else b"END")
+
+        events = ChoiceEvents(
+            {}, None, Tally([]), Tally.usage, lambda _, chunk: [b"{}"] if chunk.text else []
+        )  # fmt: skip
+        response = EventStream(Turn([], answers, None), events, lambda seconds: None)
+        task = asyncio.create_task(response({"extensions": {WIRE: wire}}, fake.receive, send))
+        await fake.asked.wait()
+        for i, text in enumerate(texts):
+            output = result(4) if i == len(texts) - 1 else None
+            answers.put(5, OutputChunk(0, text, (1,), (), None, None, None, output), 1.0)
+            answers.notify()
+            await asyncio.sleep(0.001)
+        await asyncio.wait_for(task, 10)
+        return [" ".join(re.findall("HEAD|data|END", data.decode())) for data in written]
+
+    assert asyncio.run(run(texts)) == writes
+    assert asyncio.run(run(["a"])) == ["HEAD data data END"]
 
 
 def test_a_client_that_catches_up_gets_everything_in_one_write() -> None:

@@ -241,6 +241,30 @@ def test_logprobs_are_decoded_once_and_in_a_thread(chat: bool, monkeypatch: pyte
     assert sorted(decoder.asked) == [5, 6] and threading.get_ident() not in decoder.threads
 
 
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize("chat", [True, False])
+def test_plain_chunks_are_written_as_all_others(chat: bool, ids: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short way to write a chunk gives the bytes of the long way."""
+    texts = ["", "a", "", 'say "no"\\\n\x00\x7f', "\u20ac \U0001f600 %b", "\ud800"]
+    chunks = [OutputChunk(i % 2, text, tuple(range(i))) for i, text in enumerate([*texts, *texts])]
+    chunks += [OutputChunk(1, "b", (5,), (), "stop", 9), OutputChunk(0, "c", (5, 6), (ENTRY, ENTRY))]
+
+    def written() -> list[bytes]:
+        options = {"stream": True, "stream_options": {"continuous_usage_stats": True}, "return_token_ids": ids, "n": 2}
+        if chat:
+            work: Any = Chat(Decoder().service(), ChatBody.model_validate({"messages": MESSAGES, **options}))
+        else:
+            work = Completion(Decoder().service(), CompletionBody.model_validate({"prompt": "ab", **options}))
+        data = work.events(turn(CompletionOutput(0))).chunks([(0, chunk) for chunk in chunks])
+        return [event.partition(b'"choices"')[2] for event in data.split(b"\n\n")[:-1]]
+
+    short, asked = written(), list[OutputChunk]()
+    for kind, name in ((Completion, "_is_plain"), (Chat, "_plain")):
+        monkeypatch.setattr(kind, name, lambda self, chunk, *rest: asked.append(chunk))
+    assert written() == short and len(asked) >= len(texts)
+    assert sum(len(json.loads(b"{" + b'"choices"' + event)["choices"]) for event in short) >= 10
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_echo_without_an_answer_has_no_completion_tokens(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     more = {"stream_options": {"include_usage": True}} if stream else {"logprobs": 1}

@@ -19,6 +19,7 @@ from ridgeline.serve.engine.channel import connect
 from ridgeline.serve.engine.compiler import MAX_NEW, THREADS, Compiler
 from ridgeline.serve.engine.machine import StepEstimate
 from ridgeline.serve.engine.messages import Abort, Ask, Embed, Embedded, Inbox, Lost, Submit, frame
+from ridgeline.serve.engine.outgoing import Outgoing
 from ridgeline.serve.engine.pulse import Pulse
 from ridgeline.serve.engine.worker import Worker
 from ridgeline.spec.request import OutputChunk, SamplingParams
@@ -76,7 +77,8 @@ class Bench:
         llm: Any = SimpleNamespace(session=self.session, grammars=None, loaded=loaded)
         ledger: Any = SimpleNamespace(cost=lambda shape: StepEstimate(10.0, 1.0, 1.0, 1.0, 1.0))
         self._inbox, self._inner = Inbox(ours), Inbox(theirs)
-        self.worker = Worker(llm, self._inner, ledger, Pulse(lambda message: None))
+        outgoing = Outgoing(self._inner.send)
+        self.worker = Worker(llm, self._inner, ledger, Pulse(lambda message: None), outgoing)
 
     def close(self) -> None:
         self._inbox.close()

@@ -33,6 +33,12 @@ from ridgeline.spec.prompt import PromptOptions
 from ridgeline.spec.request import SamplingParams
 
 T = TypeVar("T")
+QUICK_IDS = 256  # token ids, which are checked in some 0.1 ms
+# Parameters whose check may take long: words are tokenized, and lists may have many ids.
+SLOW_FIELDS = (
+    "bad_words", "dry_multiplier", "logit_bias", "allowed_token_ids", "bad_token_ids", "stop_token_ids",
+    "bad_token_sequences",
+)  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -198,10 +204,14 @@ class Service:
         async def build() -> list[GenerationRequest]:
             prompts = [read_as(prompt, reading) for prompt in await make()]
             long = await self._long_ones(prompts, answer_tokens(params))
-            return await self.off_loop(lambda: [
-                self.frontend.request(prompt, params, number, priority or 0, long.get(index))
-                for index, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
-            ])  # fmt: skip
+
+            def checked() -> list[GenerationRequest]:
+                return [
+                    self.frontend.request(prompt, params, number, priority or 0, long.get(index))
+                    for index, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
+                ]
+
+            return checked() if _is_quick(prompts, params) else await self.off_loop(checked)
 
         try:
             requests = await build()
@@ -233,6 +243,13 @@ def _characters(prompt: Prompt | Rendered) -> int:
         return len(prompt.text)
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     return len(text) if isinstance(text, str) else 0
+
+
+def _is_quick(prompts: Sequence[Prompt | Rendered], params: SamplingParams) -> bool:
+    """Return whether a request is checked in less time than it takes to hand it to a thread."""
+    if any(getattr(params, name) for name in SLOW_FIELDS):
+        return False
+    return len(prompts) == 1 and isinstance(prompts[0], list) and len(prompts[0]) <= QUICK_IDS
 
 
 def as_prompts(given: str | list[Any]) -> list[Prompt]:

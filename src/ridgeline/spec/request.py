@@ -393,7 +393,7 @@ class RequestOutput:
         return out
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OutputChunk:
     """A piece of one answer, as it is streamed.
 

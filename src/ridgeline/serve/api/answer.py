@@ -55,6 +55,11 @@ class AnswerReader:
     def called(self) -> bool:
         return self._count > 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Return whether every text is content, as it is."""
+        return self._think is None and self._tools is None and self._reading.mode in ("text", "auto")
+
     def push(self, text: str) -> list[Piece]:
         """Add generated text; return the parts that are complete."""
         reasoning, content = self._think.push(text) if self._think else ("", text)

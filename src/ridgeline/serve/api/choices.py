@@ -17,12 +17,12 @@ class ChoiceEvents:
     """Writes the events of one request (sse.Events).
 
     head: the fields that every event begins with. usage: makes the usage object of a tally. deltas: makes the choices
-    of a chunk, given the index of its prompt; each choice becomes an event.
+    of a chunk as JSON, given the index of its prompt; each choice becomes an event.
     """
 
     def __init__(
         self, head: Mapping[str, Any], options: StreamOptions | None, tally: Tally,
-        usage: Callable[[Tally], dict[str, Any]], deltas: Callable[[int, OutputChunk], Sequence[Mapping[str, Any]]],
+        usage: Callable[[Tally], dict[str, Any]], deltas: Callable[[int, OutputChunk], Sequence[bytes]],
     ) -> None:  # fmt: skip
         self._envelope, self._tally, self._usage, self._deltas = Envelope(head), tally, usage, deltas
         # include_usage: false overrides continuous_usage_stats.
@@ -39,11 +39,16 @@ class ChoiceEvents:
             self._tally.take(chunk)
             usage = self._usage(self._tally) if self._always else None
             for choice in self._deltas(prompt_index, chunk):
-                data += self._envelope.event([choice], usage)
+                data += self._envelope.event(choice, usage)
         return data
 
     def end(self) -> bytes:
-        return (self._envelope.event([], self._usage(self._tally)) if self._in_the_end else b"") + DONE
+        return (self._envelope.event(b"", self._usage(self._tally)) if self._in_the_end else b"") + DONE
 
     def failed(self, error: APIError) -> bytes:
         return event(error.body()) + DONE
+
+
+def token_ids(chunk: OutputChunk) -> bytes:
+    """Return the last field of a choice as JSON: the ids of the chunk's tokens."""
+    return b',"token_ids":[%b]' % ",".join(map(str, chunk.token_ids)).encode()

@@ -7,14 +7,17 @@ from typing import Any
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.request import Prompt
 from ridgeline.serve.api import logprobs
-from ridgeline.serve.api.choices import ChoiceEvents
+from ridgeline.serve.api.choices import ChoiceEvents, token_ids
 from ridgeline.serve.api.params import completion_params, prompt_options
 from ridgeline.serve.api.tally import Tally, head
 from ridgeline.serve.api.token_texts import TokenPosition, TokenTexts
 from ridgeline.serve.api.types import CompletionBody
+from ridgeline.serve.http.errors import dumps
 from ridgeline.serve.http.sse import Events
 from ridgeline.serve.service import Service, Turn, as_prompts
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput
+
+PLAIN = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reason":null%b}'
 
 
 class Completion:
@@ -101,16 +104,28 @@ class Completion:
         """Return the answer as events. If the request fails, the last event has the error."""
         positions: dict[int, TokenPosition] = {}
 
-        def deltas(prompt_index: int, chunk: OutputChunk) -> list[dict[str, Any]]:
-            choice = self._delta(turn.requests[prompt_index], prompt_index, chunk, positions)
-            return [] if choice is None else [choice]
+        def deltas(prompt_index: int, chunk: OutputChunk) -> list[bytes]:
+            index = prompt_index * self._params.n + chunk.index
+            if index in positions and self._is_plain(chunk):
+                return self._plain(index, chunk)
+            choice = self._delta(turn.requests[prompt_index], index, chunk, positions)
+            return [] if choice is None else [dumps(choice)]
 
         return ChoiceEvents(self._head, self._body.stream_options, Tally(turn.requests), self._usage, deltas)
 
+    def _is_plain(self, chunk: OutputChunk) -> bool:
+        """Return whether a chunk that is not an answer's first adds text and nothing else."""
+        return chunk.finish_reason is None and not chunk.logprobs and not self._silent
+
+    def _plain(self, index: int, chunk: OutputChunk) -> list[bytes]:
+        """Return what `_delta` returns for most chunks, in a quarter of the time."""
+        ids = token_ids(chunk) if self._body.return_token_ids else b""
+        return [PLAIN % (index, dumps(chunk.text), ids)] if chunk.text or ids else []
+
     def _delta(
-        self, prompt: GenerationRequest, prompt_index: int, chunk: OutputChunk, positions: dict[int, TokenPosition]
+        self, prompt: GenerationRequest, index: int, chunk: OutputChunk, positions: dict[int, TokenPosition]
     ) -> dict[str, Any] | None:
-        index, body = prompt_index * self._params.n + chunk.index, self._body
+        body = self._body
         text = "" if self._silent else chunk.text
         if index not in positions:
             positions[index] = self._texts.after(prompt.prompt_token_ids)

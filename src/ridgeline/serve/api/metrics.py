@@ -95,7 +95,7 @@ def _server(page: Page, service: Service) -> None:
     page.value("gauge", "ridgeline:roof_flops_per_second", "Peak compute, in floating-point operations per second.",
                roof["flops_per_s"])  # fmt: skip
     page.histogram("ridgeline:delivery_seconds",
-                   "Time from the end of a step to the write of its tokens to the socket, in seconds.",
+                   "Time from the moment at which a token was made to its write to the socket, in seconds.",
                    service.delivery)  # fmt: skip
     samples = [({"handler": path, "status": str(s)}, float(n)) for (path, s), n in service.statuses.items()]
     page.values("counter", "http_requests_total", "Number of HTTP requests, by path and status.", samples)

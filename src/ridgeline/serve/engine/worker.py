@@ -22,7 +22,6 @@ from ridgeline.serve.engine.machine import StepLedger, deployment_of
 from ridgeline.serve.engine.messages import (
     Abort,
     Ask,
-    Chunks,
     Delivered,
     Embed,
     Failed,
@@ -34,9 +33,9 @@ from ridgeline.serve.engine.messages import (
     Report,
     Start,
     Submit,
-    chunk_fields,
 )
 from ridgeline.serve.engine.meters import EngineMeters
+from ridgeline.serve.engine.outgoing import Outgoing
 from ridgeline.serve.engine.pulse import Pulse
 from ridgeline.serve.engine.settle import settle
 from ridgeline.spec.request import OutputChunk
@@ -44,7 +43,6 @@ from ridgeline.spec.request import OutputChunk
 IDLE_SECONDS = 1.0  # without a step, after which the scheduler's bookkeeping is checked
 PROGRESS_SECONDS = 0.25
 MAX_FAILED_STEPS = 3  # failed steps in a row, after which the process ends and is restarted
-MESSAGE_CHUNKS = 8  # chunks per message: the first chunks are written while the last ones are detokenized
 # Usual upper bounds of the time that the HTTP process takes to wake up, and to write one chunk.
 HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.000125
 
@@ -52,16 +50,13 @@ HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.000125
 class Worker:
     """The loop of the engine process."""
 
-    def __init__(self, llm: LLM, inbox: Inbox, ledger: StepLedger, pulse: Pulse) -> None:
+    def __init__(self, llm: LLM, inbox: Inbox, ledger: StepLedger, pulse: Pulse, outgoing: Outgoing) -> None:
         self._llm, self._inbox, self._ledger = llm, inbox, ledger
         self._session = llm.session
-        self._pulse = pulse
+        self._pulse, self._outgoing = pulse, outgoing
         self._compiler = Compiler(llm.grammars, inbox.wake)
         self._embedder = Embedder(llm.loaded)
         self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
-        self._chunks: list[tuple[int, tuple[Any, ...]]] = []
-        self._undelivered = 0  # chunks of the last step that are not written yet
-        self._committed = 0.0  # when the step's first chunk was made (time.perf_counter); 0: none yet
         self._meters = EngineMeters()
         self._started = time.perf_counter()
         self._failures = 0  # failed steps since the last token
@@ -112,7 +107,7 @@ class Worker:
             if (session_id := self._open.pop(message.id, None)) is not None:
                 self._session.abort(session_id)
         elif isinstance(message, Delivered):
-            self._undelivered = 0
+            self._outgoing.undelivered = 0
         elif isinstance(message, Embed):
             self._embedder.add(message)
         elif isinstance(message, Ask):
@@ -133,20 +128,17 @@ class Worker:
         meters, last = self._meters, dict[int, float]()
 
         def sink(chunk: OutputChunk) -> None:
+            before = last.get(chunk.index)
             if chunk.token_ids:
                 now = time.perf_counter()
-                if (before := last.get(chunk.index)) is not None:
+                if before is not None:
                     meters.inter_token.observe((now - before) / len(chunk.token_ids))
                 elif not last:
                     meters.ttft.observe(now - submit.arrived)
                 last[chunk.index] = now
                 meters.generation_tokens += len(chunk.token_ids)
             if submit.stream or chunk.output is not None:
-                self._committed = self._committed or time.perf_counter()
-                self._chunks.append((submit.id, chunk_fields(chunk)))
-                self._undelivered += 1
-                if len(self._chunks) >= MESSAGE_CHUNKS:
-                    self._flush()
+                self._outgoing.add(submit.id, chunk, before)
             if chunk.output is not None:
                 self._open.pop(submit.id, None)
                 meters.finish(chunk.output)
@@ -155,7 +147,8 @@ class Worker:
 
     def _step(self) -> None:
         meters, before, start = self._meters, self._meters.generation_tokens, time.perf_counter()
-        self._checked, self._committed, self._undelivered = False, 0.0, 0
+        self._checked = False
+        self._outgoing.begin()
         try:
             self._session.step()
         except Exception as e:  # an error of the device or a bug: open requests are lost, new ones are accepted
@@ -165,21 +158,20 @@ class Worker:
             self._failures = 0
         self._stepped = time.perf_counter()
         seconds = self._stepped - start
-        if self._undelivered:
-            self._flush(last=True)
+        self._outgoing.end()
         meters.steps += 1  # counted here, while the HTTP process writes
         meters.busy_s += seconds
         meters.step_s.observe(seconds)
         meters.step_tokens.observe(meters.generation_tokens - before)
         self._count_cost(seconds)
-        if self._undelivered and self._llm.loaded.table.memory.on_host:
+        if self._outgoing.undelivered and self._llm.loaded.table.memory.on_host:
             self._hand_over()
 
     def _fail(self, error: Exception) -> None:
         """End all open requests after a failed step. After several in a row, end the process to get a new one."""
         self._meters.failed_steps += 1
         self._failures += 1
-        self._flush()
+        self._outgoing.drain()
         lost, self._open = list(self._open), {}
         self._send(Lost(lost, f"a step of the engine failed ({type(error).__name__}); the request is lost, try again"))
         if self._failures == MAX_FAILED_STEPS:
@@ -203,8 +195,8 @@ class Worker:
         Otherwise both processes would lose: kernels on all cores wait for the core that the HTTP process takes, and the
         HTTP process would wait for whole time slices of the system.
         """
-        end = self._stepped + HAND_OVER_SECONDS + self._undelivered * WRITE_SECONDS
-        while self._undelivered and (left := end - time.perf_counter()) > 0:
+        end = self._stepped + HAND_OVER_SECONDS + self._outgoing.undelivered * WRITE_SECONDS
+        while self._outgoing.undelivered and (left := end - time.perf_counter()) > 0:
             for message in self._inbox.read(left):
                 self._take(message)
 
@@ -216,10 +208,6 @@ class Worker:
         except AssertionError:  # a bug that has harmed no request yet: the cached state is dropped
             self._meters.page_checks["wrong"] += 1
             logging.getLogger(__name__).exception("the bookkeeping of pages is inconsistent; the cache was reset")
-
-    def _flush(self, *, last: bool = False) -> None:
-        chunks, self._chunks = self._chunks, []
-        self._send(Chunks(self._committed, chunks, last))
 
     def _send(self, message: object) -> None:
         self._inbox.send(message)
@@ -243,17 +231,20 @@ def main() -> None:
     inbox = Inbox(connect(sys.argv[1]))
     start: Start = inbox.read_one()
     pulse = Pulse(inbox.send)
+    outgoing = Outgoing(inbox.send)
     pulse.start()
+    outgoing.start()
     try:
-        _serve(start, inbox, pulse)
+        _serve(start, inbox, pulse, outgoing)
     except (BrokenPipeError, ConnectionResetError):  # the server has ended
         return
     finally:  # closes the pipe now, so that nobody waits for threads that still compile
         pulse.stop()
+        outgoing.stop()
         inbox.sock.close()
 
 
-def _serve(start: Start, inbox: Inbox, pulse: Pulse) -> None:
+def _serve(start: Start, inbox: Inbox, pulse: Pulse, outgoing: Outgoing) -> None:
     try:
         llm = LLM(start.model, progress_bar=_progress(inbox.send), on_wait=logging.warning, **start.options)
     except RidgelineError as e:
@@ -261,7 +252,7 @@ def _serve(start: Start, inbox: Inbox, pulse: Pulse) -> None:
         return
     facts = ready(llm)
     inbox.send(facts)
-    worker = Worker(llm, inbox, StepLedger(facts.deployment), pulse)
+    worker = Worker(llm, inbox, StepLedger(facts.deployment), pulse, outgoing)
     settle()
     worker.run()
 

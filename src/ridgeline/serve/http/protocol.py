@@ -245,7 +245,7 @@ class _Ending:
 
     def __init__(self, protocol: Protocol) -> None:
         self._protocol = protocol
-        self.write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
+        self.write, self.is_closing = protocol._wire.write, protocol.transport.is_closing
 
     def close(self) -> None:
         """Close the connection as Protocol.finish does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -33,10 +33,10 @@ class Envelope:
     def __init__(self, head: Mapping[str, Any]) -> None:
         self._begin = b"data: " + dumps(head)[:-1] + b',"choices":['
 
-    def event(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any] | None = None) -> bytes:
-        """Return an event with these choices."""
+    def event(self, choice: bytes, usage: Mapping[str, Any] | None = None) -> bytes:
+        """Return an event with one choice, given as JSON, or with none if it is empty."""
         used = b"" if usage is None else b',"usage":' + dumps(usage)
-        return b"%s%s%s}\n\n" % (self._begin, dumps(choices)[1:], used)
+        return b"%b%b]%b}\n\n" % (self._begin, choice, used)
 
 
 class Wire(Protocol):
@@ -48,6 +48,12 @@ class Wire(Protocol):
 
     def write_chunk(self, data: bytes) -> None:
         """Write a piece of the body, to the socket at once unless the client is behind with reading."""
+
+    def keep(self) -> None:
+        """Keep the next bytes of the answer until the bytes after them, so that one write sends both."""
+
+    def flush(self) -> None:
+        """Write the bytes that were kept."""
 
     def listen(self, changed: Callable[[], None] | None) -> None:
         """Call `changed` whenever `paused` changes."""
@@ -111,12 +117,14 @@ class EventStream(Response):
         try:
             await self._first(gone)
             self._turn.check()
+            self._wire.keep()  # the headers go with the first events, and the end of the body with the last ones
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             self._begin()
             if await self._over:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._end(False)
+            self._wire.flush()
             self._wire.listen(None)
             gone.cancel()
             await asyncio.gather(gone, return_exceptions=True)
@@ -140,6 +148,8 @@ class EventStream(Response):
         self._wire.listen(self._advance)
         self._turn.listen(self._advance)
         self._advance()
+        if not self._over.done():
+            self._wire.flush()  # the first chunk may have no event
 
     def _advance(self) -> None:
         """Write the chunks that have arrived."""
@@ -159,6 +169,8 @@ class EventStream(Response):
             data += self._events.failed(api_error or internal())
             self._end(True) if api_error is not None else self._over.set_exception(e)
         if data:
+            if self._over.done():
+                self._wire.keep()
             self._wire.write_chunk(data)
             if tokens:
                 self._written(time.perf_counter() - self._turn.committed)

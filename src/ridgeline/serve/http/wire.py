@@ -14,6 +14,7 @@ class TransportWire:
         self._changed: Callable[[], None] | None = None
         self.paused = False
         self.chunked = True  # False for HTTP/1.0, which has no chunks
+        self._kept, self._keeping = b"", False
 
     def pause(self, paused: bool) -> None:
         """Note that the transport's write buffer is too full, or no longer is."""
@@ -26,5 +27,20 @@ class TransportWire:
         self._changed = changed
 
     def write_chunk(self, data: bytes) -> None:
-        if not self._transport.is_closing():
-            self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+        self.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+
+    def keep(self) -> None:
+        self._keeping = True
+
+    def flush(self) -> None:
+        self._keeping = False
+        if self._kept:
+            self.write(b"")
+
+    def write(self, data: bytes) -> None:
+        """Write any bytes of an answer, after those that were kept."""
+        data, self._kept = self._kept + data, b""
+        if self._keeping:
+            self._kept, self._keeping = data, False
+        elif not self._transport.is_closing():
+            self._transport.write(data)
