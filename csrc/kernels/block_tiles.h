@@ -41,10 +41,12 @@ template <class B, int m, int n, int N> RL_INLINE void add_block_piece(const cha
             }
         }
         if constexpr (SHORT) {
+            I held[N];
+            hold<(std::is_same_v<typename B::Codes, Bytes> ? n : 1)>(x, held);
             RL_FOR(i, n) {
                 const I y = set(a[s * m + i]);
                 RL_FOR(v, N) {
-                    part[i][v] += short_products(x[v], y);
+                    part[i][v] += short_products(held[v], y);
                     keep(part[i][v]);  // otherwise g++ delays the sums and spills the products
                 }
             }

@@ -141,10 +141,11 @@ Blocks blocks(const Matrix& w, const Activations& a) {
     return {k, std::max<int64_t>(1, L2_BYTES / (k / step * bytes))};
 }
 
-// A single tile prefetches its stream a fixed distance ahead. Of several tiles, each prefetches its share of the next
-// range, so that memory is busy during the computation.
+// A single stream of weights is prefetched a fixed distance ahead. Tiles that use a range each prefetch a share of the
+// next range, so that memory is busy during the computation.
 void few_tiles(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, float* c) {
     const Blocks b = blocks(w, a);
+    const bool is_stream = a.tiles == 1 && (a.tokens == 1 || w.format.block || path_of(w) != Path::groups);
     for (int64_t p = begin; p < end; ++p)
         for (int64_t k = 0; k < w.padded_k; k += b.k) {
             const int64_t stop = std::min(k + b.k, w.padded_k);
@@ -152,7 +153,7 @@ void few_tiles(const Matrix& w, const Activations& a, int64_t begin, int64_t end
             const int64_t share = (next - from) / a.tiles / 64 * 64;
             for (int64_t t = 0; t < a.tiles; ++t) {
                 float* sums = c + t * TILE * PANEL;
-                tile(w, a, p, t, k, stop, sums, {a.tiles == 1 ? from + AHEAD : next + t * share, a.tiles});
+                tile(w, a, p, t, k, stop, sums, {is_stream ? from + AHEAD : next + t * share, a.tiles});
                 if (stop == w.padded_k) deliver(w, a, e, p, t, sums);
             }
         }
@@ -183,15 +184,16 @@ void unpacked(const Matrix& w, const Activations& a, int64_t begin, int64_t end,
     for (int64_t p = begin; p < end; ++p)
         for (int64_t k = 0; k < w.padded_k; k += b.k) {
             const int64_t stop = std::min(k + b.k, w.padded_k);
-            const Groups whole = groups_of(w, p, k, stop);
-            loops.unpack(whole, bytes, tails, {whole.codes + whole.count * w.group_bytes, 1});
+            const char* next = w.column(p, stop);
+            const int64_t share = (next - w.column(p, k)) / a.tiles / 64 * 64;
+            loops.unpack(groups_of(w, p, k, stop), bytes, tails, {bytes, NOWHERE});
             for (int64_t t = 0; t < a.tiles; ++t) {
                 float* sums = c + t * TILE * PANEL;
                 Groups g = with_tile(w, a, p, t, k, stop);
                 g.codes = bytes, g.code_stride = w.group * PANEL;
                 if (!w.format.block) g.tail = tails, g.tail_stride = Unpacked::BYTES;
                 const auto& tiles_of = w.format.block ? loops.unpacked_blocks : loops.unpacked;
-                tiles_of[size_t(a.first(t + 1) - a.first(t) - 1)](g, sums, k == 0, {bytes, NOWHERE});
+                tiles_of[size_t(a.first(t + 1) - a.first(t) - 1)](g, sums, k == 0, {next + t * share, a.tiles});
                 if (stop == w.padded_k) deliver(w, a, e, p, t, sums);
             }
         }
@@ -236,8 +238,10 @@ void multiply(const Matrix& w, const Activations& a, int64_t begin, int64_t end,
     if (a.for_unit) return unit_multiply(w, a, begin, end, e, room);
     const Path path = path_of(w);
     if (path == Path::widened) return widened(w, a, begin, end, e, (float*)room);
+    // In blocks, factors take so much time that unpacking pays later.
+    const bool is_packed = path != Path::groups || a.tiles < (w.format.block ? FEW_TILES + 1 : UNPACKED_FROM);
+    if (!is_packed) return unpacked(w, a, begin, end, e, room);
     if (a.tiles <= FEW_TILES) return few_tiles(w, a, begin, end, e, (float*)room);
-    if (path == Path::groups) return unpacked(w, a, begin, end, e, room);
     many_tiles(w, a, begin, end, e, (float*)room);
 }
 

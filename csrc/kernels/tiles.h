@@ -50,9 +50,9 @@ struct Fp16 {
     RL_INLINE void weights(const char* w, int v, F (&out)[STEP]) { out[0] = from_f16((const uint16_t*)w + v * W); }
 };
 
-// a: [k][m]. Sums begin at 0 for the first range of k.
-template <class Type, int m>
-void float_tile(const char* panel, const float* activations, int64_t k, float* c, bool first, Fetch ahead) {
+// a: [k][m]. Sums begin at 0 for the first range of k. LINES: that a step prefetches.
+template <class Type, int m, int LINES>
+RL_INLINE void float_sums(const char* panel, const float* activations, int64_t k, float* c, bool first, Fetch ahead) {
     constexpr int N = pass_vectors(m), STEP = Type::STEP;
     const int64_t step = Type::BYTES / ahead.tiles;
     for (int pass = 0; pass < VECTORS; pass += N) {
@@ -62,7 +62,7 @@ void float_tile(const char* panel, const float* activations, int64_t k, float* c
         RL_FOR(i, m)
             RL_FOR(v, N) sum[i][v] = first ? F{} : load(c + i * PANEL + (pass + v) * W);
         for (int64_t s = 0; s < k; s += STEP, w += Type::BYTES, a += STEP * m) {
-            fetch<Type::LINES>(ahead, step);
+            fetch<LINES>(ahead, step);
             F x[N][STEP];
             RL_FOR(v, N) Type::weights(w, pass + v, x[v]);
             RL_FOR(j, STEP)
@@ -74,6 +74,13 @@ void float_tile(const char* panel, const float* activations, int64_t k, float* c
         RL_FOR(i, m)
             RL_FOR(v, N) store(c + i * PANEL + (pass + v) * W, sum[i][v]);
     }
+}
+template <class Type, int m>
+void float_tile(const char* panel, const float* activations, int64_t k, float* c, bool first, Fetch ahead) {
+    if (Type::LINES == 0 || ahead.tiles == NOWHERE)
+        float_sums<Type, m, 0>(panel, activations, k, c, first, ahead);
+    else
+        float_sums<Type, m, Type::LINES>(panel, activations, k, c, first, ahead);
 }
 
 // Adds four k of all tokens: sum += bytes of weights * bytes of activations. a: [m] dwords. SMALL: weights are below
@@ -119,9 +126,9 @@ RL_INLINE void add_surplus(const char* panel, const Surplus* surplus, int64_t co
     RL_FOR(v, VECTORS) store(c + v * W, sum[v]);
 }
 
-// a: [k / 4][m][4]. k: a multiple of 8.
-template <int m>
-void byte_tile(const char* panel, const int8_t* activations, int64_t k, int32_t* c, bool first, Fetch ahead) {
+// a: [k / 4][m][4]. k: a multiple of 8. LINES: that a step prefetches.
+template <int m, int LINES>
+RL_INLINE void byte_sums(const char* panel, const int8_t* activations, int64_t k, int32_t* c, bool first, Fetch ahead) {
     constexpr int N = pass_vectors(m);
     const int64_t step = 256 / ahead.tiles;
     for (int pass = 0; pass < VECTORS; pass += N) {
@@ -131,7 +138,7 @@ void byte_tile(const char* panel, const int8_t* activations, int64_t k, int32_t*
         RL_FOR(i, m)
             RL_FOR(v, N) sum[i][v] = first ? I{} : load(c + i * PANEL + (pass + v) * W);
         for (int64_t s = 0; s < k; s += 8, w += 256, a += 2 * m) {
-            fetch<4>(ahead, step);
+            fetch<LINES>(ahead, step);
             for (int h = 0; h < 2; ++h) {
                 I x[N];
                 RL_FOR(v, N) x[v] = load((const int32_t*)(w + h * 128) + (pass + v) * W);
@@ -141,6 +148,13 @@ void byte_tile(const char* panel, const int8_t* activations, int64_t k, int32_t*
         RL_FOR(i, m)
             RL_FOR(v, N) store(c + i * PANEL + (pass + v) * W, sum[i][v]);
     }
+}
+template <int m>
+void byte_tile(const char* panel, const int8_t* activations, int64_t k, int32_t* c, bool first, Fetch ahead) {
+    if (ahead.tiles == NOWHERE)
+        byte_sums<m, 0>(panel, activations, k, c, first, ahead);
+    else
+        byte_sums<m, 4>(panel, activations, k, c, first, ahead);
 }
 
 }  // namespace ridgeline::RL_ISA

@@ -181,3 +181,5 @@ def test_the_roofline_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     roof = measure_roof(open_table("reference"))
     assert 1e9 < roof.read_bytes_per_s < 1e12
     assert 1e9 < roof.flops_per_s < 1e13
+    assert roof.reads is not None and roof.reads.values[-1] == roof.read_bytes_per_s
+    assert list(roof.reads.values) == sorted(roof.reads.values, reverse=True)

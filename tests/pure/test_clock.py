@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.cost import calibration
-from ridgeline.cost.calibrated import Counts, facts_of, far_share, held_bytes, terms_of
+from ridgeline.cost.calibrated import Counts, facts_of, far_share, terms_of
 from ridgeline.cost.calibration import load, machine_of, save, this_machine
 from ridgeline.cost.operations import Forward, Slice
 from ridgeline.cost.precision import Precision
+from ridgeline.cost.roofline import held_bytes, time_step
 from ridgeline.cost.shard import Scheme
 from ridgeline.errors import RequestError
 from ridgeline.plan.explain import explain
@@ -125,6 +126,24 @@ def test_every_figure_can_be_traced() -> None:
     found = dict(explain(p, Load(4, 1000, 24)))
     assert "from memory" in found and "ps +" in found["down"] and "numbers x" in found["Attention"]
     assert shown.seconds == pytest.approx(sum(t.seconds for t in shown.operations) + shown.overhead_s)
+
+
+def test_the_least_time_of_a_step_knows_what_fits_in_a_cache() -> None:
+    """The bytes of a small step come from a cache: the least time has the rate that was measured for so many bytes."""
+    sizes, rates = (4e6, 16e6, 64e6, 256e6), (4e11, 3e11, 5e10, 4e10)
+    machine = replace(machine_of(KEPT), rates=None, reads=Curve(sizes, rates))
+    spec = MODELS["dense"]
+    for held, rate in ((1.0, 4e11), (15.9e6, 4e11), (16e6, 3e11), (63e6, 3e11), (64e6, 5e10), (1e9, 4e10)):
+        assert machine.read_rate(held) == rate
+    ops = Forward(spec, EXACT).operations([Slice(1, 1, 100)])
+    held = sum(op.layers * held_bytes(op) for op in ops)
+    one = replace(machine, flops_per_s={"float32": 1e30})
+    for scale, rate in ((1.0, 4e10), (1e3, 4e11)):  # sizes of the caches, as multiples of those above
+        caches = replace(one, reads=Curve(tuple(held * scale * n / 1e9 for n in sizes), rates))
+        assert time_step(ops, caches).seconds == pytest.approx(sum(op.layers * op.bytes for op in ops) / rate)
+    assert time_step(ops, replace(one, reads=None)).bytes == time_step(ops, one).bytes
+    assert time_step(ops, replace(one, reads=None)).seconds > time_step(ops, caches).seconds
+    assert machine_of(KEPT).reads == RATES.read["2"]
 
 
 def test_small_types_and_types_that_were_not_measured() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from ridgeline.cost.memory import RECORDED_SEQS, RECORDED_TOKENS
 from ridgeline.cost.operations import Operation, Slice, num_logits
 from ridgeline.cost.precision import wider_storage
-from ridgeline.cost.roofline import StepTime, Timed, link_seconds
+from ridgeline.cost.roofline import StepTime, Timed, held_bytes, link_seconds
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.hardware import HardwareSpec
 from ridgeline.spec.heads import HeadSpec
@@ -131,15 +131,6 @@ def rates_of(op: Operation, rates: Rates) -> Passes:
 def far_share(operations: Sequence[Operation], rates: Rates) -> float:
     """Return the share of the bytes read in a step that come from memory; it is small if all of them fit in caches."""
     return far_at(sum(op.layers * held_bytes(op) for op in operations), rates)
-
-
-def held_bytes(op: Operation) -> float:
-    """Return the bytes of weights and state that a step reads in one layer.
-
-    A recurrent state is read and written back, so its bytes are moved twice, but it takes its space only once.
-    """
-    in_place = op.kind == "state" and not op.passes
-    return op.weight_bytes + op.state_bytes / (2.0 if in_place else 1.0)
 
 
 def far_at(held_bytes: float, rates: Rates) -> float:

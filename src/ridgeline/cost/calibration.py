@@ -120,6 +120,7 @@ def machine_of(found: Calibration) -> HardwareSpec:
             "link": f"copying, {said}",
         },
         rates=rates,
+        reads=rates.read[str(rates.threads)],
     )
 
 

@@ -80,9 +80,21 @@ class StepTime:
 def time_step(operations: Sequence[Operation], hardware: HardwareSpec) -> StepTime:
     """Return the time of a step if operations run one after the other, each at the slower of its two limits.
 
+    Bytes come from the memory, or from a cache if the machine has one that holds all weights and state of the step.
+
     Raises RequestError if devices send data to each other over a link that the machine does not have.
     """
-    return StepTime(tuple(_time(op, hardware) for op in operations), hardware.step_overhead_s)
+    rate = hardware.read_rate(sum(op.layers * held_bytes(op) for op in operations))
+    return StepTime(tuple(_time(op, hardware, rate) for op in operations), hardware.step_overhead_s)
+
+
+def held_bytes(op: Operation) -> float:
+    """Return the bytes of weights and state that a step reads in one layer.
+
+    A recurrent state is read and written back, so its bytes are moved twice, but it takes its space only once.
+    """
+    in_place = op.kind == "state" and not op.passes
+    return op.weight_bytes + op.state_bytes / (2.0 if in_place else 1.0)
 
 
 def link_seconds(op: Operation, hardware: HardwareSpec) -> float:
@@ -94,8 +106,8 @@ def link_seconds(op: Operation, hardware: HardwareSpec) -> float:
     return op.layers * (op.link_bytes / hardware.link.bytes_per_s + op.messages * hardware.link.latency_s)
 
 
-def _time(op: Operation, hardware: HardwareSpec) -> Timed:
+def _time(op: Operation, hardware: HardwareSpec, read_bytes_per_s: float) -> Timed:
     layers, link_s = op.layers, link_seconds(op, hardware)
     compute_s = layers * op.flops / hardware.peak(op.compute)
-    memory_s = layers * op.bytes / hardware.read_bytes_per_s
+    memory_s = layers * op.bytes / read_bytes_per_s
     return Timed(op, compute_s, memory_s, layers * hardware.op_overhead_s, link_s)

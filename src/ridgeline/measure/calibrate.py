@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ridgeline.measure.machine import BEYOND
 from ridgeline.measure.passes import BYTES, TYPES, attention_passes, best_s, far_shares, product_passes
 from ridgeline.measure.probes import PROBES, Sample, fit
 from ridgeline.ops import OpsTable, open_table
@@ -16,8 +17,12 @@ from ridgeline.system import free_bytes, last_cache_bytes
 
 SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 COPY_SIZES = SIZES[1:]
+<<<<<<< HEAD
 BEYOND = 4  # as many times the last cache are read at least, so that it can hold a quarter of what is read
 STATES = ("float32", "bfloat16", "float16", "int8", "fp8")
+=======
+STATES = ("float32", "bfloat16", "int8", "fp8")
+>>>>>>> decode
 ROUNDS = 2
 PARTS = ROUNDS * (len(TYPES) + len(STATES) + len(PROBES)) + 3  # that `on_part` is told of
 DEVICE = "cpu"
@@ -76,11 +81,11 @@ def read_at_least(far: Curve, number_s: float) -> Curve:
 
 
 def read_sizes(cache_bytes: int, memory_bytes: int) -> tuple[int, ...]:
-    """Return the numbers of bytes over which reading is measured: more than a cache of `cache_bytes` holds, and at most
-    a quarter of the free memory.
+    """Return the numbers of bytes over which reading is measured: as many as a cache of `cache_bytes` holds, more than
+    it holds, and at most a quarter of the free memory.
     """
-    largest = min(BEYOND * cache_bytes, memory_bytes // 4) // SIZES[0] * SIZES[0]
-    return (*SIZES, largest) if largest > SIZES[-1] else SIZES
+    wanted = (min(n * cache_bytes, memory_bytes // 4) // SIZES[0] * SIZES[0] for n in (1, 2, BEYOND))
+    return (*SIZES, *sorted({n for n in wanted if n > SIZES[-1]}))
 
 
 def _read_rates() -> tuple[str, dict[str, Curve], int]:

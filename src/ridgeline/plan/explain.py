@@ -123,14 +123,14 @@ def _time(planner: Planner, load: Load) -> Iterator[Line]:
         ),
     )
     if d.scheme.devices == d.scheme.replicas:
-        formula = Textbook(
-            planner.memory.weight_bytes, planner.memory.sequence_bytes(load.context), d.hardware.read_bytes_per_s
-        )
+        held = planner.memory.weight_bytes + load.batch * planner.memory.sequence_bytes(load.context)
+        rate = d.hardware.read_rate(held)
+        formula = Textbook(planner.memory.weight_bytes, planner.memory.sequence_bytes(load.context), rate)
         yield (
             "in one line",
             (
                 f"(weights {decimal_bytes(formula.weight_bytes)} + {load.batch:,} x state "
-                f"{decimal_bytes(formula.state_bytes)}) / {decimal_bytes(d.hardware.read_bytes_per_s)}/s = "
+                f"{decimal_bytes(formula.state_bytes)}) / {decimal_bytes(rate)}/s = "
                 f"{seconds(formula.step_s(load.batch))} a step (CS336)"
             ),
         )

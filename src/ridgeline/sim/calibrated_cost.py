@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.cost.calibrated import Counts, facts_of, far_at, held_bytes, passes_s, terms_of
+from ridgeline.cost.calibrated import Counts, facts_of, far_at, passes_s, terms_of
 from ridgeline.cost.operations import Forward, Operation, Slice
+from ridgeline.cost.roofline import held_bytes
 from ridgeline.errors import RequestError
 from ridgeline.plan.planner import Deployment
 from ridgeline.sim.cost import RooflineCost, StepCost, Sums

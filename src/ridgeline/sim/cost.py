@@ -129,7 +129,8 @@ class RooflineCost:
         if scheme.ep > 1 or scheme.pp > 1:
             raise RequestError(f"ep {scheme.ep}, pp {scheme.pp} cannot be simulated; set both to 1, or use tp")
         self._forward = Forward(spec or deployment.spec, deployment.precision)
-        self._hardware, self._scheme = deployment.hardware, scheme
+        # The memory's rate counts for every step, since the bytes of a step are not known here before it is timed.
+        self._hardware, self._scheme = replace(deployment.hardware, reads=None), scheme
         first = device_state_operations(self._forward, Slice(1, 1, 1), scheme)
         self._lines = [_Line.of(operation, self._hardware) for operation in first]
         self._bodies: dict[int, float] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from ridgeline.spec.rates import Rates
+from ridgeline.spec.rates import Curve, Rates
 
 # The type that products are computed in if a machine has no unit for the type of the operands.
 WIDER: Mapping[str, str] = MappingProxyType(
@@ -46,6 +46,7 @@ class HardwareSpec:
         kind: "cpu" means that its memory is the host's.
         sources: Source of each figure, by "memory", "bandwidth", "operations" and "link".
         rates: Measured rates of a calibrated machine; times are then computed from these.
+        reads: Measured bytes per second by the bytes that are read again and again, if caches are known.
     """
 
     name: str
@@ -58,6 +59,7 @@ class HardwareSpec:
     kind: Literal["gpu", "tpu", "cpu"] = "gpu"
     sources: Mapping[str, str] = field(default_factory=dict)
     rates: Rates | None = None
+    reads: Curve | None = None
 
     def __post_init__(self) -> None:
         for what, value in (("memory", self.memory_bytes), ("bandwidth", self.read_bytes_per_s)):
@@ -79,6 +81,17 @@ class HardwareSpec:
     def peak(self, kind: str) -> float:
         """Return the operations per second on operands of a type."""
         return self.flops_per_s[self.unit(kind)]
+
+    def read_rate(self, held_bytes: float) -> float:
+        """Return the bytes per second at best if the same `held_bytes` are read in every step.
+
+        A cache that holds them all is faster than the memory. Between two measured sizes the rate of the smaller one
+        counts, since the cache may end anywhere between them.
+        """
+        if self.reads is None:
+            return self.read_bytes_per_s
+        known = [rate for size, rate in zip(self.reads.points, self.reads.values, strict=True) if size <= held_bytes]
+        return max(known[-1] if known else self.reads.values[0], self.read_bytes_per_s)
 
     def ridge(self, kind: str) -> float:
         """Return the operations per byte above which an operation is compute-bound."""
