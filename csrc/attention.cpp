@@ -36,10 +36,10 @@ int64_t unit_rows(const AttentionCase& c) {
 // Key heads of a piece of work. Few queries are memory-bound: they take many heads at once to read pages sequentially,
 // as long as there are enough pieces. Many queries take one head, whose keys stay in the cache. most: rows of a piece.
 int heads_of(const AttentionCase& c, int64_t most, int64_t queries, int64_t segments, int threads) {
-    const int64_t rows = queries * c.group();
-    if (rows * 4 > most) return 1;
+    const int64_t rows = queries * c.group(), few = most / 2;
+    if (rows * 4 > few) return 1;
     const int64_t wanted = threads == 1 ? c.kv_heads : c.kv_heads * segments / (threads * PIECES);
-    return int(std::clamp<int64_t>(wanted, 1, std::min<int64_t>(most / rows, c.kv_heads)));
+    return int(std::clamp<int64_t>(wanted, 1, std::min<int64_t>(few / rows, c.kv_heads)));
 }
 
 // Returns all pieces of work, each with all of its segments. most: rows of a piece.

@@ -29,7 +29,7 @@ namespace ridgeline {
 
 constexpr int TILE = 64;
 constexpr int SEGMENT = 512;
-constexpr int QUERIES = 72;     // most rows of one piece of work: queries of all heads of a group
+constexpr int QUERIES = 144;    // most rows of one piece of work: queries of all heads of a group
 constexpr int UNIT_ROWS = 256;  // the same in a matrix unit
 
 enum class Pattern { none, first_tokens, dilated, strided };

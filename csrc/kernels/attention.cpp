@@ -19,7 +19,7 @@ struct Room : Results {
     float* own;                                 // queries of one draft of a tree
 
     Room(Space& space, const AttentionCase& c, StateType stored, int64_t rows) : Results(space, c, rows) {
-        q = space.take(rows * c.key_dim), keys = space.take(TILE * c.key_dim);
+        q = space.take(rows * c.key_dim + W), keys = space.take(TILE * c.key_dim);
         wide = space.take(stored == StateType::float32 ? 0 : TILE * c.value_dim);
         scores = space.take(BLOCK * TILE), rescale = space.take(BLOCK), own = space.take(BLOCK * c.key_dim);
     }
@@ -47,13 +47,20 @@ struct Scales {
 // Computes masked scores of a row against vectors [begin, end) of keys, in powers of 2. Returns the largest.
 float mask_scores(const AttentionStep& a, const Scales& scales, uint64_t mask, int begin, int end, float* scores) {
     F top = set(NONE);
-    for (int v = begin; v < end; ++v) {
-        F x = load(scores + v * W);
-        if (scales.keys) x = x * load(scales.keys + v * W);
-        x = masked(in_powers(a, x), mask >> (v * W));
-        top = max(top, x);
-        store(scores + v * W, x);
-    }
+    const auto run = [&](auto some) __attribute__((always_inline)) {
+        for (int v = begin; v < end; ++v) {
+            F x = load(scores + v * W);
+            if (scales.keys) x = x * load(scales.keys + v * W);
+            x = in_powers(a, x);
+            if (some()) x = masked(x, mask >> (v * W));
+            top = max(top, x);
+            store(scores + v * W, x);
+        }
+    };
+    if (~mask)
+        run(std::true_type{});
+    else
+        run(std::false_type{});
     return largest(top);
 }
 
@@ -182,7 +189,8 @@ template <class T> void run_tile(const AttentionStep& a, const AttentionWork& w,
     }
 }
 
-// Writes queries in blocks of rows, [numbers][rows] each.
+// Writes queries in blocks of rows, [numbers][rows] each. Stores are whole vectors, which are faster than parts of
+// them: what is past a row is written later.
 void load_queries(const AttentionStep& a, const AttentionWork& w, Room& m) {
     const int64_t numbers = a.c.key_dim, own = (w.last - w.first) * a.c.group();
     const Blocks blocks(own);
@@ -196,12 +204,12 @@ void load_queries(const AttentionStep& a, const AttentionWork& w, Room& m) {
             }
             float* to = m.q + row * numbers;
             for (int64_t d = 0; d < numbers; d += W)
-                for (int64_t r = 0; r < n; r += W) {
+                for (int64_t r = (n - 1) / W * W; r >= 0; r -= W) {
                     F x[W] = {};
                     const int count = int(std::min<int64_t>(W, numbers - d)), some = int(std::min<int64_t>(W, n - r));
                     for (int i = 0; i < some; ++i) x[i] = load(from[r + i] + d, count);
                     transpose(x);
-                    for (int i = 0; i < count; ++i) store(to + (d + i) * n + r, x[i], some);
+                    for (int i = 0; i < count; ++i) store(to + (d + i) * n + r, x[i]);
                 }
         }
 }
