@@ -1,26 +1,30 @@
 """Measure attention and recurrent kernels beside the machine's limits:
 
     python bench/attention.py [--threads 0] [--rounds 7] [--parts decode chunk scan] [--models S M L V]
+        [--types float32 float16 bfloat16] [--clock wall]
 
 Layers of S = SmolLM2-135M, M = Qwen3-0.6B, L = Llama-3.2-1B and V = DeepSeek-V2-Lite (latent) with random states:
 
     decode   one token of each of 1, 8 and 32 sequences after 512, 4,096 and 8,192 tokens; `read_share` is the bytes of
              state over time over the read bandwidth of all threads; the layers together exceed the caches
     chunk    512 and 2,048 tokens after none, and 512 after 7,680; `peak_share` is the multiply-adds inside the causal
-             mask over the peak
+             mask over the float32 peak; `unit_share` is the same over the bf16 peak of the matrix unit, if attention
+             over this type of state uses one (RIDGELINE_MATRIX_UNIT); slices do not count
     scan     512 tokens, and 1, of Mamba-130M, Mamba2-130M and BASED-360M layers; `ratio` is the time of the reference,
              token by token on one thread, over the time of the kernel
 
-Every case of attention runs with its state in each type, one after the other; `speedup` is the time of float32 over the
-time of the type. The limits are measured in the same rounds as every case; figures are medians over rounds. Run it on a
-quiet machine: a core that other programs use makes every share too small. The gate: a query of each case of S, M and L
-equals float64 over the stored state.
+Every case of attention runs with its state in each type, one after the other; `speedup` is the time of the first type
+over the time of the type. The limits are measured in the same rounds as every case; figures are medians over rounds.
+Run it on a quiet machine: a core that other programs use makes every share too small. On a busy one, `--clock cpu
+--threads 1` takes the least processor time of all rounds, and the highest limits. The gate: a query of each case of S,
+M and L equals float64 over the stored state.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -100,7 +104,7 @@ def attention_case(name: str, tokens: int, context: int, sequences: int, pool: k
         )
     q = rng.standard_normal((sequences * tokens, case.num_heads, case.head_dim), dtype=np.float32)
     attend = attention.paged_attention(case, pool)
-    correct = right(case, q, views[0], tables, attend(q, PagedKeyValues(*views[0], layout)))
+    correct = right(case, q, views[0], tables, attend(q, PagedKeyValues(*views[0], layout)), storage.dtype)
     work = 4 * case.num_heads * case.head_dim * seen
     return Case(
         storage.dtype, lambda: [attend(q, PagedKeyValues(*v, layout)) for v in views],
@@ -108,7 +112,7 @@ def attention_case(name: str, tokens: int, context: int, sequences: int, pool: k
     )  # fmt: skip
 
 
-def right(case: Attention, q: Any, parts: Any, tables: Any, found: Any) -> bool:
+def right(case: Attention, q: Any, parts: Any, tables: Any, found: Any, dtype: str) -> bool:
     """Check the last query of the last sequence against float64."""
     groups = case.num_heads // case.num_kv_heads
     keys = read_rows(keys_of(parts[0]), tables[-1:], numbers_last=False)[0]
@@ -117,7 +121,8 @@ def right(case: Attention, q: Any, parts: Any, tables: Any, found: Any) -> bool:
     scores = np.einsum("hd,shd->hs", q[-1].astype(np.float64), keys) * case.scale
     weights = np.exp(scores - scores.max(1, keepdims=True))
     wanted = np.einsum("hs,shd->hd", weights / weights.sum(1, keepdims=True), values)
-    return bool(np.abs(found[-1].reshape(wanted.shape) - wanted).max() < 1e-5)
+    limit = 5e-5 if kernels.attends_in_unit(dtype) else 1e-5
+    return bool(np.abs(found[-1].reshape(wanted.shape) - wanted).max() < limit)
 
 
 def scan_case(name: str, tokens: int, pool: kernels.Pool) -> tuple[Run, Run]:
@@ -154,29 +159,46 @@ def scan_case(name: str, tokens: int, pool: kernels.Pool) -> tuple[Run, Run]:
     return lambda: ours(*arrays, h, lengths), lambda: theirs(*first, torch.from_numpy(h), one)
 
 
-def measure(name: str, cases: list[Case], pool: kernels.Pool, rounds: int) -> None:
-    """Measure a case with its state in each type, one after the other."""
+def processor_seconds(run: Run) -> float:
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
+def share(amount: float, taken: list[float], limits: list[float], busy: bool) -> float:
+    """Return the share of a limit: the median over rounds, or, on a busy machine, that of the best rounds."""
+    if busy:
+        return round(amount / min(taken) / max(limits), 3)
+    return round(statistics.median(amount / t / limit for t, limit in zip(taken, limits, strict=True)), 3)
+
+
+def measure(name: str, cases: list[Case], pool: kernels.Pool, rounds: int, busy: bool) -> None:
+    """Measure a case with its state in each type, one after the other. busy: by processor time."""
+    timer, typical = (processor_seconds, min) if busy else (seconds, statistics.median)
     for case in cases:
         case.run()
     times: list[list[float]] = [[] for _ in cases]
-    read, peak = [], []
+    read, peak, unit = [], [], []
     for _ in range(rounds):
         read.append(pool.read_rate(beyond_caches()))
         peak.append(pool.fma_rate())
+        unit.append(pool.unit_rate() / 2)  # a product of bf16 takes as long as one of twice as many bytes
         for case, taken in zip(cases, times, strict=True):
-            taken.append(seconds(case.run))
+            taken.append(timer(case.run))
     for case, taken in zip(cases, times, strict=True):
         # These are figures for one layer. Smaller types of state get more layers, so that all layers exceed the caches.
         per_layer = [t / case.layers for t in taken]
-        speedups = [a / cases[0].layers / b for a, b in zip(times[0], per_layer, strict=True)]
-        took = statistics.median(taken)
-        shares = [case.bytes_read / t / r for t, r in zip(taken, read, strict=True)]
-        peaks = [case.flops / t / p for t, p in zip(taken, peak, strict=True)]
+        first = [t / cases[0].layers for t in times[0]]
+        speedups = [min(first) / min(per_layer)] if busy else [a / b for a, b in zip(first, per_layer, strict=True)]
+        took, unit_share = typical(taken), {}
+        if unit[0] and kernels.attends_in_unit(case.dtype):
+            unit_share = {"unit_share": share(case.flops, taken, unit, busy)}
         emit(
             name, case.correct, state=case.dtype, threads=pool.size, isa=kernels.isa(),
-            us_per_layer=round(statistics.median(per_layer) * 1e6, 1), gb_s=round(case.bytes_read / took / 1e9, 2),
-            read_share=round(statistics.median(shares), 3), gflop_s=round(case.flops / took / 1e9, 1),
-            peak_share=round(statistics.median(peaks), 3), speedup=round(statistics.median(speedups), 2),
+            us_per_layer=round(typical(per_layer) * 1e6, 1), gb_s=round(case.bytes_read / took / 1e9, 2),
+            read_share=share(case.bytes_read, taken, read, busy), gflop_s=round(case.flops / took / 1e9, 1),
+            peak_share=share(case.flops, taken, peak, busy), **unit_share,
+            speedup=round(statistics.median(speedups), 2),
         )  # fmt: skip
 
 
@@ -186,6 +208,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--parts", nargs="+", default=["decode", "chunk", "scan"])
     parser.add_argument("--models", nargs="+", default=list("SMLV"))
+    parser.add_argument("--types", nargs="+", default=list(STORAGES), choices=STORAGES)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: for a busy machine")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--contexts", nargs="+", type=int, default=[512, 4096, 8192])
     options = parser.parse_args()
@@ -195,8 +219,9 @@ def main() -> None:
     for name in options.models:
         for kind, shapes in (("decode", decodes), ("chunk", chunks)):
             for tokens, context, sequences in shapes if kind in options.parts else ():
-                cases = [attention_case(name, tokens, context, sequences, pool, s) for s in STORAGES.values()]
-                measure(f"{kind} {name} {sequences}x{tokens} of {context}", cases, pool, options.rounds)
+                cases = [attention_case(name, tokens, context, sequences, pool, STORAGES[t]) for t in options.types]
+                title = f"{kind} {name} {sequences}x{tokens} of {context}"
+                measure(title, cases, pool, options.rounds, options.clock == "cpu")
     if "scan" not in options.parts:
         return
     import torch

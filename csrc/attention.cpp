@@ -1,6 +1,8 @@
 // Divides attention into pieces of work for threads, and runs them.
 #include "attention_calls.h"
 
+#include "matrix_unit.h"
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -24,24 +26,32 @@ int64_t first_segment(const AttentionCase& c, int64_t position) {
     return back > position ? 0 : (position - back) / SEGMENT;
 }
 
-// Key heads of a piece of work. Few queries are memory-bound: they take many heads at once to read pages sequentially,
-// as long as there are enough pieces. Many queries take one head, whose keys stay in the cache.
-int heads_of(const AttentionCase& c, int64_t queries, int64_t segments, int threads) {
-    const int64_t rows = queries * c.group();
-    if (rows * 4 > QUERIES) return 1;
-    const int64_t wanted = threads == 1 ? c.kv_heads : c.kv_heads * segments / (threads * PIECES);
-    return int(std::clamp<int64_t>(wanted, 1, std::min<int64_t>(QUERIES / rows, c.kv_heads)));
+// Most rows of a piece in a matrix unit: their queries and results stay in the second cache while keys pass by.
+int64_t unit_rows(const AttentionCase& c) {
+    constexpr int64_t BYTES = 512 << 10;
+    const int64_t row = int64_t(c.key_dim) * 4 + int64_t(c.value_dim) * 8;
+    return std::clamp<int64_t>(BYTES / row / 32 * 32, 32, UNIT_ROWS);
 }
 
-// Returns all pieces of work, each with all of its segments.
-std::vector<Piece> whole_pieces(const AttentionCase& c, const std::vector<Sequence>& sequences, int threads) {
-    const int64_t size = std::max(1, QUERIES / c.group());
+// Key heads of a piece of work. Few queries are memory-bound: they take many heads at once to read pages sequentially,
+// as long as there are enough pieces. Many queries take one head, whose keys stay in the cache. most: rows of a piece.
+int heads_of(const AttentionCase& c, int64_t most, int64_t queries, int64_t segments, int threads) {
+    const int64_t rows = queries * c.group(), few = most / 2;
+    if (rows * 4 > few) return 1;
+    const int64_t wanted = threads == 1 ? c.kv_heads : c.kv_heads * segments / (threads * PIECES);
+    return int(std::clamp<int64_t>(wanted, 1, std::min<int64_t>(few / rows, c.kv_heads)));
+}
+
+// Returns all pieces of work, each with all of its segments. most: rows of a piece.
+std::vector<Piece> whole_pieces(const AttentionCase& c, int64_t most, const std::vector<Sequence>& sequences,
+                                int threads) {
+    const int64_t size = std::max<int64_t>(1, most / c.group());
     std::vector<Piece> pieces;
     int64_t segments = 0;
     for (const Sequence& s : sequences) segments += (s.start + s.length - 1) / SEGMENT + 1;
     for (const Sequence& s : sequences) {
         if (s.length == 0) continue;
-        const int heads = heads_of(c, s.length, segments, threads);
+        const int heads = heads_of(c, most, s.length, segments, threads);
         for (int64_t first = 0; first < s.length; first += size)
             for (int head = 0; head < c.kv_heads; head += heads) {
                 const int64_t last = std::min(s.length, first + size), end = (s.start + last - 1) / SEGMENT + 1;
@@ -109,17 +119,25 @@ void check_slot(int64_t page, int64_t slot, int64_t pages, int64_t page_tokens) 
 
 }  // namespace
 
+bool attends_in_unit(StateType stored) {
+    return matrix_unit() != Unit::none && unit_attention_kernels().attend[int(stored)];
+}
+
 void attend(Pool::Hold& hold, const AttentionStep& step, const std::vector<Sequence>& sequences) {
     const AttentionKernels& kernels = attention_kernels();
-    Plan p = plan(step.c, whole_pieces(step.c, sequences, hold.threads()), hold.threads());
+    const UnitAttentionKernels& unit = unit_attention_kernels();
+    const int stored = int(step.kv.stored);
+    const bool in_unit = attends_in_unit(step.kv.stored);
+    const int64_t most = in_unit ? unit_rows(step.c) : QUERIES;
+    Plan p = plan(step.c, whole_pieces(step.c, most, sequences, hold.threads()), hold.threads());
     int64_t rows = 1;
     for (const Piece& piece : p.pieces) rows = std::max(rows, piece.work.rows(step.c));
-    const size_t each = kernels.room(step.c, step.kv.stored, rows);
+    const size_t each = in_unit ? unit.room[stored](step.c, rows) : kernels.room(step.c, step.kv.stored, rows);
+    const auto run = in_unit ? unit.attend[stored] : kernels.attend[stored];
     float* rooms = (float*)hold.scratch(0, (each * size_t(hold.threads()) + p.floats) * sizeof(float));
     give_room(step.c, p, rooms + each * size_t(hold.threads()));
-    hold.draw(int64_t(p.pieces.size()), [&](int64_t i, int thread) {
-        kernels.attend[int(step.kv.stored)](step, p.pieces[size_t(i)].work, rooms + each * size_t(thread));
-    });
+    hold.draw(int64_t(p.pieces.size()),
+              [&](int64_t i, int thread) { run(step, p.pieces[size_t(i)].work, rooms + each * size_t(thread)); });
     if (!p.merged.empty())
         hold.draw(int64_t(p.merged.size()), [&](int64_t i, int thread) {
             kernels.merge(step, p.merged[size_t(i)], rooms + each * size_t(thread));

@@ -8,6 +8,14 @@
 //   all      segment after segment, in the same way
 // Different threads may compute segments; the order of operations stays, and so do the bits.
 //
+// A process with a matrix unit (matrix_unit.h) has another arithmetic for keys and values of 16 bits. Tiles, segments
+// and weights with their sums are the same. Queries and weights are sums of two slices of bf16: the nearest one,
+// and the nearest to the rest. Halves are two such slices without an error. Products of slices are exact.
+//   score    32 numbers after 32: for each pair of slices a chain over numbers 0 to 15 and one over 16 to 31, which are
+//            added, and then added to the score. Pairs: first with first, the query's second with the key's first, the
+//            query's first with the key's second if there is one
+//   tile     likewise over its keys, 32 after 32; the sum is added to the rescaled results
+//
 // Drafts that form a tree are in neighboring slots, but a draft is at the position that it would have after its
 // ancestors alone. The keys of a draft are the known tokens and then its path, so that it has the bits of a chain.
 #pragma once
@@ -21,7 +29,8 @@ namespace ridgeline {
 
 constexpr int TILE = 64;
 constexpr int SEGMENT = 512;
-constexpr int QUERIES = 72;  // queries of all heads of a group in one piece of work
+constexpr int QUERIES = 144;    // most rows of one piece of work: queries of all heads of a group
+constexpr int UNIT_ROWS = 256;  // the same in a matrix unit
 
 enum class Pattern { none, first_tokens, dilated, strided };
 
@@ -106,5 +115,11 @@ struct AttentionKernels {
     size_t (*room)(const AttentionCase&, StateType, int64_t rows);  // in floats
 };
 RL_TABLE(AttentionKernels, attention_kernels)
+
+struct UnitAttentionKernels {  // by StateType; null for types that the unit does not serve
+    void (*attend[5])(const AttentionStep&, const AttentionWork&, float* room);
+    size_t (*room[5])(const AttentionCase&, int64_t rows);
+};
+RL_TABLE(UnitAttentionKernels, unit_attention_kernels)
 
 }  // namespace ridgeline

@@ -7,6 +7,9 @@
 
 namespace ridgeline {
 
+// Whether this process computes attention over keys and values of this type in its matrix unit.
+bool attends_in_unit(StateType);
+
 void attend(Pool::Hold&, const AttentionStep& step, const std::vector<Sequence>& sequences);
 
 // Writes x [tokens, heads * numbers] into pages with the layout of Tokens. Strides of pages are in bytes. Throws

@@ -47,6 +47,13 @@ StateType stored_of(const Anything& a, const char* name) {
         (std::string(name) + " must be float32, uint16 (bfloat16), float16, int8 or uint8 (e4m3)").c_str());
 }
 
+bool attends_in_unit_by_name(const std::string& type) {
+    constexpr const char* NAMES[] = {"float32", "bfloat16", "float16", "int8", "fp8"};  // of StateType
+    for (int i = 0; i < 5; ++i)
+        if (type == NAMES[i]) return attends_in_unit(StateType(i));
+    refuse("unknown type of state " + type);
+}
+
 // An array [count, ..., heads, row], dense behind its first axis, whose stride is in bytes.
 struct Part {
     StateType stored;
@@ -367,6 +374,7 @@ void bind_attention(nb::module_& m) {
           nb::arg("transposed"), nb::arg("scale") = 1.f);
     m.def("move_rows", move, nb::arg("pool"), array("pages"), array("from_pages"), array("from_slots"),
           array("to_pages"), array("to_slots"), nb::arg("transposed"));
+    m.def("attends_in_unit", attends_in_unit_by_name, nb::arg("type"));
     nb::class_<AttentionCase>(m, "Attention")
         .def("__init__",
              [](AttentionCase* c, int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap,

@@ -1,11 +1,10 @@
-// Attention of few queries of one sequence and one key head; attention.h describes the arithmetic.
+// Attention of few queries of one sequence, in vectors; attention.h describes the arithmetic.
 //
-// A row is one query of one head of the group that shares the keys. Rows go through a tile of keys in blocks of up to
-// BLOCK, whose accumulators stay in registers.
+// Rows go through a tile of keys in blocks of up to BLOCK, whose accumulators stay in registers.
 #include <array>
-#include <limits>
 #include <utility>
 
+#include "kernels/attention_rows.h"
 #include "kernels/attention_tile.h"
 
 namespace ridgeline::RL_ISA {
@@ -13,40 +12,23 @@ namespace {
 
 constexpr int FEW =
     BLOCK / 2;  // up to this many rows read stored numbers; for more, a tile is converted to float32 once
-constexpr float NONE = -std::numeric_limits<float>::infinity();
 
-int64_t rounded(int64_t n) { return (n + 15) / 16 * 16; }
-
-// The scratch memory of a thread. Rows of values are padded to whole vectors.
-struct Room {
-    int64_t width;
+// The scratch memory of a thread.
+struct Room : Results {
     float *q, *keys, *wide, *scores, *rescale;  // wide: values in float32, if they are stored in another type
     float* own;                                 // queries of one draft of a tree
-    float *most, *sums, *values;                // results of the segment: [rows], [rows, 16], [rows, width]
-    float *all_most, *all_sum, *all_values;     // results of the segments before
 
-    Room(float* at, const AttentionCase& c, StateType stored, int64_t rows) : width(rounded(c.value_dim)) {
-        float** const parts[] = {&q,    &keys, &wide,   &scores,   &rescale, &own,
-                                 &most, &sums, &values, &all_most, &all_sum, &all_values};
-        const Sizes s = sizes(c, stored, rows);
-        for (size_t i = 0; i < s.size(); ++i) {
-            *parts[i] = at;
-            at += rounded(s[i]);
-        }
-    }
-    using Sizes = std::array<int64_t, 12>;
-    static Sizes sizes(const AttentionCase& c, StateType stored, int64_t rows) {
-        const int64_t values = rows * rounded(c.value_dim);
-        const int64_t wide = stored == StateType::float32 ? 0 : TILE * c.value_dim;
-        return {rows * c.key_dim, TILE * c.key_dim, wide,   BLOCK * TILE, BLOCK, BLOCK * c.key_dim,
-                rows,             rows * 16,        values, rows,         rows,  values};
+    Room(Space& space, const AttentionCase& c, StateType stored, int64_t rows) : Results(space, c, rows) {
+        q = space.take(rows * c.key_dim + W), keys = space.take(TILE * c.key_dim);
+        wide = space.take(stored == StateType::float32 ? 0 : TILE * c.value_dim);
+        scores = space.take(BLOCK * TILE), rescale = space.take(BLOCK), own = space.take(BLOCK * c.key_dim);
     }
 };
 
 size_t room_floats(const AttentionCase& c, StateType stored, int64_t rows) {
-    size_t floats = 0;
-    for (int64_t n : Room::sizes(c, stored, rows)) floats += size_t(rounded(n));
-    return floats;
+    Space space{nullptr};
+    Room(space, c, stored, rows);
+    return size_t(space.used);
 }
 
 // Divides rows into blocks of nearly equal size, at most `most`. Block b begins at row begin(b).
@@ -56,38 +38,6 @@ struct Blocks {
     int64_t begin(int64_t b) const { return rows * b / count; }
 };
 
-// Scores are in powers of 2. A weight of 0 means that the key is masked: exp2_down never returns 0.
-float weight(float x) { return exp2_down(set(x))[0]; }
-
-// ---- masks of keys --------------------------------------------------------------------------------------------
-
-uint64_t range(int64_t from, int64_t to) {  // bits [from, to) of a tile
-    from = from < 0 ? 0 : from;
-    to = to > TILE ? TILE : to;
-    if (from >= to) return 0;
-    return (to == TILE ? ~uint64_t(0) : (uint64_t(1) << to) - 1) & ~((uint64_t(1) << from) - 1);
-}
-
-uint64_t comb(int64_t last, int64_t step) {  // bits last, last - step, ...
-    int64_t at = last >= TILE ? last - (last - TILE + step) / step * step : last;
-    uint64_t bits = 0;
-    for (; at >= 0; at -= step) bits |= uint64_t(1) << at;
-    return bits;
-}
-
-// Returns the mask of the keys of the tile that begins at position `tile`.
-uint64_t seen(const AttentionCase& c, int64_t query, int64_t tile) {
-    const int64_t at = query - tile;
-    if (c.window == 0) return range(0, at + 1);
-    switch (c.pattern) {
-        case Pattern::none: return range(at - c.window + 1, at + 1);
-        case Pattern::first_tokens:
-            return range(at - c.window + 1, at + 1) | (range(0, c.number - tile) & range(0, at + 1));
-        case Pattern::dilated: return at < 0 ? 0 : range(at - c.lookback(), at + 1) & comb(at, c.number);
-        default: return at < 0 ? 0 : range(at - c.window + 1, at + 1) | comb(at, c.number);
-    }
-}
-
 // ---- a tile ----------------------------------------------------------------------------------------------------
 
 struct Scales {
@@ -96,21 +46,21 @@ struct Scales {
 
 // Computes masked scores of a row against vectors [begin, end) of keys, in powers of 2. Returns the largest.
 float mask_scores(const AttentionStep& a, const Scales& scales, uint64_t mask, int begin, int end, float* scores) {
-    const AttentionCase& c = a.c;
-    const float scale = c.scale * a.kv.key_factor;
-    constexpr int32_t ONE = 1;
-    I lane = {};
-    RL_FOR(i, W) lane[i] = ONE << i;
     F top = set(NONE);
-    for (int v = begin; v < end; ++v) {
-        F x = load(scores + v * W);
-        if (scales.keys) x = x * load(scales.keys + v * W);
-        x = c.softcap > 0 ? set(c.softcap * LOG2_E) * tanh(x * set(scale) / set(c.softcap))
-                          : x * set(scale * LOG2_E);
-        x = select((set(int32_t(mask >> (v * W) & 0xffff)) & lane) != set(0), x, set(NONE));
-        top = max(top, x);
-        store(scores + v * W, x);
-    }
+    const auto run = [&](auto some) __attribute__((always_inline)) {
+        for (int v = begin; v < end; ++v) {
+            F x = load(scores + v * W);
+            if (scales.keys) x = x * load(scales.keys + v * W);
+            x = in_powers(a, x);
+            if (some()) x = masked(x, mask >> (v * W));
+            top = max(top, x);
+            store(scores + v * W, x);
+        }
+    };
+    if (~mask)
+        run(std::true_type{});
+    else
+        run(std::false_type{});
     return largest(top);
 }
 
@@ -207,8 +157,8 @@ template <class T> void run_rows(const AttentionStep& a, const AttentionWork& w,
 template <class T> void run_tile(const AttentionStep& a, const AttentionWork& w, int64_t at, Room& m) {
     const KeyValues& kv = a.kv;
     const int64_t queries = w.last - w.first, size = sizeof(T);
-    uint64_t masks[QUERIES], any = 0;
-    for (int64_t i = 0; i < queries; ++i) any |= masks[i] = seen(a.c, w.sequence->position(w.first + i), at);
+    uint64_t masks[QUERIES];
+    const uint64_t any = seen_by(a.c, w, at, masks);
     if (!any) return;
     const bool many = !std::is_same_v<T, float> && queries * a.c.group() > FEW;
     Tile<T> t;
@@ -239,17 +189,8 @@ template <class T> void run_tile(const AttentionStep& a, const AttentionWork& w,
     }
 }
 
-// Returns the token of a row in the step, and its query head.
-struct QueryRow {
-    int64_t token, head;
-    QueryRow(const AttentionStep& a, const AttentionWork& w, int64_t row) {
-        const int64_t group = a.c.group(), own = (w.last - w.first) * group;
-        token = w.sequence->row + w.first + row % own / group;
-        head = (w.head + row / own) * group + row % group;
-    }
-};
-
-// Writes queries in blocks of rows, [numbers][rows] each.
+// Writes queries in blocks of rows, [numbers][rows] each. Stores are whole vectors, which are faster than parts of
+// them: what is past a row is written later.
 void load_queries(const AttentionStep& a, const AttentionWork& w, Room& m) {
     const int64_t numbers = a.c.key_dim, own = (w.last - w.first) * a.c.group();
     const Blocks blocks(own);
@@ -263,38 +204,17 @@ void load_queries(const AttentionStep& a, const AttentionWork& w, Room& m) {
             }
             float* to = m.q + row * numbers;
             for (int64_t d = 0; d < numbers; d += W)
-                for (int64_t r = 0; r < n; r += W) {
+                for (int64_t r = (n - 1) / W * W; r >= 0; r -= W) {
                     F x[W] = {};
                     const int count = int(std::min<int64_t>(W, numbers - d)), some = int(std::min<int64_t>(W, n - r));
                     for (int i = 0; i < some; ++i) x[i] = load(from[r + i] + d, count);
                     transpose(x);
-                    for (int i = 0; i < count; ++i) store(to + (d + i) * n + r, x[i], some);
+                    for (int i = 0; i < count; ++i) store(to + (d + i) * n + r, x[i]);
                 }
         }
 }
 
 // ---- trees of drafts -------------------------------------------------------------------------------------------
-
-// Places the drafts on a query's path in the tile at position `at`, beside its known keys: those among [first, last].
-template <class T> void place_path(const AttentionStep& a, const Sequence& s, uint64_t path, int64_t at, int first,
-                                   int last, int head, Tile<T>& t, float* keys, float (*scales)[TILE]) {
-    const KeyValues& kv = a.kv;
-    int64_t j = s.limit - at;
-    for (; path; path &= path - 1, ++j) {
-        if (j < first || j > last) continue;
-        const int64_t slot = s.base + s.limit + __builtin_ctzll(path), inside = slot % kv.page_tokens;
-        const int64_t index = slot / kv.page_tokens, number_of = s.table ? s.table[index] : index;
-        const char* key = kv.keys + number_of * kv.key_page + head * kv.key_head;
-        const char* value = kv.values + number_of * kv.value_page + head * kv.value_head;
-        const T* from = (const T*)(key + inside * (kv.transposed ? int64_t(sizeof(T)) : kv.key_row));
-        const int64_t step = kv.transposed ? kv.page_tokens : 1;
-        for (int64_t d = 0; d < a.c.key_dim; ++d) keys[d * TILE + j] = number(from[d * step]);
-        t.values[j] = (const T*)(value + inside * kv.value_row) - t.value;
-        if (!t.key_scales) continue;
-        memcpy(&scales[0][j], key + kv.key_scale + inside * kv.key_scale_row, 4);
-        memcpy(&scales[1][j], value + kv.value_scale + inside * kv.value_scale_row, 4);
-    }
-}
 
 // Writes rows [own, own + n) of one query as load_queries does.
 void load_rows(const AttentionStep& a, const AttentionWork& w, int64_t row, int64_t n, float* to) {
@@ -310,18 +230,13 @@ template <class T> void run_tree_tile(const AttentionStep& a, const AttentionWor
     const KeyValues& kv = a.kv;
     const Sequence& s = *w.sequence;
     const int64_t queries = w.last - w.first, group = a.c.group(), size = sizeof(T);
-    uint64_t masks[QUERIES], any = 0;
-    for (int64_t i = 0; i < queries; ++i) any |= masks[i] = seen(a.c, s.position(w.first + i), at);
+    uint64_t masks[QUERIES];
+    const uint64_t any = seen_by(a.c, w, at, masks);
     if (!any) return;
     Tile<T> t;
     float scales[2][TILE] = {};
     t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
-    t.in_place = t.blocks = false, t.step = TILE;
-    std::fill_n(t.keys, TILE, nullptr);
-    std::fill_n(t.values, TILE, (const T*)kv.values);
-    const int known = int(std::clamp<int64_t>(s.limit - at, 0, t.last + 1));  // keys [first, known) are no drafts
-    find(kv, s, at, t.first, known - 1, kv.keys, kv.key_page, kv.transposed ? size : kv.key_row, t.keys);
-    find(kv, s, at, t.first, known - 1, kv.values, kv.value_page, kv.value_row, t.values);
+    const int known = find_known(kv, s, at, t);
     for (int head = w.head; head < w.head_end; ++head) {
         t.key = head * kv.key_head / size, t.value = head * kv.value_head / size;
         t.key_scales = t.value_scales = nullptr;
@@ -345,70 +260,20 @@ template <class T> void run_tree_tile(const AttentionStep& a, const AttentionWor
     }
 }
 
-// Merges a segment's result into those before.
-void join(float most, float sum, const float* values, int64_t width, float& all_most, float& all_sum,
-          float* all_values) {
-    if (most == NONE) return;
-    if (all_most == NONE) {
-        all_most = most, all_sum = sum;
-        memcpy(all_values, values, size_t(width) * 4);
-        return;
-    }
-    const float now = all_most > most ? all_most : most;
-    const float old = all_most == now ? 1.f : weight(all_most - now), fresh = most == now ? 1.f : weight(most - now);
-    all_most = now, all_sum = all_sum * old + sum * fresh;
-    for (int64_t d = 0; d < width; d += W)
-        store(all_values + d, fma(load(values + d), set(fresh), load(all_values + d) * set(old)));
-}
-
-void write_out(const AttentionStep& a, const AttentionWork& w, int64_t row, const Room& m) {
-    const QueryRow query(a, w, row);
-    float most = m.all_most[row], sum = m.all_sum[row], old = 1.f;
-    if (a.sinks) {
-        const float sink = a.sinks[query.head] * LOG2_E, now = most > sink ? most : sink;
-        old = most == now ? 1.f : weight(most - now);
-        sum = sum * old + (sink == now ? 1.f : weight(sink - now));
-    }
-    const float factor = old / sum * a.kv.value_factor;
-    float* to = a.out + query.token * a.out_stride + query.head * a.c.value_dim;
-    const float* from = m.all_values + row * m.width;
-    for (int64_t d = 0; d < a.c.value_dim; d += W) store(to + d, load(from + d) * set(factor), int(a.c.value_dim - d));
-}
-
 template <class T> void attend(const AttentionStep& a, const AttentionWork& w, float* room) {
-    const int64_t rows = w.rows(a.c);
-    Room m(room, a.c, a.kv.stored, rows);
+    Space space{room};
+    Room m(space, a.c, a.kv.stored, w.rows(a.c));
     load_queries(a, w, m);
-    for (int64_t r = 0; r < rows; ++r) m.all_most[r] = NONE, m.all_sum[r] = 0;
-    memset(m.all_values, 0, size_t(rows * m.width) * 4);
-    float* partial = w.partial;
     const bool tree = w.sequence->paths;
-    for (int64_t segment = w.begin; segment < w.end; ++segment) {
-        for (int64_t r = 0; r < rows; ++r) m.most[r] = NONE;
-        memset(m.sums, 0, size_t(rows) * 16 * 4);
-        memset(m.values, 0, size_t(rows * m.width) * 4);
-        for (int64_t at = segment * SEGMENT; at < (segment + 1) * SEGMENT && at <= w.sequence->start + w.last - 1;
-             at += TILE)
-            (tree && at + TILE > w.sequence->limit ? run_tree_tile<T> : run_tile<T>)(a, w, at, m);
-        for (int64_t r = 0; r < rows; ++r) {
-            const float sum = fold(m.sums + r * 16);
-            if (!partial) {
-                join(m.most[r], sum, m.values + r * m.width, m.width, m.all_most[r], m.all_sum[r],
-                     m.all_values + r * m.width);
-                continue;
-            }
-            partial[0] = m.most[r], partial[1] = sum;
-            memcpy(partial + 2, m.values + r * m.width, size_t(m.width) * 4);
-            partial += m.width + 2;
-        }
-    }
-    if (!partial)
-        for (int64_t r = 0; r < rows; ++r) write_out(a, w, r, m);
+    run_segments(a, w, m, [&](int64_t at) {
+        (tree && at + TILE > w.sequence->limit ? run_tree_tile<T> : run_tile<T>)(a, w, at, m);
+    });
 }
 
 void merge(const AttentionStep& a, const AttentionWork& w, float* room) {
     const int64_t rows = w.rows(a.c);
-    Room m(room, a.c, a.kv.stored, rows);
+    Space space{room};
+    const Results m(space, a.c, rows);
     for (int64_t r = 0; r < rows; ++r) {
         m.all_most[r] = NONE, m.all_sum[r] = 0;
         memset(m.all_values + r * m.width, 0, size_t(m.width) * 4);

@@ -163,6 +163,38 @@ template <class T> Tile<float> widened(const AttentionCase& c, const Tile<T>& t,
     return out;
 }
 
+// Finds the keys and values of a tile with drafts that are none. Returns the number of the first draft in the tile.
+template <class T> int find_known(const KeyValues& kv, const Sequence& s, int64_t at, Tile<T>& t) {
+    t.in_place = t.blocks = false, t.step = TILE;
+    std::fill_n(t.keys, TILE, nullptr);
+    std::fill_n(t.values, TILE, (const T*)kv.values);
+    const int known = int(std::clamp<int64_t>(s.limit - at, 0, t.last + 1));
+    find(kv, s, at, t.first, known - 1, kv.keys, kv.key_page, kv.transposed ? int64_t(sizeof(T)) : kv.key_row, t.keys);
+    find(kv, s, at, t.first, known - 1, kv.values, kv.value_page, kv.value_row, t.values);
+    return known;
+}
+
+// Places the drafts on a query's path in the tile at position `at`, beside its known keys: those among [first, last].
+template <class T> void place_path(const AttentionStep& a, const Sequence& s, uint64_t path, int64_t at, int first,
+                                   int last, int head, Tile<T>& t, float* keys, float (*scales)[TILE]) {
+    const KeyValues& kv = a.kv;
+    int64_t j = s.limit - at;
+    for (; path; path &= path - 1, ++j) {
+        if (j < first || j > last) continue;
+        const int64_t slot = s.base + s.limit + __builtin_ctzll(path), inside = slot % kv.page_tokens;
+        const int64_t index = slot / kv.page_tokens, number_of = s.table ? s.table[index] : index;
+        const char* key = kv.keys + number_of * kv.key_page + head * kv.key_head;
+        const char* value = kv.values + number_of * kv.value_page + head * kv.value_head;
+        const T* from = (const T*)(key + inside * (kv.transposed ? int64_t(sizeof(T)) : kv.key_row));
+        const int64_t step = kv.transposed ? kv.page_tokens : 1;
+        for (int64_t d = 0; d < a.c.key_dim; ++d) keys[d * TILE + j] = number(from[d * step]);
+        t.values[j] = (const T*)(value + inside * kv.value_row) - t.value;
+        if (!t.key_scales) continue;
+        memcpy(&scales[0][j], key + kv.key_scale + inside * kv.key_scale_row, 4);
+        memcpy(&scales[1][j], value + kv.value_scale + inside * kv.value_scale_row, 4);
+    }
+}
+
 // ---- products --------------------------------------------------------------------------------------------------
 
 // Pages are not in order, so that hardware cannot prefetch. The loop over keys prefetches the same tile's values, and

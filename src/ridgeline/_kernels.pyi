@@ -22,7 +22,12 @@ def isas() -> list[str]:
     """Return the instruction sets that were compiled, best first."""
 
 def matrix_unit() -> Literal["none", "emulated", "amx"]:
-    """Return the matrix unit that products of rounded tokens may use; RIDGELINE_MATRIX_UNIT selects one."""
+    """Return the matrix unit that products of rounded tokens may use, and attention over state of 16 bits uses;
+    RIDGELINE_MATRIX_UNIT selects one.
+    """
+
+def attends_in_unit(type: str) -> bool:
+    """Return whether this process computes attention over state of this type, such as "float16", in its matrix unit."""
 
 def unit_refusal() -> str:
     """Return why there is no matrix unit, or an empty string."""

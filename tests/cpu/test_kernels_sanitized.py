@@ -38,8 +38,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("isa", ISAS)
-def test_no_access_out_of_bounds_and_nothing_undefined(build: Path, isa: str) -> None:
+@pytest.mark.parametrize(("isa", "unit"), [*((isa, "off") for isa in ISAS), (ISAS[0], "emulated")])
+def test_no_access_out_of_bounds_and_nothing_undefined(build: Path, isa: str, unit: str) -> None:
     runtimes = [
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so")
@@ -51,9 +51,11 @@ def test_no_access_out_of_bounds_and_nothing_undefined(build: Path, isa: str) ->
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         "RIDGELINE_ISA": isa,
+        "RIDGELINE_MATRIX_UNIT": unit,
     }
     files = [str(p) for p in sorted(HERE.glob("test_kernels_*.py")) if p != Path(__file__)]
-    options = ["-n0", "-x", "-p", "no:cacheprovider", "-k", "not instruction_set and not fork and not one_core"]
+    left_out = " and ".join(f"not {name}" for name in ("instruction_set", "fork", "one_core", "in_a_process"))
+    options = ["-n0", "-x", "-p", "no:cacheprovider", "-k", left_out]
     command = [sys.executable, "-c", RUN, str(build), *files, *options]
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if "has no such instructions" in run.stderr:

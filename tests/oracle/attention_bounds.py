@@ -10,6 +10,14 @@ float32    A score is a chain of D operations and three products: gamma(D + 3) s
            keeps that, and adds 4 u of tanh and three products, relative to the cap. A weight adds 1.3 u of exp2 and u
            of the score's distance to the largest, once more for each later tile with a larger score. Sums and values
            are a chain through a segment and its tiles, and two operations for each segment.
+unit       In a matrix unit (csrc/attention.h) queries and weights are two slices of bf16: the first is within half a
+           unit of 8 bits, the second of 8 + 1 more, because it has a sign, so that the sum is within 2^-17. Keys and
+           values in bfloat16 are exact. In float16 they are two slices without error, and the product of both second
+           slices, which are at most 2^-8, is left out: 2^-16. Products of slices are exact. 16 of them are a chain, two
+           chains are added, and their sum is added to those before: 17 + p ceil(D / 32) roundings of a score, where
+           p = 2 or 3 is the number of products of slices, and 17 + 2 p of a value in a tile. Magnitudes of slices add
+           up to 1 + 2^-7 times that of the number, for both factors. Numbers below 2^-126 are zeros: each operation may
+           err by as much.
 smaller    If an element of a key has the error r, a score has scale times sum of |q| r, with the same e for all keys.
            The error of an element of a value is r.
 """
@@ -43,13 +51,45 @@ class Exact(NamedTuple):
     weights: Array
 
 
-def attend(case: Attention, q: Array, k: Array, v: Array, sinks: Array | None, scaled: bool = False) -> Exact:
-    """Compute one sequence, q [n, H, D], k and v [n, K, D]. scaled: numbers are stored as codes and a scale."""
+class Rounding(NamedTuple):
+    """Errors of a kernel, relative to the sum of magnitudes: of a score, and of a result. tiny: least error of an
+    operation.
+    """
+
+    score: float
+    value: float
+    tiny: float = 0.0
+
+
+def rounding_of(case: Attention, n: int, scaled: bool, unit: StateDType | None) -> Rounding:
+    """Return the errors of vectors, or of a matrix unit with state of the type `unit`."""
+    others = 2 * -(-n // TILE) + 2 * -(-n // SEGMENT) + 10
+    if unit is None:
+        return Rounding(gamma(case.head_dim + 3 + scaled), 2 * gamma(min(n, SEGMENT) + others))
+    products, sliced, larger = 2 + (unit == "float16"), 2.0**-17, (1 + 2.0**-7) ** 2
+    if unit == "float16":
+        sliced += 2.0**-16
+    score = 17 + products * -(-case.head_dim // 32) + 3
+    sums = gamma(min(n, SEGMENT) / 16 + 4 + others)  # a sum of every 16th weight, and then of 16 sums
+    return Rounding(
+        sliced + larger * gamma(score), sliced + larger * gamma(17 + 2 * products + others) + sums, 2.0**-126
+    )
+
+
+def attend(
+    case: Attention, q: Array, k: Array, v: Array, sinks: Array | None, scaled: bool = False,
+    unit: StateDType | None = None,
+) -> Exact:  # fmt: skip
+    """Compute one sequence, q [n, H, D], k and v [n, K, D]. scaled: numbers are stored as codes and a scale. unit: the
+    type of state if a matrix unit computes, else None.
+    """
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     n, groups = len(q), case.num_heads // case.num_kv_heads
     k, v = (np.repeat(x, groups, 1).transpose(1, 0, 2) for x in (k, v))  # [H, S, D]
     scores = q.transpose(1, 0, 2) @ k.transpose(0, 2, 1) * case.scale
-    wrong = np.abs(q).transpose(1, 0, 2) @ np.abs(k).transpose(0, 2, 1) * case.scale * gamma(case.head_dim + 3 + scaled)
+    errors = rounding_of(case, n, scaled, unit)
+    wrong = np.abs(q).transpose(1, 0, 2) @ np.abs(k).transpose(0, 2, 1) * case.scale * errors.score
+    wrong += errors.tiny * case.head_dim * case.scale * (np.abs(q).max() + np.abs(k).max() + 4)
     if case.softcap:
         scores = case.softcap * np.tanh(scores / case.softcap)
         wrong = np.minimum(wrong, 2 * case.softcap) + 8 * U * case.softcap
@@ -64,8 +104,7 @@ def attend(case: Attention, q: Array, k: Array, v: Array, sinks: Array | None, s
     tiles, segments = -(-n // TILE), -(-n // SEGMENT)
     e = np.where(seen, wrong, 0).max(2, keepdims=True) + U * (2 * spread + (1.3 + 1) * (tiles + segments + 3))
     e = np.expm1(e)
-    chains = 2 * gamma(min(n, SEGMENT) + 2 * tiles + 2 * segments + 10)
-    bound = (2 * e / (1 - e) + chains) * (weights @ np.abs(v))
+    bound = (2 * e / (1 - e) + errors.value) * (weights @ np.abs(v)) + errors.tiny * n * (np.abs(v).max() + 4)
     out = weights @ v
     return Exact(out.transpose(1, 0, 2), bound.transpose(1, 0, 2), weights)
 
