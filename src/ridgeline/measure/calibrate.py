@@ -17,12 +17,7 @@ from ridgeline.system import free_bytes, last_cache_bytes
 
 SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 COPY_SIZES = SIZES[1:]
-<<<<<<< HEAD
-BEYOND = 4  # as many times the last cache are read at least, so that it can hold a quarter of what is read
 STATES = ("float32", "bfloat16", "float16", "int8", "fp8")
-=======
-STATES = ("float32", "bfloat16", "int8", "fp8")
->>>>>>> decode
 ROUNDS = 2
 PARTS = ROUNDS * (len(TYPES) + len(STATES) + len(PROBES)) + 3  # that `on_part` is told of
 DEVICE = "cpu"
