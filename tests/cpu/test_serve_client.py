@@ -257,6 +257,22 @@ def test_headers_and_end_go_with_events(texts: list[str], writes: list[str]) -> 
     assert asyncio.run(run(["a"])) == ["HEAD data data END"]
 
 
+def test_an_answer_that_fails_has_all_its_text() -> None:
+    """The last text and the error come in one message."""
+
+    async def run() -> bytes:
+        wire, answers = FakeWire(), Answers([5], lambda ids: None)
+        task = asyncio.create_task(wire.stream(answers, list[float]()))
+        await wire.asked.wait()
+        answers.put(5, OutputChunk(0, "before", (1,)), 1.0)
+        answers.put(5, OutputChunk(0, "", (), (), "error", None, "no token", result(1)), 1.0)
+        answers.notify()
+        await task
+        return b"".join(wire.written)
+
+    assert re.findall(b"before|no token|DONE", asyncio.run(run())) == [b"before", b"no token", b"DONE"]
+
+
 def test_a_client_that_catches_up_gets_everything_in_one_write() -> None:
     async def run() -> None:
         wire, timed, answers = FakeWire(room=1), list[float](), Answers([5], lambda ids: None)

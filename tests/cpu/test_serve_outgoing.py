@@ -110,6 +110,16 @@ def sum_of(chunks: list[OutputChunk], name: str, empty: Any) -> Any:
     return empty
 
 
+def test_text_that_waits_is_not_lost_with_an_error(steps: Steps) -> None:
+    """A client gets only the error of a chunk that has one."""
+    steps.step(0.001, (7, token(0)))
+    assert steps.step(0.001, (7, token(1))) == []
+    sent = steps.step(0.001, (7, OutputChunk(0, finish_reason="error", error="no token")))
+    found = [(values[1], values[6]) for message in sent for _, values in message.items]
+    assert found == [("t1 ", None), ("", "no token")]
+    assert steps.outgoing.undelivered == 2 and steps.step(0.003) == []
+
+
 def test_a_step_that_sends_says_when_it_is_over(steps: Steps) -> None:
     """Only the last message of a step asks for an answer, and a step whose tokens wait asks for none."""
     streams = range(MESSAGE_CHUNKS + 2)

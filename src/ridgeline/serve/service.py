@@ -121,7 +121,7 @@ class Service:
         self.created = int(time.time())
         self.draining = False
         self.statuses: Counter[tuple[str, int]] = Counter()  # number of responses by path and status
-        self.delivery = Histogram(DELIVERY)  # seconds from the end of a step to the write of its tokens
+        self.delivery = Histogram(DELIVERY)  # seconds from the moment at which a token was made to its write
         self.last_report: Report | None = None
         endpoint = options.otlp_traces_endpoint
         self.traces = None if endpoint is None else Traces.to(endpoint, options.names[0])

@@ -23,6 +23,7 @@ class ThinkParser:
         self._begun = inside  # after the first content, <think> is text
         self._scanner = MarkScanner(CLOSE if inside else OPEN)
         self._trim = inside  # drop line ends after a marker
+        self._spaces = ""  # white space at the start, which is dropped if <think> follows
 
     def push(self, text: str) -> tuple[str, str]:
         """Add text; return the complete parts as (reasoning, content)."""
@@ -36,18 +37,20 @@ class ThinkParser:
             self._inside, self._trim = False, True
             return reasoning, self._trimmed(after)
         if after is not None and not before.strip():
+            self._spaces = ""
             self._inside = self._begun = self._trim = True
             self._scanner = MarkScanner(CLOSE)
             return self.push(after)
         if before.strip() or after is not None:
-            self._begun = True
+            self._begun, before, self._spaces = True, self._spaces + before, ""
             return "", before + (self._scanner.flush() if after is None else OPEN + after)
-        return "", before
+        self._spaces += before
+        return "", ""
 
     def flush(self) -> tuple[str, str]:
         """Return the text that was held back, as (reasoning, content). Call this at the end of the answer."""
         held = self._scanner.flush()
-        return (held, "") if self._inside else ("", held)
+        return (held, "") if self._inside else ("", self._spaces + held)
 
     def _trimmed(self, text: str) -> str:
         if self._trim:

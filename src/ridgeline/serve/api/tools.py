@@ -46,6 +46,7 @@ class HermesParser:
     def __init__(self) -> None:
         self._scanner, self._inside, self._buffer = MarkScanner(HERMES_OPEN), False, ""
         self._called = False
+        self._spaces: str | None = None  # white space after a call, until other text follows; None: it is not held
 
     def push(self, text: str) -> Found:
         content, calls = "", list[Call]()
@@ -54,7 +55,7 @@ class HermesParser:
             if self._inside:
                 self._buffer += before
             else:
-                content += before if before.strip() or not self._called else ""  # drop line ends between calls
+                content += self._outside(before)
             if after is None:
                 break
             if self._inside:
@@ -64,15 +65,24 @@ class HermesParser:
                 content += "" if found else HERMES_OPEN + self._buffer + HERMES_CLOSE
                 self._buffer = ""
             self._inside = not self._inside
+            self._spaces = "" if self._called and not self._inside else None  # line ends between calls are dropped
             self._scanner, text = MarkScanner(HERMES_CLOSE if self._inside else HERMES_OPEN), after
         return content, calls
 
     def flush(self) -> Found:
         rest = self._buffer + self._scanner.flush()
         if not self._inside:
-            return rest, []
+            return self._outside(rest), []
         found = calls_of(rest)  # models may leave out the last </tool_call>
         return ("" if found else HERMES_OPEN + rest), found
+
+    def _outside(self, text: str) -> str:
+        """Return the text to show for a text outside of calls. It does not depend on how the answer is split."""
+        if self._spaces is None:
+            return text
+        text = self._spaces + text
+        self._spaces = None if text.strip() else text
+        return "" if self._spaces is not None else text
 
 
 class MistralParser:

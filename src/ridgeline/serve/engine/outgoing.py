@@ -62,6 +62,9 @@ class Outgoing:
                 end = (self._oldest if self._held else now) + HOLD_SECONDS
                 self._holding = now + SLACK * (now - self._begun) <= end
             held = self._held.get(key)
+            if held is not None and chunk.error is not None:  # the client would only see the error
+                self._make_ready(request, self._held.pop(key), self._oldest)
+                self.undelivered, held = self.undelivered + 1, None
             chunk, committed = (chunk, now) if held is None else (joined(held, chunk), self._oldest)
             if self._holding and chunk.finish_reason is None and before is not None and now - before < LATE_SECONDS:
                 if not self._held:

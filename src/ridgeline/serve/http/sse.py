@@ -159,8 +159,9 @@ class EventStream(Response):
         try:
             while not self._turn.waiting and not self._over.done():
                 if batch := self._turn.take():
-                    data += self._events.chunks(batch)
                     tokens = tokens or any(chunk.token_ids for _, chunk in batch)
+                    for item in batch:  # one by one: if an answer fails, the chunks before are written
+                        data += self._events.chunks([item])
                 else:
                     data += self._events.end()
                     self._end(True)
