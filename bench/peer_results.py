@@ -112,7 +112,7 @@ def base_of(line: Line) -> str:
 
 
 class Notes:
-    """Holds what people wrote about a kind of machine: paragraphs, figures of an earlier build, and causes of misses."""
+    """Holds remarks about a kind of machine: paragraphs, figures of an earlier build, and causes of misses."""
 
     def __init__(self, of_machine: Mapping[str, Any]) -> None:
         self.about: Sequence[str] = of_machine.get("about", ())
