@@ -19,6 +19,8 @@ def main() -> None:
 
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     sys.argv = ["convert_hf_to_gguf.py", source, "--outfile", file, "--outtype", "bf16"]
+    if "qwen3_next" in (Path(source) / "config.json").read_text():
+        sys.argv.append("--no-mtp")  # there are no layers for multi-token prediction
     convert_hf_to_gguf.main()
 
 
