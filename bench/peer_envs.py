@@ -47,7 +47,7 @@ DATASETS = "datasets==5.2.0"
 ENVS = {
     # Unless two passes are off, g++ 12 removes stores to the configuration of AMX tiles, and programs crash.
     "llama.cpp": Env(
-        (LLAMA, "gguf==0.19.0", TORCH, TRANSFORMERS), source="llama-cpp-python", unpacked=LLAMA,
+        (LLAMA, "gguf==0.19.0", TORCH, TRANSFORMERS, "sentencepiece==0.2.3"), source="llama-cpp-python", unpacked=LLAMA,
         variables={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF", "CXXFLAGS": "-fno-tree-dse -fno-dse"},
     ),
     "openvino": Env(("openvino-genai==2026.4.1.0",)),

@@ -8,6 +8,7 @@ own script from the source release of llama-cpp-python, which its environment ha
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,20 +37,12 @@ def main() -> None:
 
 
 def theirs(source: str, out: Path, form: str) -> None:
-    """Convert a model with llama.cpp's own script and quantize it, every matrix in the one type where it allows that.
-
-    The script knows tokenizers by their hashes. Ours is invented and nothing uses it, so any known one will do.
-    """
-    tools = next((Path(sys.prefix) / "source").glob("*/vendor/llama.cpp"))
-    sys.path[:0] = [str(tools), str(tools / "gguf-py")]
-    import convert_hf_to_gguf  # type: ignore[import-not-found]
+    """Convert a model with llama.cpp's own script, and quantize every matrix that may be to the one type."""
     import llama_cpp as lib  # type: ignore[import-not-found]
-    from conversion.base import TextModel  # type: ignore[import-not-found]
 
-    TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
     wide = out / "wide.gguf"
-    sys.argv = ["convert_hf_to_gguf.py", source, "--outfile", str(wide), "--outtype", "bf16"]
-    convert_hf_to_gguf.main()
+    script = Path(__file__).with_name("convert_llama_cpp_wide.py")
+    subprocess.run([sys.executable, str(script), source, str(wide)], check=True)
     params = lib.llama_model_quantize_default_params()
     params.ftype, params.pure = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{form}"), True
     params.token_embedding_type = params.output_tensor_type = getattr(lib, f"GGML_TYPE_{form}")
