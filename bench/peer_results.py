@@ -112,11 +112,7 @@ def base_of(line: Line) -> str:
 
 
 class Notes:
-<<<<<<< HEAD
     """Holds what people wrote about a kind of machine: paragraphs, figures of an earlier build, causes of misses."""
-=======
-    """Holds remarks about a kind of machine: paragraphs, figures of an earlier build, and causes of misses."""
->>>>>>> peers
 
     def __init__(self, of_machine: Mapping[str, Any]) -> None:
         self.about: Sequence[str] = of_machine.get("about", ())
