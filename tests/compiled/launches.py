@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from compiled.building import Launched, Recorder
-from ridgeline.ops.api import QuantizedMatrix
+from ridgeline.ops.api import Buckets, PagedKeyValues, PagedLayout, QuantizedMatrix
 from ridgeline.ops.triton.packing import pack_codes, pack_plain
+from ridgeline.ops.triton.paged import paged_attention
 from ridgeline.ops.triton.products import product_of
+from ridgeline.spec import Attention
 from ridgeline.spec.quant import PLAIN, format_of
 
 WIDTH = 4096
@@ -31,4 +33,17 @@ def product(name: str, tokens: int) -> list[Launched]:
     packed = pack_plain(plain) if name == PLAIN.name else pack_codes(matrix(name, WIDTH, WIDTH))
     recorder = Recorder()
     product_of(packed, meta(WIDTH), 2, recorder)(meta(tokens, WIDTH), meta(tokens, WIDTH))
+    return recorder.launches
+
+
+def attention(case: Attention, tokens: int, sequences: int, dtype: torch.dtype, page: int = 16) -> list[Launched]:
+    """Return the launch of attention over pages for sequences of up to 8,192 tokens."""
+    recorder, integers = Recorder(), torch.int64
+    keys = meta(4096, 2, page, case.num_kv_heads, case.head_dim, dtype=dtype)
+    tables = meta(sequences, 8192 // page, dtype=integers)
+    several = [meta(n, dtype=integers) for n in (tokens, tokens, sequences, sequences)]
+    layout = PagedLayout(*several, tables, lambda: Buckets((), several[0]))
+    q = meta(tokens, case.num_heads, case.head_dim)
+    sinks = meta(case.num_heads) if case.sinks else None
+    paged_attention(case, 2, recorder)(q, PagedKeyValues(keys[:, 0], keys[:, 1], layout), sinks)
     return recorder.launches

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget
 
 from compiled import launches as l
-from compiled.building import AMPERE, HOPPER, build
+from compiled.building import AMPERE, HOPPER, Built, Launched, build
+from ridgeline.spec import Attention
 
 TARGETS = pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
+
+
+def check(launched: Launched, target: GPUTarget, unit: str | None = None) -> Built:
+    """Compile a launch, and check what every kernel must fulfill. unit: the unit for matrices on Hopper."""
+    built = build(launched, target)
+    assert (built.stack, built.count("STL", "LDL")) == (0, 0), "numbers spill from registers to the stack"
+    assert built.wide_loads
+    if unit is not None:
+        assert built.count(unit if target is HOPPER else unit.replace("G", ""))
+    return built
 
 
 @pytest.mark.slow
@@ -20,10 +32,25 @@ TARGETS = pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90", "sm_
 @pytest.mark.parametrize("name", ["plain", "fp8", "int8", "int4-128", "int4-asym"])
 def test_products(name: str, tokens: int, target: GPUTarget) -> None:
     for launched in l.product(name, tokens):
-        built = build(launched, target)
-        assert (built.stack, built.count("STL", "LDL")) == (0, 0)
-        assert built.wide_loads
-        unit = {"dense_product": "HMMA", "whole_product": "IMMA"}.get(launched.kernel.fn.__name__)
-        if unit and target is HOPPER and launched.arguments["BLOCK_R"] >= 64:
-            unit = {"HMMA": "HGMMA", "IMMA": "IGMMA"}[unit]
-        assert unit is None or built.count(unit)
+        unit = {"dense_product": "HGMMA", "whole_product": "IGMMA"}.get(launched.kernel.fn.__name__)
+        if unit == "IGMMA" and launched.arguments["BLOCK_R"] < 64:  # too few rows for it
+            unit = "IMMA"
+        check(launched, target, unit)
+
+
+LLAMA = Attention(32, 8, 128, 128**-0.5)
+
+
+@pytest.mark.slow
+@TARGETS
+@pytest.mark.parametrize(
+    ("case", "tokens", "sequences", "dtype"),
+    [
+        (LLAMA, 8, 8, torch.float16), (LLAMA, 600, 600, torch.bfloat16), (LLAMA, 2048, 2, torch.float16),
+        (Attention(64, 8, 64, 0.125, window=128, sinks=True), 512, 8, torch.bfloat16),
+        (Attention(16, 8, 128, 0.1, softcap=50.0, window=4096), 1, 1, torch.float16),
+    ],
+)  # fmt: skip
+def test_attention(case: Attention, tokens: int, sequences: int, dtype: torch.dtype, target: GPUTarget) -> None:
+    (launched,) = l.attention(case, tokens, sequences, dtype)
+    check(launched, target, "HGMMA")

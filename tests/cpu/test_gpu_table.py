@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import torch
 
@@ -39,7 +41,7 @@ def test_old_gpus_are_refused_by_their_capability(monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_triton_the_definitions_serve_and_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.ops.devices.find_spec", lambda name: None)
+    monkeypatch.setattr(import_module("ridgeline.ops.devices"), "find_spec", lambda name: None)
     assert open_table("cuda:0").choose(api.PRODUCT, PLAIN).backend == "composed"
     (line,) = missing_kernels("cuda:0")
     assert line.endswith("pip install 'ridgeline[gpu]'")

@@ -14,7 +14,11 @@ from ridgeline.ops.triton.backend import TritonBackend
 from ridgeline.ops.triton.launch import Compiled, launch
 
 # The arrays that each kernel writes in full.
-OUTPUTS = {"dense_product": ("out", "parts"), "round_tokens": ("steps", "token_scales"), "whole_product": ("out",)}
+OUTPUTS = {
+    "dense_product": ("out", "parts"), "round_tokens": ("steps", "token_scales"), "whole_product": ("out",),
+    "attend": ("out", "parts"), "normalize": ("out", "total"), "activate": ("out",), "rotate": ("q", "k"),
+    "write_rows": (), "best_of_parts": ("ids", "values"), "best_of_rows": ("ids", "values"),
+}  # fmt: skip
 GUARD = 64  # numbers on both sides of an output that no kernel may write
 POISON = {torch.int8: 99, torch.int32: -7, torch.int64: -7}
 
@@ -24,6 +28,8 @@ def guarded(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments:
     given, wide = dict(arguments), {}
     for name in OUTPUTS[kernel.fn.__name__]:
         found = arguments[name]
+        if found is None:
+            continue
         poison = POISON.get(found.dtype, float("nan"))
         wide[name] = torch.full((found.numel() + 2 * GUARD,), poison, dtype=found.dtype)
         given[name] = wide[name][GUARD:-GUARD].view(found.shape)

@@ -12,28 +12,31 @@ from ridgeline.ops.api import Backend, Memory, Op, Weights
 from ridgeline.ops.reference.backend import open_reference
 from ridgeline.ops.triton.launch import Launch, launch
 from ridgeline.ops.triton.packing import refuses_format
-from ridgeline.ops.triton.products import StoredProduct, refuses_linear
+from ridgeline.ops.triton.paged import paged_attention, refuses_attention
+from ridgeline.ops.triton.products import refuses_linear, refuses_together
+from ridgeline.ops.triton.stages import STAGES, TOGETHER, Kernels
+from ridgeline.ops.triton.tokens import best, norm, refuses_writing, write_pages
+
+LEAST_CAPABILITY = 8, 0  # older GPUs have no products of bfloat16
 
 
-class Kernels(NamedTuple):
-    """All kernels of a backend share these: how they are started, and the slices of `products.Dense`."""
-
-    launch: Launch
-    slices: int
-
-
-class Stage(NamedTuple):
-    """A stage: why a case has no kernel, or None; and a function that makes the kernel of a case with its weights."""
+class Primitive(NamedTuple):
+    """A primitive: why a case has no kernel, or None; and a function that makes the kernel of a case."""
 
     refuses: Callable[[Any], str | None]
-    make: Callable[[Any, Weights, Kernels], Callable[..., Any]]
+    make: Callable[[Any, Kernels], Callable[..., Any]]
 
 
-def product(case: Any, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
-    return StoredProduct(weights.linears["matrix"], kernels.slices, kernels.launch)
+def never(case: object) -> None:
+    """Refuse nothing."""
 
 
-STAGES: Mapping[Op[Any], Stage] = {api.PRODUCT: Stage(refuses_format, product)}
+PRIMITIVES: Mapping[Op[Any], Primitive] = {
+    api.PAGED_ATTENTION: Primitive(refuses_attention, lambda case, k: paged_attention(case, k.slices, k.launch)),
+    api.NORM: Primitive(never, lambda case, k: norm(case, k.launch)),
+    api.WRITE_PAGES: Primitive(refuses_writing, lambda case, k: write_pages(case, k.launch)),
+    api.BEST: Primitive(never, lambda case, k: best(k.launch)),
+}
 
 
 class TritonBackend:
@@ -41,9 +44,9 @@ class TritonBackend:
 
     Args:
         start: starts kernels. Tests replace it.
-        refusal: why no op is served on this device, or None.
         slices: bfloat16 numbers that stand for one number of a token in products with exact activations: 2, or 1 for
             products that are faster and less exact (`quant.bounds.sliced_bound`).
+        refusal: why no op is served on this device, or None.
     """
 
     name = "triton"
@@ -54,25 +57,25 @@ class TritonBackend:
     def refuses(self, op: Op[Any], case: object) -> str | None:
         if self._refusal is not None:
             return self._refusal
-        return STAGES[op].refuses(case) if op in STAGES else "no kernel of ours serves it yet"
+        found = PRIMITIVES.get(op) or STAGES.get(op)
+        return "no kernel for GPUs serves it yet" if found is None else found.refuses(case)
 
     def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
-        named = [*weights.linears.items(), *((name, m) for name, all in weights.experts.items() for m in all)]
-        for name, linear in named:
+        for name, linear in weights.linears.items():
             if linear.unfused is not None and op is not api.PRODUCT:
                 return f"{name} {linear.unfused}"
             if reason := refuses_format(linear.format) or refuses_linear(linear):
                 return f"{name}: {reason}"
+        for names in TOGETHER:
+            if reason := refuses_together([weights.linears[n] for n in names if n in weights.linears]):
+                return f"among matrices that one kernel multiplies with at once, {reason}"
         return None
 
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
-        raise NotImplementedError(f"the triton backend has no {op.name}")
+        return PRIMITIVES[op].make(case, self._kernels)
 
     def stage(self, op: Op[Any], case: object, weights: Weights) -> Callable[..., Any]:
         return STAGES[op].make(case, weights, self._kernels)
-
-
-LEAST_CAPABILITY = 8, 0  # older GPUs have no products of bfloat16
 
 
 def open_gpu(device: str) -> tuple[Memory, tuple[Backend, ...]]:

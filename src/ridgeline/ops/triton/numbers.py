@@ -44,3 +44,15 @@ def sum_pairs(x):
             a, b = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
             x = a + b
     return tl.reshape(x, [x.shape[0]])
+
+
+@triton.jit
+def tanh(x):
+    """Return the hyperbolic tangent of float32, to a few units of its last bit."""
+    square = x * x
+    near = x + x * square * (
+        -0.3333333333333333
+        + square * (0.13333333333333333 + square * (-0.05396825396825397 + square * 0.02186948853615520))
+    )
+    far = 1.0 - tl.div_rn(2.0, tl.exp(2.0 * x) + 1.0)
+    return tl.where(tl.abs(x) < 0.25, near, far)

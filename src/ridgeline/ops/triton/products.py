@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ridgeline.ops.api import Linear, QuantizedMatrix
+from ridgeline.ops.api import BY_ROW, Linear, QuantizedMatrix
 from ridgeline.ops.reference import quant
 from ridgeline.ops.triton.dense import dense_product
 from ridgeline.ops.triton.launch import Compiled, Launch
@@ -59,12 +61,38 @@ class MatrixProduct(Protocol):
     def __call__(self, x: Tensor, out: Tensor) -> None: ...
 
 
-def pack(linear: Linear) -> Packed:
-    """Pack a matrix that `refuses_linear` does not refuse. Floats are rounded first where the format says so."""
-    data: Any = linear.data
-    if isinstance(data, QuantizedMatrix):
-        return pack_codes(data)
-    return pack_codes(quant.quantize(linear.format)(data)) if linear.format.is_lossy else pack_plain(data)
+def pack_together(linears: Sequence[Linear]) -> Packed:
+    """Pack matrices that `refuses_linear` and `refuses_together` do not refuse, one below the other.
+
+    Floats are rounded first where the format says so.
+    """
+    data: list[Any] = [linear.data for linear in linears]
+    format = linears[0].format
+    if not format.is_lossy:
+        return pack_plain(torch.cat(data))
+    coded = [part if isinstance(part, QuantizedMatrix) else quant.quantize(format)(part) for part in data]
+    if len(coded) == 1:
+        return pack_codes(coded[0])
+    parts = {n: torch.cat([getattr(c, n) for c in coded]) for n in BY_ROW if getattr(coded[0], n) is not None}
+    return pack_codes(replace(coded[0], format=replace(format, rows=1), **parts))
+
+
+def _bias_of(linears: Sequence[Linear]) -> Tensor | None:
+    biases: list[Any] = [linear.bias for linear in linears]
+    given = next((bias for bias in biases if bias is not None), None)
+    if given is None or len(biases) == 1:
+        return given
+    rows = [linear.data.shape[0] for linear in linears]
+    return torch.cat([given.new_zeros(n) if b is None else b for n, b in zip(rows, biases, strict=True)])
+
+
+def refuses_together(linears: Sequence[Linear]) -> str | None:
+    """Return why matrices that one kernel multiplies with at once cannot be packed as one; None if they can."""
+    if len({linear.format for linear in linears}) > 1:
+        return "formats differ"
+    if len({getattr(linear.data, "input_scale", None) for linear in linears}) > 1:
+        return "scales of the input differ"
+    return None
 
 
 def refuses_linear(linear: Linear) -> str | None:
@@ -150,12 +178,11 @@ def product_of(packed: Packed, bias: Tensor | None, slices: int, launch: Launch)
 
 
 class StoredProduct:
-    """The stage PRODUCT."""
+    """The product with a matrix, or with several of one format and input, one below the other: the stage PRODUCT."""
 
-    def __init__(self, linear: Linear, slices: int, launch: Launch) -> None:
-        bias: Any = linear.bias
-        self._packed = pack(linear)
-        self._multiply = product_of(self._packed, bias, slices, launch)
+    def __init__(self, linears: Sequence[Linear], slices: int, launch: Launch) -> None:
+        self._packed = pack_together(linears)
+        self._multiply = product_of(self._packed, _bias_of(linears), slices, launch)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
