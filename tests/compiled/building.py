@@ -36,6 +36,12 @@ class Launched:
     arguments: Mapping[str, Any]
     compiled: Compiled
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What the compiler sees of a launch."""
+        source = source_of(self)
+        return self.kernel.fn.__name__, source.signature, source.constants, source.attrs, self.compiled
+
 
 @dataclass
 class Recorder:

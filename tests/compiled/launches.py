@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 
 from compiled.building import Launched, Recorder
-from ridgeline.ops.api import Buckets, PagedKeyValues, PagedLayout, QuantizedMatrix
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.api import Buckets, PagedKeyValues, PagedLayout, QuantizedMatrix, Rotary, Weights
+from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory
+from ridgeline.ops.stages import AttentionInput, MLPBlock
+from ridgeline.ops.triton.backend import TritonBackend
 from ridgeline.ops.triton.packing import pack_codes, pack_plain
 from ridgeline.ops.triton.paged import paged_attention
 from ridgeline.ops.triton.products import product_of
-from ridgeline.spec import Attention
+from ridgeline.ops.triton.tokens import Normalizer, best, write_pages
+from ridgeline.quant import StoredLinear
+from ridgeline.spec import Attention, GatedMLP, LayerNorm, RMSNorm, Rope
+from ridgeline.spec.activation import Activation
 from ridgeline.spec.quant import PLAIN, format_of
 
 WIDTH = 4096
@@ -47,3 +56,50 @@ def attention(case: Attention, tokens: int, sequences: int, dtype: torch.dtype, 
     sinks = meta(case.num_heads) if case.sinks else None
     paged_attention(case, 2, recorder)(q, PagedKeyValues(keys[:, 0], keys[:, 1], layout), sinks)
     return recorder.launches
+
+
+def rows() -> list[Launched]:
+    """Return the launches of kernels over rows, at the sizes of an 8B model."""
+    recorder, integers = Recorder(), torch.int64
+    arena = meta(64, 2, 16, 8, 128, dtype=torch.float16)
+    Normalizer(RMSNorm(), meta(WIDTH), None, recorder)(meta(8, WIDTH), meta(8, WIDTH))
+    Normalizer(LayerNorm(), meta(WIDTH), meta(WIDTH), recorder)(meta(8, WIDTH), None, 1.0, meta(2, dtype=integers))
+    case, at = Attention(32, 8, 128, 1.0), meta(8, dtype=integers)
+    write_pages(case, recorder)((arena[:, 0], arena[:, 1]), (meta(8, 8, 128), meta(8, 8, 128)), at, at)
+    best(recorder)(meta(8, 128256))
+    for name in get_args(Activation):
+        activating(recorder, GatedMLP(14336, name))
+    for rope, norm in ((Rope(128), None), (Rope(64, interleaved=True), RMSNorm())):
+        rotating(recorder, Attention(32, 8, 128, 1.0, rope=rope, qk_norm=norm))
+    return recorder.launches
+
+
+def linears(shapes: dict[str, tuple[int, int]], table: OpsTable) -> dict[str, StoredLinear]:
+    return {n: StoredLinear(meta(*shape, dtype=torch.bfloat16), None, table, PLAIN) for n, shape in shapes.items()}
+
+
+def activating(recorder: Recorder, mlp: GatedMLP) -> None:
+    """Launch the stage of an MLP, which activates between two products."""
+    inner = mlp.intermediate_size
+    shapes = {"gate": (inner, WIDTH), "up": (inner, WIDTH), "down": (WIDTH, inner)}
+    weights = Weights(linears(shapes, gpu(recorder)), {"norm.weight": meta(WIDTH)})
+    stage = gpu(recorder).stage(api.MLP_BLOCK, MLPBlock(mlp, RMSNorm(), 1.0), weights)
+    stage(meta(8, WIDTH), meta(8, WIDTH))
+
+
+def rotating(recorder: Recorder, mixer: Attention) -> None:
+    """Launch the input of attention, which rotates after a product."""
+    q, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
+    shapes = {"q": (q, WIDTH), "k": (kv, WIDTH), "v": (kv, WIDTH)}
+    vectors = {"norm.weight": meta(WIDTH), "q_norm.weight": meta(mixer.head_dim), "k_norm.weight": meta(mixer.head_dim)}
+    case = AttentionInput(mixer, RMSNorm(), 1.0)
+    stage = gpu(recorder).stage(api.ATTENTION_INPUT, case, Weights(linears(shapes, gpu(recorder)), vectors))
+    assert mixer.rope is not None
+    half = mixer.rope.dim // 2
+    stage(meta(8, WIDTH), meta(8, WIDTH), Rotary(meta(8, half), meta(8, half)))
+
+
+def gpu(recorder: Recorder) -> OpsTable:
+    """Return the table of device cuda over the meta device."""
+    backends = TritonBackend(recorder), SdpaBackend(), ReferenceBackend()
+    return OpsTable(TorchMemory("meta"), backends)

@@ -130,6 +130,6 @@ def test_patterns_and_large_heads_are_refused_with_a_reason() -> None:
     for case, reason in [
         (replace(ODD, pattern=Strided(3)), "no kernel reads a pattern of keys"),
         (Attention(1, 1, 256, 1.0), "heads have 256 numbers; kernels take 128 at most"),
-        (Attention(64, 1, 64, 1.0), "64 heads share a head of keys; kernels take 32 at most"),
+        (Attention(64, 1, 64, 1.0), "64 heads share a head of keys; kernels take 16 at most"),
     ]:
         assert dict(TABLE.choose(api.PAGED_ATTENTION, case).refusals)["triton"] == reason

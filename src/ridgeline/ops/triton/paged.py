@@ -17,8 +17,8 @@ from ridgeline.spec import Attention
 SPLIT = 512  # keys of a split, at fixed positions: no fact of a batch
 BLOCK_KEYS = 64  # keys of a tile
 PROGRAMS = 512  # programs that keep a GPU busy: with fewer, each split of a decode step has a program
-LEAST_COLUMNS, MOST_COLUMNS = 16, 32  # queries times heads of a program: registers have no room for more
-LARGEST_HEAD = 128
+LEAST_COLUMNS = 16  # queries times heads of a program
+LARGEST_GROUP, LARGEST_HEAD = 16, 128  # registers have no room for more
 READ = (torch.bfloat16, torch.float16)  # types of keys and values that the kernel reads
 
 
@@ -38,9 +38,9 @@ class Block(NamedTuple):
 def block_of(case: Attention, *, is_single: bool) -> Block:
     """Return the block of a case. is_single: whether each sequence has one query."""
     group, width = power_above(case.query_group), max(16, power_above(case.head_dim))
-    queries = 1 if is_single else MOST_COLUMNS // group
-    compiled = Compiled(4 if is_single else 8, 2)
-    return Block(width, max(group, LEAST_COLUMNS // queries), queries, compiled)
+    columns = 2 * LEAST_COLUMNS if width <= 64 and not is_single else LEAST_COLUMNS
+    queries = 1 if is_single else columns // group
+    return Block(width, columns // queries, queries, Compiled(columns // 4, 2))
 
 
 def refuses_attention(case: Attention) -> str | None:
@@ -49,8 +49,8 @@ def refuses_attention(case: Attention) -> str | None:
         return "no kernel reads a pattern of keys"
     if case.head_dim > LARGEST_HEAD:
         return f"heads have {case.head_dim} numbers; kernels take {LARGEST_HEAD} at most"
-    if case.query_group > MOST_COLUMNS:
-        return f"{case.query_group} heads share a head of keys; kernels take {MOST_COLUMNS} at most"
+    if case.query_group > LARGEST_GROUP:
+        return f"{case.query_group} heads share a head of keys; kernels take {LARGEST_GROUP} at most"
     return None
 
 
