@@ -38,7 +38,7 @@ class Launched:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What the compiler sees of a launch."""
+        """All that the compiler sees of a launch."""
         source = source_of(self)
         return self.kernel.fn.__name__, source.signature, source.constants, source.attrs, self.compiled
 
