@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
+
+import torch
 
 
 class Compiled(NamedTuple):
@@ -19,5 +22,7 @@ class Launch(Protocol):
 
 
 def launch(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments: Any) -> None:
-    """Start a kernel on torch's current stream."""
-    kernel[grid](**arguments, num_warps=compiled.warps, num_stages=compiled.stages, enable_fp_fusion=False)
+    """Start a kernel on the GPU that holds its arguments, on torch's current stream there."""
+    device = next(x.device for x in arguments.values() if isinstance(x, torch.Tensor))
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        kernel[grid](**arguments, num_warps=compiled.warps, num_stages=compiled.stages, enable_fp_fusion=False)
