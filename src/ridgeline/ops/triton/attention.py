@@ -58,15 +58,16 @@ def merge(m, s, acc, m_new, s_new, acc_new):
 
 @triton.jit
 def split_of(
-    high, low, factor, keys, values, table, head, position, oldest, begin, end, page_stride, slot_stride, head_stride,
-    cap, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK_K: tl.constexpr,
+    high, low, factor, keys, values, table, head, position, oldest, last, split, page_stride, slot_stride,
+    head_stride, cap, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Return the softmax over keys [begin, end) of one split: m [R], s [R] and acc [WIDTH, R].
+    """Return the softmax over the keys of one split: m [R], s [R] and acc [WIDTH, R].
 
     The slices [WIDTH, R] times factor [R] are the queries with their scale. position: position of each query, -1 for
-    none. oldest: the first key that a query of the tile sees; other keys may be NaN.
+    none. oldest, last: the first and the last key that a query of the tile sees; other keys may be NaN.
     """
+    begin, end = tl.maximum(split * SPLIT, oldest // BLOCK_K * BLOCK_K), tl.minimum((split + 1) * SPLIT, last + 1)
     R: tl.constexpr = position.shape[0]
     d, n = tl.arange(0, WIDTH), tl.arange(0, BLOCK_K)
     m = tl.full([R], float("-inf"), tl.float32)
@@ -101,6 +102,88 @@ def split_of(
 
 
 @triton.jit
+def in_turn(
+    high, low, factor, keys, values, table, head, position, oldest, last, page_stride, slot_stride, head_stride, cap,
+    sums, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Return the softmax over all splits, one after the other.
+
+    sums: cells [WIDTH, R] of this program, for the sum over the splits before: registers have no room for it.
+    """
+    R: tl.constexpr = position.shape[0]
+    m = tl.full([R], float("-inf"), tl.float32)
+    s = tl.zeros([R], tl.float32)
+    begin_split = oldest // SPLIT
+    for split in range(begin_split, last // SPLIT + 1):
+        m_own, s_own, acc_own = split_of(
+            high, low, factor, keys, values, table, head, position, oldest, last, split, page_stride, slot_stride,
+            head_stride, cap, WINDOW, HAS_CAP, SLICES, D, WIDTH, PAGE, SPLIT, BLOCK_K,
+        )  # fmt: skip
+        if split > begin_split:
+            before = tl.load(sums)
+        else:
+            before = tl.zeros([WIDTH, R], tl.float32)
+        m, s, acc = merge(m, s, before, m_own, s_own, acc_own)
+        tl.store(sums, acc)
+        tl.debug_barrier()  # other threads may read it
+    return m, s, tl.load(sums)
+
+
+@triton.jit
+def store_part(parts, index, kept, is_kept, m, s, acc, WIDTH: tl.constexpr, KEPT: tl.constexpr):
+    """Store the softmax of a split as part `index`. kept: the column of each query in the part."""
+    base, d = parts + index * ((WIDTH + 2) * KEPT), tl.arange(0, WIDTH)
+    tl.store(base + d[:, None] * KEPT + kept[None, :], acc, mask=(d < WIDTH)[:, None] & is_kept[None, :])
+    tl.store(base + WIDTH * KEPT + kept, m, mask=is_kept)
+    tl.store(base + (WIDTH + 1) * KEPT + kept, s, mask=is_kept)
+
+
+@triton.jit
+def load_part(parts, index, kept, is_kept, WIDTH: tl.constexpr, KEPT: tl.constexpr):
+    """Return what `store_part` stored, from the memory that all programs share."""
+    base, d = parts + index * ((WIDTH + 2) * KEPT), tl.arange(0, WIDTH)
+    cell, is_cell = base + d[:, None] * KEPT + kept[None, :], (d < WIDTH)[:, None] & is_kept[None, :]
+    m = tl.load(base + WIDTH * KEPT + kept, mask=is_kept, other=0.0, cache_modifier=".cg")
+    s = tl.load(base + (WIDTH + 1) * KEPT + kept, mask=is_kept, other=1.0, cache_modifier=".cg")
+    return m, s, tl.load(cell, mask=is_cell, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def merge_parts(parts, index, begin, end, kept, is_kept, WIDTH: tl.constexpr, KEPT: tl.constexpr):
+    """Return the softmax over the splits [begin, end), in ascending order; index: that of split 0."""
+    m = tl.full([kept.shape[0]], float("-inf"), tl.float32)
+    s, acc = tl.zeros([kept.shape[0]], tl.float32), tl.zeros([WIDTH, kept.shape[0]], tl.float32)
+    for split in range(begin, end):
+        m_own, s_own, acc_own = load_part(parts, index + split, kept, is_kept, WIDTH, KEPT)
+        m, s, acc = merge(m, s, acc, m_own, s_own, acc_own)
+    return m, s, acc
+
+
+@triton.jit
+def slices_of(q, scale, kind: tl.constexpr, SLICES: tl.constexpr):
+    """Return two slices of q [R, WIDTH] as columns, and the factor of each that gives q times the scale.
+
+    float16 slices need numbers near 1, so a query is divided by a power of two.
+    """
+    size, inverse = power_of_two(tl.max(tl.abs(q), 1))
+    high, low = sliced(tl.trans(q * inverse[:, None]), kind, SLICES)
+    return high, low, scale * size
+
+
+@triton.jit
+def finish(m, s, acc, sinks, head, is_real, HAS_SINKS: tl.constexpr):
+    """Return the results of a softmax; sinks: a logit of each head that counts in the denominator alone."""
+    old = tl.full([m.shape[0]], 1.0, tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks + head, mask=is_real, other=0.0).to(tl.float32)
+        top = tl.maximum(m, sink)
+        old = tl.exp(m - top)
+        s = s * old + tl.exp(sink - top)
+    return tl.div_rn(acc * old[None, :], tl.zeros_like(acc) + s[None, :])
+
+
+@triton.jit
 def tile_of(lengths, sequences, BLOCK_Q: tl.constexpr, MOST: tl.constexpr):
     """Return the sequence of this program, the number of its tokens before this tile, and that of all tokens before.
 
@@ -121,9 +204,8 @@ def attend(
     q, keys, values, tables, starts, lengths, sinks, out, parts, arrived, sequences, table_stride, page_stride,
     slot_stride, head_stride, scale, cap, splits, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    SLICES: tl.constexpr,
-    PAGE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_Q: tl.constexpr, MOST: tl.constexpr,
-    SINGLE: tl.constexpr, APART: tl.constexpr,
+    SLICES: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_Q: tl.constexpr,
+    MOST: tl.constexpr, SINGLE: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """Compute out [T, H, D] for a tile of BLOCK_Q queries of one sequence and the heads of one head of keys.
 
@@ -147,69 +229,34 @@ def attend(
         cell = (token + begun + query).to(tl.int64) * (H * D) + (head * (H // K) + member) * D
         is_cell = is_real[:, None] & (d < D)[None, :]
         queries = tl.load(q + cell[:, None] + d[None, :], mask=is_cell, other=0.0)
-        size, inverse = power_of_two(tl.max(tl.abs(queries), 1))  # float16 slices need numbers near 1
-        factor = scale * size
-        high, low = sliced(tl.trans(queries * inverse[:, None]), keys.dtype.element_ty, SLICES)
+        high, low, factor = slices_of(queries, scale, keys.dtype.element_ty, SLICES)
         oldest = tl.maximum(first - WINDOW + 1, 0) if WINDOW > 0 else 0
         begin_split, end_split = oldest // SPLIT, last // SPLIT + 1
-        table = tables + sequence.to(tl.int64) * table_stride
-        block = (tl.program_id(0) * K + head).to(tl.int64)
-        m = tl.full([R], float("-inf"), tl.float32)
-        s = tl.zeros([R], tl.float32)
+        table, block = tables + sequence.to(tl.int64) * table_stride, (tl.program_id(0) * K + head).to(tl.int64)
         is_last = True
         if APART:
             split = tl.program_id(2)
             is_last = False
+            m, s = tl.full([R], float("-inf"), tl.float32), tl.zeros([R], tl.float32)
             acc = tl.zeros([WIDTH, R], tl.float32)
             if (split >= begin_split) & (split < end_split):
                 m_own, s_own, acc_own = split_of(
-                    high, low, factor, keys, values, table, head, position, oldest,
-                    tl.maximum(split * SPLIT, oldest // BLOCK_K * BLOCK_K), tl.minimum((split + 1) * SPLIT, last + 1),
-                    page_stride, slot_stride, head_stride, cap, WINDOW, HAS_CAP, SLICES, D, WIDTH, PAGE, BLOCK_K,
+                    high, low, factor, keys, values, table, head, position, oldest, last, split, page_stride,
+                    slot_stride, head_stride, cap, WINDOW, HAS_CAP, SLICES, D, WIDTH, PAGE, SPLIT, BLOCK_K,
                 )  # fmt: skip
-                base = parts + (block * splits + split) * ((WIDTH + 2) * KEPT)
-                kept = query * (H // K) + member
-                is_kept = member < H // K
-                part, is_part = d[:, None] * KEPT + kept[None, :], (d < WIDTH)[:, None] & is_kept[None, :]
-                tl.store(base + part, acc_own, mask=is_part)
-                tl.store(base + WIDTH * KEPT + kept, m_own, mask=is_kept)
-                tl.store(base + (WIDTH + 1) * KEPT + kept, s_own, mask=is_kept)
+                kept, is_kept = query * (H // K) + member, member < H // K
+                store_part(parts, block * splits + split, kept, is_kept, m_own, s_own, acc_own, WIDTH, KEPT)
                 tl.debug_barrier()  # all threads have stored before one of them says so
                 is_last = tl.atomic_add(arrived + block, 1, sem="acq_rel") == end_split - begin_split - 1
                 if is_last:
-                    base = parts + block * splits * ((WIDTH + 2) * KEPT)
-                    for i in range(begin_split, end_split):
-                        there = base + i * ((WIDTH + 2) * KEPT)
-                        m, s, acc = merge(
-                            m, s, acc,
-                            tl.load(there + WIDTH * KEPT + kept, mask=is_kept, other=0.0, cache_modifier=".cg"),
-                            tl.load(there + (WIDTH + 1) * KEPT + kept, mask=is_kept, other=1.0, cache_modifier=".cg"),
-                            tl.load(there + part, mask=is_part, other=0.0, cache_modifier=".cg"),
-                        )  # fmt: skip
+                    m, s, acc = merge_parts(parts, block * splits, begin_split, end_split, kept, is_kept, WIDTH, KEPT)
                     tl.store(arrived + block, 0)
         else:
-            # The sum over the splits before stays in memory: registers have no room for a second one.
             sums = parts + block * (WIDTH * R) + d[:, None] * R + column[None, :]
-            for split in range(begin_split, end_split):
-                m_own, s_own, acc_own = split_of(
-                    high, low, factor, keys, values, table, head, position, oldest,
-                    tl.maximum(split * SPLIT, oldest // BLOCK_K * BLOCK_K), tl.minimum((split + 1) * SPLIT, last + 1),
-                    page_stride, slot_stride, head_stride, cap, WINDOW, HAS_CAP, SLICES, D, WIDTH, PAGE, BLOCK_K,
-                )  # fmt: skip
-                if split > begin_split:
-                    before = tl.load(sums)
-                else:
-                    before = tl.zeros([WIDTH, R], tl.float32)
-                m, s, acc = merge(m, s, before, m_own, s_own, acc_own)
-                tl.store(sums, acc)
-                tl.debug_barrier()  # other threads may read it
-            acc = tl.load(sums)
+            m, s, acc = in_turn(
+                high, low, factor, keys, values, table, head, position, oldest, last, page_stride, slot_stride,
+                head_stride, cap, sums, WINDOW, HAS_CAP, SLICES, D, WIDTH, PAGE, SPLIT, BLOCK_K,
+            )  # fmt: skip
         if is_last:
-            old = tl.full([R], 1.0, tl.float32)
-            if HAS_SINKS:
-                sink = tl.load(sinks + head * (H // K) + member, mask=is_real, other=0.0).to(tl.float32)
-                top = tl.maximum(m, sink)
-                old = tl.exp(m - top)
-                s = s * old + tl.exp(sink - top)
-            found = tl.div_rn(acc * old[None, :], tl.zeros_like(acc) + s[None, :])
+            found = finish(m, s, acc, sinks, head * (H // K) + member, is_real, HAS_SINKS)
             tl.store(out + cell[None, :] + d[:, None], found, mask=tl.trans(is_cell))
