@@ -80,6 +80,19 @@ def test_apply_is_within_its_bound(
     assert (error <= allowed).all(), f"error is {np.max(error / allowed):.2f} of what the bound allows"
 
 
+@pytest.mark.parametrize("scheme", [name for name, f in ROUNDED.items() if f.activations == "int8"])
+def test_products_of_rounded_tokens_have_the_same_bits_everywhere(scheme: str) -> None:
+    """Sums over groups are whole numbers, and the groups of a row are added in ascending order on every device."""
+    for tokens, n_in, n_out in ((1, 257, 63), (63, 100, 257), (3, 1400, 63)):  # 1,400 products go beyond 2^24
+        x, weight, bias = problem(tokens, n_in, n_out, 8.0, 1)
+        x[0], weight[0] = 1, 1
+        found = [
+            numpy_of(build(weight, bias, "float32", t, ROUNDED[scheme]).apply(t.memory.put(x, "float32", "float32")))
+            for t in TABLES.values()
+        ]
+        assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
 @pytest.mark.parametrize("scheme", NAMES)
 def test_the_bound_is_not_too_large(scheme: str) -> None:
     """With exact activations the bound grows with the sum's length, and a sum in half precision (2^-11) would not pass.

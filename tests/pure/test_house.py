@@ -115,6 +115,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 # Maps a file or a folder that may import torch to the reason.
 TORCH: dict[str, str] = {
     "ops/reference/": "the definition of every op is written in torch",
+    "ops/triton/": "kernels for GPUs work on torch's tensors",
     "ops/devices.py": "asks torch for devices, in the functions that were asked for one",
     "train/": "gradients, optimizers and data parallelism are torch's",
 }
@@ -175,6 +176,8 @@ def test_the_allowed_imports(path: Path) -> None:
                 assert module in plain, f"{name}: runtime may import only the plain data of sched"
         elif top == "torch":
             assert any(name.startswith(allowed) for allowed in TORCH), f"{name} imports {module}"
+        elif top == "triton":
+            assert name.startswith("ops/triton/"), f"{name} imports {module}"
         else:
             assert top in sys.stdlib_module_names or top in others, f"{name} imports {module}"
 
@@ -380,8 +383,9 @@ def modules_after(code: str) -> set[str]:
         ("import ridgeline.ops, ridgeline.quant, ridgeline.nn", {"torch"}),
         ("import ridgeline.load.checkpoint, ridgeline.load.weights, ridgeline.load.tokenizer", {"torch"}),
         ("import ridgeline.runtime.load, ridgeline.runtime.step", {"torch"}),
-        ("from ridgeline import LLM, SamplingParams", {"torch"}),
-        ("import ridgeline.cli.main", {"torch"}),
+        ("from ridgeline import LLM, SamplingParams", {"torch", "triton"}),
+        ("import ridgeline.cli.main", {"torch", "triton"}),
+        ("from ridgeline.ops import open_table; open_table('cpu')", {"torch", "triton"}),
     ],
 )
 def test_importing_is_cheap(code: str, absent: set[str]) -> None:

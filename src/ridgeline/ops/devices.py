@@ -76,6 +76,10 @@ def open_table(
 
         memory, backends, driver = open_host(threads)
         return OpsTable(memory, backends, overrides, driver)
+    if device != REFERENCE and has_triton():
+        from ridgeline.ops.triton.backend import open_gpu
+
+        return OpsTable(*open_gpu(device), overrides)
     from ridgeline.ops.reference.backend import open_reference
 
     return OpsTable(*open_reference(device, exact=exact and device == REFERENCE), overrides)
@@ -98,9 +102,14 @@ def _check_threads(device: str, threads: int) -> None:
 KERNELS_COST = "numpy serves every op of device cpu: its answers are right, and several times slower"
 KERNELS_REMEDY = "install a C++20 compiler, then install Ridgeline again"
 
+GPU_KERNELS_COST = "the definitions of the ops serve device cuda: their answers are right, and many times slower"
+GPU_KERNELS_REMEDY = "pip install 'ridgeline[gpu]'"
+
 
 def missing_kernels(device: str) -> tuple[str, ...]:
     """Return one line with the cost of missing kernels and the remedy; () where the device has its kernels."""
+    if device.startswith("cuda") and not has_triton():
+        return (f"the kernels for GPUs are missing: {GPU_KERNELS_COST}; {GPU_KERNELS_REMEDY}",)
     if device != CPU or find_spec("ridgeline._kernels") is not None:
         return ()
     return (f"the kernels for this CPU are missing: {KERNELS_COST}; {KERNELS_REMEDY} (ridgeline doctor says more)",)
@@ -109,6 +118,11 @@ def missing_kernels(device: str) -> tuple[str, ...]:
 def has_torch() -> bool:
     """Return whether torch is installed, without importing it."""
     return find_spec("torch") is not None
+
+
+def has_triton() -> bool:
+    """Return whether triton, which compiles the kernels for GPUs, is installed, without importing it."""
+    return find_spec("triton") is not None
 
 
 def require_torch(what: str) -> None:

@@ -35,10 +35,28 @@ def bound(
     return added + gamma(_roundings(format, x.shape[1])) * rounded
 
 
-def gamma(terms: int) -> float:
+# A number in bfloat16 slices differs from it by this share of it: the first has 8 bits, and the second 8 bits of the
+# rest, which is at most 2^-8 of the number's power of two. Neighbors below 2^-126 have a fixed distance.
+SLICE_SHARE, SLICE_LEAST = {1: 2.0**-8, 2: 2.0**-17}, 2.0**-134
+
+
+def sliced_bound(x: Floats, weight: Floats, bias: Floats, format: Format, slices: int) -> Floats:
+    """Return the largest error of a product of the triton backend with exact activations, as `bound` does.
+
+    Each number of a token becomes `slices` bfloat16 numbers, whose products with the matrix are exact. The units of
+    GPUs add them up in float32, but may cut a sum where others round it, so one addition may err by 2^-23.
+    """
+    size = np.abs(weight).T
+    moved = SLICE_SHARE[slices] * np.abs(x) + SLICE_LEAST
+    terms = slices * x.shape[1] + format.num_groups(x.shape[1]) + 8  # splits, the scale and the bias take eight
+    taken: Floats = (1 + 2.0**-7) * np.abs(x) + moved  # by both slices
+    found: Floats = moved @ size + gamma(terms, 2.0**-23) * (taken @ size + np.abs(bias))
+    return found
+
+
+def gamma(terms: int, unit: float = 2.0**-24) -> float:
     """Return the relative error of `terms` roundings to float32 in a row (Higham, Accuracy and Stability of Numerical
-    Algorithms, 3.1)."""
-    unit = 2.0**-24
+    Algorithms, 3.1). unit: the largest relative error of one."""
     return terms * unit / (1 - terms * unit)
 
 

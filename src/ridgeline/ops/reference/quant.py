@@ -143,7 +143,10 @@ def _fp8(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
 
 
 def _int8(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
-    """Round each token to 255 steps. The steps are in float64, in which their sums are exact."""
+    """Round each token to 255 steps. The sum over a group is exact, and is rounded before the scale multiplies it.
+
+    Kernels on every device compute these bits; only with blocks or minimums do they differ, within the bound.
+    """
     scale, inverse = _token_scales(x, 127, matrix.input_scale)
     steps = torch.where(scale.isfinite(), (x * inverse).round().clamp(-127, 127), torch.zeros_like(x)).double()
     group = case.group or matrix.codes.shape[1]
@@ -152,9 +155,10 @@ def _int8(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
     for some in _blocks(matrix):
         numbers = _numbers(case, matrix, some).double().split(group, 1)
         scales, minimums = _of_groups(case, matrix, some)
-        total = torch.zeros((), dtype=torch.float64, device=x.device)
+        kind = torch.float64 if case.block or minimums is not None else x.dtype
+        total = torch.zeros((), dtype=kind, device=x.device)
         for g, (part, number) in enumerate(zip(parts, numbers, strict=True)):
-            total = total + part @ number.T * scales[:, g]
+            total = total + (part @ number.T).to(kind) * scales[:, g].to(kind)
             if minimums is not None:
                 total = total - part.sum(-1, keepdim=True) * minimums[:, g]
         outputs.append(total.to(x.dtype))
@@ -206,10 +210,12 @@ def _token_scales(x: Tensor, most: int, given: float | None) -> tuple[Tensor, Te
     The scale of a token that is not finite is NaN.
     """
     peak = x.abs().amax(-1, keepdim=True).clamp_min(LEAST)
-    is_finite = peak.isfinite()
+    scale = peak / peak.new_full((), most)  # a GPU would multiply with the inverse of a number of Python
+    inverse = over(most, peak)
     if given is not None:
-        peak = torch.full_like(peak, given * most)
-    return torch.where(is_finite, peak / most, torch.full_like(peak, torch.nan)), over(most, peak)
+        scale = torch.full_like(peak, given)
+        inverse = over(1, scale)
+    return torch.where(peak.isfinite(), scale, torch.full_like(peak, torch.nan)), inverse
 
 
 def over(number: float, x: Tensor) -> Tensor:

@@ -1,0 +1,89 @@
+"""The triton backend: ops that our kernels for GPUs serve. The reference backend serves the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ridgeline.ops import api
+from ridgeline.ops.api import Backend, Memory, Op, Weights
+from ridgeline.ops.reference.backend import open_reference
+from ridgeline.ops.triton.launch import Launch, launch
+from ridgeline.ops.triton.packing import refuses_format
+from ridgeline.ops.triton.paged import paged_attention, refuses_attention
+from ridgeline.ops.triton.products import refuses_linear, refuses_together
+from ridgeline.ops.triton.stages import STAGES, TOGETHER, Kernels
+from ridgeline.ops.triton.tokens import best, norm, refuses_writing, write_pages
+
+LEAST_CAPABILITY = 8, 0  # older GPUs have no products of bfloat16
+
+
+class Primitive(NamedTuple):
+    """A primitive: why a case has no kernel, or None; and a function that makes the kernel of a case."""
+
+    refuses: Callable[[Any], str | None]
+    make: Callable[[Any, Kernels], Callable[..., Any]]
+
+
+def never(case: object) -> None:
+    """Refuse nothing."""
+
+
+PRIMITIVES: Mapping[Op[Any], Primitive] = {
+    api.PAGED_ATTENTION: Primitive(refuses_attention, lambda case, k: paged_attention(case, k.slices, k.launch)),
+    api.NORM: Primitive(never, lambda case, k: norm(case, k.launch)),
+    api.WRITE_PAGES: Primitive(refuses_writing, lambda case, k: write_pages(case, k.launch)),
+    api.BEST: Primitive(never, lambda case, k: best(k.launch)),
+}
+
+
+class TritonBackend:
+    """Kernels over torch's tensors on a GPU.
+
+    Args:
+        start: starts kernels. Tests replace it.
+        slices: bfloat16 numbers that stand for one number of a token in products with exact activations: 2, or 1 for
+            products that are faster and less exact (`quant.bounds.sliced_bound`).
+        refusal: why no op is served on this device, or None.
+    """
+
+    name = "triton"
+
+    def __init__(self, start: Launch = launch, slices: int = 2, refusal: str | None = None) -> None:
+        self._kernels, self._refusal = Kernels(start, slices), refusal
+
+    def refuses(self, op: Op[Any], case: object) -> str | None:
+        if self._refusal is not None:
+            return self._refusal
+        found = PRIMITIVES.get(op) or STAGES.get(op)
+        return "no kernel for GPUs serves it yet" if found is None else found.refuses(case)
+
+    def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
+        for name, linear in weights.linears.items():
+            if linear.unfused is not None and op is not api.PRODUCT:
+                return f"{name} {linear.unfused}"
+            if reason := refuses_format(linear.format) or refuses_linear(linear):
+                return f"{name}: {reason}"
+        for names in TOGETHER:
+            if reason := refuses_together([weights.linears[n] for n in names if n in weights.linears]):
+                return f"among matrices that one kernel multiplies with at once, {reason}"
+        return None
+
+    def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
+        return PRIMITIVES[op].make(case, self._kernels)
+
+    def stage(self, op: Op[Any], case: object, weights: Weights) -> Callable[..., Any]:
+        return STAGES[op].make(case, weights, self._kernels)
+
+
+def open_gpu(device: str) -> tuple[Memory, tuple[Backend, ...]]:
+    """Return torch's memory on a GPU, and the backends that work on it, best first."""
+    found = torch.cuda.get_device_capability(device)
+    refusal = None
+    if found < LEAST_CAPABILITY:
+        wanted, has = (".".join(map(str, version)) for version in (LEAST_CAPABILITY, found))
+        refusal = f"kernels need a GPU of compute capability {wanted} or higher, and this one has {has}"
+    memory, backends = open_reference(device)
+    return memory, (TritonBackend(refusal=refusal), *backends)

@@ -1,0 +1,114 @@
+"""Products with exact activations: each token is one or two bfloat16 slices, and so are the numbers of the matrix.
+
+Weights are the left operand of every dot product, and tokens are its columns. So one token takes the instruction that
+256 tokens take, and each result is one chain over the columns of its row, in tiles of a fixed width. A matrix with few
+rows is divided along its columns into a fixed number of splits, which are computed by programs of their own or by one
+program: their sums are added in ascending order in both cases. Nothing depends on the number of tokens.
+"""
+
+import triton
+import triton.language as tl
+
+from ridgeline.ops.triton.numbers import e4m3, slice_of
+
+
+@triton.jit
+def numbers_of(codes, HALF: tl.constexpr, KIND: tl.constexpr, LOW: tl.constexpr):
+    """Return one half of a tile as bfloat16; every code is a bfloat16 number."""
+    if KIND == "bfloat16":
+        found = codes
+    elif KIND == "fp8":
+        found = e4m3(codes).to(tl.bfloat16)
+    elif KIND == "bytes":
+        found = codes.to(tl.float32).to(tl.bfloat16)
+    else:
+        found = (((codes >> (4 * HALF)) & 15).to(tl.float32) + LOW).to(tl.bfloat16)
+    return found
+
+
+@triton.jit
+def chain(
+    x, codes, scales, zero_points, row, token, is_token, columns, x_stride, tiles, groups, first, last,
+    KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Return the sums of the products with tiles [first, last): [rows, tokens], float32."""
+    WIDTH: tl.constexpr = COLUMNS if KIND == "nibbles" else COLUMNS * HALVES  # elements of a row in a tile
+    total = tl.zeros([row.shape[0], token.shape[0]], tl.float32)
+    at = tl.arange(0, COLUMNS)
+    begin = (row // ROWS).to(tl.int64) * tiles * (ROWS * WIDTH) + (row % ROWS) * WIDTH
+    of_group = (row // ROWS) * groups * ROWS + row % ROWS
+    for tile in range(first, last):
+        packed = tl.load(codes + begin[:, None] + tile * (ROWS * WIDTH) + at[None, :])
+        for half in tl.static_range(HALVES):
+            column = (tile * HALVES + half) * COLUMNS + at
+            given = tl.load(
+                x + token[:, None] * x_stride + column[None, :],
+                mask=is_token[:, None] & (column < columns)[None, :], other=0.0,
+            )  # fmt: skip
+            numbers = numbers_of(packed, half, KIND, LOW)
+            group = (tile * HALVES + half) * COLUMNS // GROUP if GROUP else 0
+            if HAS_ZEROS:
+                zero = tl.load(zero_points + of_group + group * ROWS).to(tl.float32)
+                numbers = (numbers.to(tl.float32) - zero[:, None]).to(tl.bfloat16)
+            high, low = slice_of(given, SLICES)
+            if GROUP:
+                part = tl.dot(numbers, tl.trans(high))
+                if SLICES == 2:
+                    part = tl.dot(numbers, tl.trans(low), part)
+                total += part * tl.load(scales + of_group + group * ROWS).to(tl.float32)[:, None]
+            else:
+                total = tl.dot(numbers, tl.trans(high), total)
+                if SLICES == 2:
+                    total = tl.dot(numbers, tl.trans(low), total)
+    return total
+
+
+@triton.jit
+def dense_product(
+    x, codes, scales, zero_points, bias, out, parts, arrived, tokens, rows, columns, x_stride, tiles, groups,
+    split_tiles, KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SLICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr,
+    SPLITS: tl.constexpr, APART: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """Compute out[tokens, rows] = x[tokens, columns] @ matrix.T + bias.
+
+    APART: whether each split is a program; the one that ends last adds up their sums.
+    """
+    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    is_token = token < tokens
+    token = token.to(tl.int64)
+    total = tl.zeros([BLOCK_R, BLOCK_T], tl.float32)
+    is_last = True
+    if APART:
+        split = tl.program_id(2)
+        own = chain(
+            x, codes, scales, zero_points, row, token, is_token, columns, x_stride, tiles, groups,
+            split * split_tiles, tl.minimum((split + 1) * split_tiles, tiles),
+            KIND, LOW, HAS_ZEROS, SLICES, ROWS, COLUMNS, HALVES, GROUP,
+        )  # fmt: skip
+        block = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        blocks = tl.num_programs(0) * tl.num_programs(1)
+        cell = tl.arange(0, BLOCK_R)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
+        tl.store(parts + (split * blocks + block) * (BLOCK_R * BLOCK_T) + cell, own)
+        tl.debug_barrier()  # all threads have stored before one of them says so
+        is_last = tl.atomic_add(arrived + block, 1, sem="acq_rel") == SPLITS - 1
+        if is_last:
+            for s in tl.static_range(SPLITS):
+                total += tl.load(parts + (s * blocks + block) * (BLOCK_R * BLOCK_T) + cell, cache_modifier=".cg")
+            tl.store(arrived + block, 0)
+    else:
+        for s in tl.static_range(SPLITS):
+            total += chain(
+                x, codes, scales, zero_points, row, token, is_token, columns, x_stride, tiles, groups,
+                s * split_tiles, tl.minimum((s + 1) * split_tiles, tiles),
+                KIND, LOW, HAS_ZEROS, SLICES, ROWS, COLUMNS, HALVES, GROUP,
+            )  # fmt: skip
+    if is_last:
+        if KIND != "bfloat16" and GROUP == 0:
+            total *= tl.load(scales + row)[:, None]
+        is_row = row < rows
+        if HAS_BIAS:
+            total += tl.load(bias + row, mask=is_row, other=0.0)[:, None]
+        tl.store(out + token[None, :] * rows + row[:, None], total, mask=is_row[:, None] & is_token[None, :])

@@ -1,0 +1,198 @@
+"""Products with a stored matrix on a GPU, as `ops.api.Product`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ridgeline.ops.api import BY_ROW, Linear, QuantizedMatrix
+from ridgeline.ops.reference import quant
+from ridgeline.ops.triton.dense import dense_product
+from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.packing import MOST_COLUMNS, ROWS, Packed, pack_codes, pack_plain, unpack
+from ridgeline.ops.triton.whole import round_tokens, whole_product
+from ridgeline.spec.quant import NUMBERS
+
+ROUND_BLOCK = 1024  # numbers of a token that are rounded at once
+SPLIT_TILES = 8  # least number of tiles in a split of a matrix
+PROGRAMS = 96  # programs that keep a GPU busy: matrices with fewer tiles of rows are divided into splits
+APART_TOKENS = 64  # most tokens for which splits are programs of their own
+
+
+class Block(NamedTuple):
+    """The part of a product that one program computes, and how it is compiled."""
+
+    tokens: int
+    rows: int
+    compiled: Compiled
+
+
+def dense_block(tokens: int) -> Block:
+    """Return the block for a number of tokens. It changes no result: rows are whole tiles in all of them."""
+    if tokens <= 16:
+        return Block(16, 64, Compiled(4, 4))
+    if tokens <= 32:
+        return Block(32, 64, Compiled(4, 4))
+    return Block(64, 64, Compiled(4, 3)) if tokens <= APART_TOKENS else Block(64, 128, Compiled(8, 3))
+
+
+def whole_block(tokens: int) -> Block:
+    """Return the block for a number of tokens. Sums of whole numbers are exact, so it changes no result."""
+    if tokens <= 16:
+        return Block(16, 32, Compiled(2, 4))
+    return Block(32, 64, Compiled(4, 4)) if tokens <= 32 else Block(64, 128, Compiled(8, 3))
+
+
+def splits_of(packed: Packed) -> int:
+    """Return into how many splits the columns of a matrix are divided: a fact of its shape, never of a batch."""
+    splits = 1
+    while splits < 4 and packed.row_tiles * splits < PROGRAMS and packed.tiles // (2 * splits) >= SPLIT_TILES:
+        splits *= 2
+    return splits
+
+
+class MatrixProduct(Protocol):
+    """Multiplies tokens with a packed matrix."""
+
+    def __call__(self, x: Tensor, out: Tensor) -> None: ...
+
+
+def pack_together(linears: Sequence[Linear]) -> Packed:
+    """Pack matrices that `refuses_linear` and `refuses_together` do not refuse, one below the other.
+
+    Floats are rounded first where the format says so.
+    """
+    data: list[Any] = [linear.data for linear in linears]
+    format = linears[0].format
+    if not format.is_lossy:
+        return pack_plain(torch.cat(data))
+    coded = [part if isinstance(part, QuantizedMatrix) else quant.quantize(format)(part) for part in data]
+    if len(coded) == 1:
+        return pack_codes(coded[0])
+    parts = {n: torch.cat([getattr(c, n) for c in coded]) for n in BY_ROW if getattr(coded[0], n) is not None}
+    return pack_codes(replace(coded[0], format=replace(format, rows=1), **parts))
+
+
+def _bias_of(linears: Sequence[Linear]) -> Tensor | None:
+    biases: list[Any] = [linear.bias for linear in linears]
+    given = next((bias for bias in biases if bias is not None), None)
+    if given is None or len(biases) == 1:
+        return given
+    rows = [linear.data.shape[0] for linear in linears]
+    return torch.cat([given.new_zeros(n) if b is None else b for n, b in zip(rows, biases, strict=True)])
+
+
+def refuses_together(linears: Sequence[Linear]) -> str | None:
+    """Return why matrices that one kernel multiplies with at once cannot be packed as one; None if they can."""
+    if len({linear.format for linear in linears}) > 1:
+        return "formats differ"
+    if len({getattr(linear.data, "input_scale", None) for linear in linears}) > 1:
+        return "scales of the input differ"
+    return None
+
+
+def refuses_linear(linear: Linear) -> str | None:
+    """Return why no kernel multiplies with a matrix whose format has one; None if one does."""
+    data: Any = linear.data
+    if isinstance(data, QuantizedMatrix):
+        if data.permutation is not None:
+            return "columns have an order of their own"
+    elif not linear.format.is_lossy and data.dtype != torch.bfloat16:
+        return f"kernels multiply plain matrices in bfloat16, not in {str(data.dtype).removeprefix('torch.')}"
+    if data.shape[1] > MOST_COLUMNS:
+        return f"a row has {data.shape[1]} columns; kernels take {MOST_COLUMNS} at most"
+    return None
+
+
+class Dense:
+    """A product with exact activations.
+
+    slices: bfloat16 numbers that stand for one number of a token: 2, or 1 for products that are faster and less exact.
+    """
+
+    def __init__(self, packed: Packed, bias: Tensor | None, slices: int, launch: Launch) -> None:
+        self._packed, self._bias, self._slices, self._launch = packed, bias, slices, launch
+        self._splits = splits_of(packed)
+        self._arrived = torch.zeros(packed.row_tiles, dtype=torch.int32, device=packed.codes.device)
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        packed, t = self._packed, self._packed.tiling
+        tokens, splits, block = x.shape[0], self._splits, dense_block(x.shape[0])
+        blocks = -(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)
+        is_apart = splits > 1 and tokens <= APART_TOKENS
+        cells = blocks[0] * blocks[1] * splits * block.tokens * block.rows if is_apart else 1
+        grid = (*blocks, splits) if is_apart else blocks
+        self._launch(
+            dense_product, grid, block.compiled,
+            x=x, codes=packed.codes, scales=packed.scales, zero_points=packed.zero_points, bias=self._bias, out=out,
+            parts=x.new_empty(cells), arrived=self._arrived, tokens=tokens, rows=packed.rows, columns=packed.columns,
+            x_stride=x.stride(0), tiles=packed.tiles, groups=packed.groups, split_tiles=-(-packed.tiles // splits),
+            KIND=t.kind, LOW=low_of(packed), HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None,
+            SLICES=self._slices, ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves, GROUP=t.group, SPLITS=splits,
+            APART=is_apart, BLOCK_T=block.tokens, BLOCK_R=block.rows,
+        )  # fmt: skip
+
+
+class Whole:
+    """A product with tokens that are rounded to int8."""
+
+    def __init__(self, packed: Packed, bias: Tensor | None, launch: Launch) -> None:
+        self._packed, self._bias, self._launch = packed, bias, launch
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        packed, t, tokens = self._packed, self._packed.tiling, x.shape[0]
+        filled = packed.tiles * t.width
+        steps = torch.empty((tokens, filled), dtype=torch.int8, device=x.device)
+        token_scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
+        given = packed.input_scale
+        self._launch(
+            round_tokens, (tokens,), Compiled(4),
+            x=x, steps=steps, token_scales=token_scales, columns=packed.columns, filled=filled, x_stride=x.stride(0),
+            given=1.0 if given is None else given, HAS_SCALE=given is not None, BLOCK=ROUND_BLOCK,
+        )  # fmt: skip
+        block = whole_block(tokens)
+        self._launch(
+            whole_product, (-(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)), block.compiled,
+            steps=steps, token_scales=token_scales, codes=packed.codes, scales=packed.scales,
+            zero_points=packed.zero_points, bias=self._bias, out=out, tokens=tokens, rows=packed.rows, filled=filled,
+            tiles=packed.tiles, groups=packed.groups, KIND=t.kind, LOW=low_of(packed),
+            HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None, ROWS=ROWS, COLUMNS=t.columns,
+            HALVES=t.halves, GROUP=t.group, UNIT=t.unit, BLOCK_T=block.tokens, BLOCK_R=block.rows,
+        )  # fmt: skip
+
+
+def low_of(packed: Packed) -> int:
+    """Return the number of code 0 of a format whose codes lie two to a byte; 0 for others."""
+    return NUMBERS[packed.format.numbers].low if packed.tiling.kind == "nibbles" else 0
+
+
+def product_of(packed: Packed, bias: Tensor | None, slices: int, launch: Launch) -> MatrixProduct:
+    """Return the kernel for a packed matrix."""
+    if packed.format.activations == "int8":
+        return Whole(packed, bias, launch)
+    return Dense(packed, bias, slices, launch)
+
+
+class StoredProduct:
+    """The product with a matrix, or with several of one format and input, one below the other: the stage PRODUCT."""
+
+    def __init__(self, linears: Sequence[Linear], slices: int, launch: Launch) -> None:
+        self._packed = pack_together(linears)
+        self._multiply = product_of(self._packed, _bias_of(linears), slices, launch)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if rows.stride(-1) != 1:
+            rows = rows.contiguous()
+        out = x.new_empty((rows.shape[0], self._packed.rows))
+        if rows.shape[0]:
+            self._multiply(rows, out)
+        return out.view(*x.shape[:-1], self._packed.rows)
+
+    def dequantize(self) -> Tensor:
+        found: Any = unpack(self._packed)
+        return quant.dequantize(self._packed.format)(found) if isinstance(found, QuantizedMatrix) else found.float()

@@ -1,0 +1,146 @@
+"""Kernels whose programs compute one row each: norms, activations, rotation, writes into pages, the best logit."""
+
+import triton
+import triton.language as tl
+
+from ridgeline.ops.triton.numbers import tanh
+
+
+@triton.jit
+def normalize(
+    residual, delta, rows, weight, bias, total, out, width, scale, offset, eps, HAS_DELTA: tl.constexpr,
+    HAS_ROWS: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_BIAS: tl.constexpr, IS_LAYER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compute total = residual + scale * delta and out = norm(total) for one row, or for the row that `rows` names."""
+    row = tl.program_id(0).to(tl.int64)
+    source = row
+    if HAS_ROWS:
+        source = tl.load(rows + row).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < width
+    x = tl.load(residual + source * width + at, mask=inside, other=0.0)
+    if HAS_DELTA:
+        x += scale * tl.load(delta + source * width + at, mask=inside, other=0.0)
+    if HAS_TOTAL:
+        tl.store(total + row * width + at, x, mask=inside)
+    if IS_LAYER:
+        x = tl.where(inside, x - tl.sum(x, 0) / width, 0.0)
+    x *= tl.rsqrt(tl.sum(x * x, 0) / width + eps)
+    x *= offset + tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + at, x, mask=inside)
+
+
+@triton.jit
+def activate(x, out, width, stride, NAME: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute out = act(gate) * up for rows [gate, up] of 2 * width numbers, or act(x) for rows of `width`."""
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    x_here = tl.load(x + row * stride + at, mask=inside, other=0.0)
+    if NAME == "silu":
+        found = tl.div_rn(x_here, 1.0 + tl.exp(-x_here))
+    elif NAME == "gelu":
+        found = 0.5 * x_here * (1.0 + tl.erf(x_here * 0.7071067811865476))
+    elif NAME == "gelu_tanh":
+        found = 0.5 * x_here * (1.0 + tanh(0.7978845608028654 * (x_here + 0.044715 * x_here * x_here * x_here)))
+    else:
+        found = tl.maximum(x_here, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        if NAME == "relu2":
+            found = found * found
+    if GATED:
+        found *= tl.load(x + row * stride + width + at, mask=inside, other=0.0)
+    tl.store(out + row * width + at, found, mask=inside)
+
+
+@triton.jit
+def rotate(
+    x, cos, sin, q_weight, k_weight, q, k, stride, offset, eps, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    DIM: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Normalize and rotate one head of one token: rows of x are [q heads, k heads, ...]. DIM: numbers that rotate."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    inside = at < D
+    if INTERLEAVED:
+        pair, is_first, other = at // 2, at % 2 == 0, at ^ 1
+    else:
+        half = DIM // 2
+        pair, is_first, other = at % half, at < half, tl.where(at < half, at + half, at - half)
+    rotates = at < DIM
+    other = tl.where(rotates, other, at)
+    mine = x + token * stride + head * D
+    a, b = tl.load(mine + at, mask=inside, other=0.0), tl.load(mine + other, mask=inside, other=0.0)
+    if HAS_NORM:
+        weight = q_weight if head < H else k_weight
+        size = tl.rsqrt(tl.sum(a * a, 0) / D + eps)
+        a *= size * (offset + tl.load(weight + at, mask=inside, other=0.0).to(tl.float32))
+        b *= size * (offset + tl.load(weight + other, mask=inside, other=0.0).to(tl.float32))
+    if DIM > 0:
+        c = tl.load(cos + token * (DIM // 2) + pair, mask=rotates, other=1.0)
+        s = tl.load(sin + token * (DIM // 2) + pair, mask=rotates, other=0.0)
+        a = tl.where(rotates, a * c + tl.where(is_first, -b, b) * s, a)
+    if head < H:
+        tl.store(q + (token * H + head) * D + at, a, mask=inside)
+    else:
+        tl.store(k + (token * K + head - H) * D + at, a, mask=inside)
+
+
+@triton.jit
+def write_rows(
+    k, v, keys, values, pages, slots, k_stride, v_stride, page_stride, slot_stride, head_stride, K: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the keys and values of one token into its slot. Finite numbers beyond float16 become its largest one."""
+    token, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = at < K * D
+    row = tl.load(pages + token).to(tl.int64) * page_stride + tl.load(slots + token) * slot_stride
+    cell = row + (at // D) * head_stride + at % D
+    for part in tl.static_range(2):
+        if part == 0:
+            x = tl.load(k + token * k_stride + at, mask=inside, other=0.0)
+        else:
+            x = tl.load(v + token * v_stride + at, mask=inside, other=0.0)
+        if keys.dtype.element_ty == tl.float16:
+            x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -65504.0), 65504.0), x)
+        if part == 0:
+            tl.store(keys + cell, x.to(keys.dtype.element_ty), mask=inside)
+        else:
+            tl.store(values + cell, x.to(values.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def first_best(value, index):
+    """Return the largest of two lists [n], and its least index. NaN comes before all numbers."""
+    is_nan = value != value
+    rank = tl.where(is_nan, float("inf"), value)
+    top = tl.max(rank, 0)
+    any_nan = tl.max(is_nan.to(tl.int32), 0) > 0
+    is_best = tl.where(any_nan, is_nan, rank == top)
+    least = tl.min(tl.where(is_best, index, 0x7FFFFFFF), 0)
+    return tl.where(any_nan, float("nan"), top), least
+
+
+@triton.jit
+def best_of_parts(logits, ids, values, vocabulary, BLOCK: tl.constexpr):
+    """Find the best logit of one part of one row: ids and values are [rows, parts]."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    inside = at < vocabulary
+    x = tl.load(logits + row * vocabulary + at, mask=inside, other=float("-inf"))
+    value, index = first_best(x, tl.where(inside, at, 0x7FFFFFFF))
+    tl.store(values + row * tl.num_programs(1) + part, value)
+    tl.store(ids + row * tl.num_programs(1) + part, index)
+
+
+@triton.jit
+def best_of_rows(part_ids, part_values, ids, values, parts, BLOCK: tl.constexpr):
+    """Find the best of the parts of one row."""
+    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = at < parts
+    x = tl.load(part_values + row * parts + at, mask=inside, other=float("-inf"))
+    index = tl.load(part_ids + row * parts + at, mask=inside, other=0x7FFFFFFF)
+    value, found = first_best(x, index)
+    tl.store(values + row, value)
+    tl.store(ids + row, found.to(tl.int64))

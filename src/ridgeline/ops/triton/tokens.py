@@ -1,0 +1,117 @@
+"""Primitives over rows: NORM, WRITE_PAGES and BEST."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ridgeline.ops.reference.paged import write_pages as definition
+from ridgeline.ops.reference.primitives import norm as norm_definition
+from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.paged import power_above
+from ridgeline.ops.triton.rows import best_of_parts, best_of_rows, normalize, write_rows
+from ridgeline.spec import Attention, LatentAttention, LayerNorm, RMSNorm
+from ridgeline.spec.storage import UNSCALED, KVScales
+
+BEST_BLOCK = 4096  # logits of a part
+MOST_WIDTH = 2**15  # numbers of a row that one program keeps in registers
+WRITTEN = (torch.bfloat16, torch.float16, torch.float32)  # types of state that are written without scales
+
+
+class Normalizer:
+    """A norm with its weights, and the sum before it."""
+
+    def __init__(self, case: RMSNorm | LayerNorm, weight: Tensor, bias: Tensor | None, launch: Launch) -> None:
+        self._is_layer = isinstance(case, LayerNorm)
+        self._eps, self._offset = case.eps, case.offset if isinstance(case, RMSNorm) else 0.0
+        self._weight, self._bias, self._launch = weight, bias, launch
+
+    def __call__(
+        self, residual: Tensor, delta: Tensor | None = None, scale: float = 1.0, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return residual + scale * delta and its norm, for all rows or for some.
+
+        Where rows are chosen, the sum is not kept, and the first result is the residual.
+        """
+        residual, width = residual.contiguous(), residual.shape[-1]
+        count = residual.shape[0] if rows is None else rows.shape[0]
+        out = torch.empty((count, width), dtype=torch.float32, device=residual.device)
+        total = None if delta is None or rows is not None else torch.empty_like(out)
+        if count:
+            self._launch(
+                normalize, (count,), Compiled(8 if width > 2048 else 4),
+                residual=residual, delta=None if delta is None else delta.contiguous(), rows=rows, weight=self._weight,
+                bias=self._bias, total=total, out=out, width=width, scale=scale, offset=self._offset, eps=self._eps,
+                HAS_DELTA=delta is not None, HAS_ROWS=rows is not None, HAS_TOTAL=total is not None,
+                HAS_BIAS=self._bias is not None, IS_LAYER=self._is_layer, BLOCK=power_above(width),
+            )  # fmt: skip
+        return residual if total is None else total, out
+
+
+def norm(case: RMSNorm | LayerNorm, launch: Launch) -> Callable[..., Tensor]:
+    """Return NORM. Rows that are too long for one program take the definition."""
+    other = norm_definition(case)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if x.shape[-1] > MOST_WIDTH:
+            return other(x, weight, bias)
+        rows = x.reshape(-1, x.shape[-1])
+        return Normalizer(case, weight, bias, launch)(rows)[1].view(x.shape)
+
+    return run
+
+
+def refuses_writing(case: Attention | LatentAttention) -> str | None:
+    """Return why no kernel writes the state of a mixer; None if one does."""
+    return None if isinstance(case, Attention) else "no kernel writes latents"
+
+
+def write_pages(case: Attention, launch: Launch) -> Callable[..., None]:
+    """Return WRITE_PAGES. Types with scales take the definition."""
+    other = definition(case)
+
+    def write(
+        pages: Sequence[Tensor], parts: Sequence[Tensor], write_page: Tensor, write_slot: Tensor,
+        scales: KVScales = UNSCALED,
+    ) -> None:  # fmt: skip
+        (keys, values), (k, v) = pages, parts
+        if keys.dtype not in WRITTEN:
+            return other(pages, parts, write_page, write_slot, scales)
+        heads, numbers = k.shape[1:]
+        rows = [x if x.stride()[1:] == (numbers, 1) else x.contiguous() for x in (k, v)]
+        launch(
+            write_rows, (k.shape[0],), Compiled(4),
+            k=rows[0], v=rows[1], keys=keys, values=values, pages=write_page, slots=write_slot,
+            k_stride=rows[0].stride(0), v_stride=rows[1].stride(0), page_stride=keys.stride(0),
+            slot_stride=keys.stride(1), head_stride=keys.stride(2), K=heads, D=numbers,
+            BLOCK=power_above(heads * numbers),
+        )  # fmt: skip
+        return None
+
+    return write
+
+
+def best(launch: Launch) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Return BEST: the best of each part of a row, then the best of the parts."""
+
+    def run(logits: Tensor) -> tuple[Tensor, Tensor]:
+        logits = logits.float().contiguous()
+        rows, vocabulary = logits.shape
+        parts = -(-vocabulary // BEST_BLOCK)
+        part_ids = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
+        part_values = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
+        ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
+        values = torch.empty(rows, dtype=torch.float32, device=logits.device)
+        launch(
+            best_of_parts, (rows, parts), Compiled(4),
+            logits=logits, ids=part_ids, values=part_values, vocabulary=vocabulary, BLOCK=BEST_BLOCK,
+        )  # fmt: skip
+        launch(
+            best_of_rows, (rows,), Compiled(1),
+            part_ids=part_ids, part_values=part_values, ids=ids, values=values, parts=parts, BLOCK=power_above(parts),
+        )  # fmt: skip
+        return ids, values
+
+    return run

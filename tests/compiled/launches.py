@@ -1,0 +1,105 @@
+"""Launches of every kernel at the shapes of an 8B model, on torch's meta device: nothing is computed."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+
+from compiled.building import Launched, Recorder
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.api import Buckets, PagedKeyValues, PagedLayout, QuantizedMatrix, Rotary, Weights
+from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory
+from ridgeline.ops.stages import AttentionInput, MLPBlock
+from ridgeline.ops.triton.backend import TritonBackend
+from ridgeline.ops.triton.packing import pack_codes, pack_plain
+from ridgeline.ops.triton.paged import paged_attention
+from ridgeline.ops.triton.products import product_of
+from ridgeline.ops.triton.tokens import Normalizer, best, write_pages
+from ridgeline.quant import StoredLinear
+from ridgeline.spec import Attention, GatedMLP, LayerNorm, RMSNorm, Rope
+from ridgeline.spec.activation import Activation
+from ridgeline.spec.quant import PLAIN, format_of
+
+WIDTH = 4096
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def matrix(name: str, rows: int, columns: int) -> QuantizedMatrix:
+    format = format_of(name)
+    groups = rows, format.num_groups(columns)
+    codes = torch.uint8 if format.numbers == "fp8" else torch.int8
+    zeros = meta(*groups, dtype=torch.int8) if format.offsets == "zero_points" else None
+    return QuantizedMatrix(format, meta(rows, columns, dtype=codes), meta(*groups), zeros)
+
+
+def product(name: str, tokens: int) -> list[Launched]:
+    """Return the launches of a product of some tokens with a matrix of 4096 x 4096 in a format."""
+    plain = meta(WIDTH, WIDTH, dtype=torch.bfloat16)
+    packed = pack_plain(plain) if name == PLAIN.name else pack_codes(matrix(name, WIDTH, WIDTH))
+    recorder = Recorder()
+    product_of(packed, meta(WIDTH), 2, recorder)(meta(tokens, WIDTH), meta(tokens, WIDTH))
+    return recorder.launches
+
+
+def attention(case: Attention, tokens: int, sequences: int, dtype: torch.dtype, page: int = 16) -> list[Launched]:
+    """Return the launch of attention over pages for sequences of up to 8,192 tokens."""
+    recorder, integers = Recorder(), torch.int64
+    keys = meta(4096, 2, page, case.num_kv_heads, case.head_dim, dtype=dtype)
+    tables = meta(sequences, 8192 // page, dtype=integers)
+    several = [meta(n, dtype=integers) for n in (tokens, tokens, sequences, sequences)]
+    layout = PagedLayout(*several, tables, lambda: Buckets((), several[0]))
+    q = meta(tokens, case.num_heads, case.head_dim)
+    sinks = meta(case.num_heads) if case.sinks else None
+    paged_attention(case, 2, recorder)(q, PagedKeyValues(keys[:, 0], keys[:, 1], layout), sinks)
+    return recorder.launches
+
+
+def rows() -> list[Launched]:
+    """Return the launches of kernels over rows, at the sizes of an 8B model."""
+    recorder, integers = Recorder(), torch.int64
+    arena = meta(64, 2, 16, 8, 128, dtype=torch.float16)
+    Normalizer(RMSNorm(), meta(WIDTH), None, recorder)(meta(8, WIDTH), meta(8, WIDTH))
+    Normalizer(LayerNorm(), meta(WIDTH), meta(WIDTH), recorder)(meta(8, WIDTH), None, 1.0, meta(2, dtype=integers))
+    case, at = Attention(32, 8, 128, 1.0), meta(8, dtype=integers)
+    write_pages(case, recorder)((arena[:, 0], arena[:, 1]), (meta(8, 8, 128), meta(8, 8, 128)), at, at)
+    best(recorder)(meta(8, 128256))
+    for name in get_args(Activation):
+        activating(recorder, GatedMLP(14336, name))
+    for rope, norm in ((Rope(128), None), (Rope(64, interleaved=True), RMSNorm())):
+        rotating(recorder, Attention(32, 8, 128, 1.0, rope=rope, qk_norm=norm))
+    return recorder.launches
+
+
+def linears(shapes: dict[str, tuple[int, int]], table: OpsTable) -> dict[str, StoredLinear]:
+    return {n: StoredLinear(meta(*shape, dtype=torch.bfloat16), None, table, PLAIN) for n, shape in shapes.items()}
+
+
+def activating(recorder: Recorder, mlp: GatedMLP) -> None:
+    """Launch the stage of an MLP, which activates between two products."""
+    inner = mlp.intermediate_size
+    shapes = {"gate": (inner, WIDTH), "up": (inner, WIDTH), "down": (WIDTH, inner)}
+    weights = Weights(linears(shapes, gpu(recorder)), {"norm.weight": meta(WIDTH)})
+    stage = gpu(recorder).stage(api.MLP_BLOCK, MLPBlock(mlp, RMSNorm(), 1.0), weights)
+    stage(meta(8, WIDTH), meta(8, WIDTH))
+
+
+def rotating(recorder: Recorder, mixer: Attention) -> None:
+    """Launch the input of attention, which rotates after a product."""
+    q, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
+    shapes = {"q": (q, WIDTH), "k": (kv, WIDTH), "v": (kv, WIDTH)}
+    vectors = {"norm.weight": meta(WIDTH), "q_norm.weight": meta(mixer.head_dim), "k_norm.weight": meta(mixer.head_dim)}
+    case = AttentionInput(mixer, RMSNorm(), 1.0)
+    stage = gpu(recorder).stage(api.ATTENTION_INPUT, case, Weights(linears(shapes, gpu(recorder)), vectors))
+    assert mixer.rope is not None
+    half = mixer.rope.dim // 2
+    stage(meta(8, WIDTH), meta(8, WIDTH), Rotary(meta(8, half), meta(8, half)))
+
+
+def gpu(recorder: Recorder) -> OpsTable:
+    """Return the table of device cuda over the meta device."""
+    backends = TritonBackend(recorder), SdpaBackend(), ReferenceBackend()
+    return OpsTable(TorchMemory("meta"), backends)

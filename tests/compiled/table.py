@@ -1,0 +1,57 @@
+"""Print the table of docs/gpu.md: `PYTHONPATH=tests python tests/compiled/table.py`."""
+
+from __future__ import annotations
+
+import torch
+
+from compiled import launches as l
+from compiled.building import AMPERE, HOPPER, Built, Launched, build
+from ridgeline.spec import Attention
+
+UNITS = ("HGMMA", "IGMMA", "HMMA", "IMMA")
+LOADS = ("LDGSTS", "LDG")
+
+
+def facts(built: Built) -> tuple[str, ...]:
+    """Return registers, bytes of the stack, KiB of shared memory, 16-byte loads of all, and the unit for matrices."""
+    loads = {n: c for n, c in built.instructions.items() if n.startswith(LOADS) and n != "LDGDEPBAR"}
+    wide = sum(count for name, count in loads.items() if ".128" in name)
+    unit = next((name for name in UNITS if built.count(name)), "none")
+    return (
+        str(built.registers), str(built.stack), f"{built.shared / 1024:.0f}", f"{wide} of {sum(loads.values())}", unit,
+    )  # fmt: skip
+
+
+def label(launched: Launched) -> str:
+    """Return the case of a kernel over rows."""
+    given = launched.arguments
+    more = [str(given["NAME"])] if "NAME" in given else []
+    more += ["layer norm"] if given.get("IS_LAYER") else []
+    more += ["interleaved, normalized"] if given.get("INTERLEAVED") else []
+    return ", ".join(["8 tokens", *more])
+
+
+def main() -> None:
+    """Compile the launches of an 8B model and print a line for each."""
+    llama = Attention(32, 8, 128, 128**-0.5)
+    cases = [
+        (f"{name}, {tokens} token{'s' * (tokens > 1)}", launched)
+        for name in ("plain", "fp8", "int8", "int4-128", "int4-asym") for tokens in (1, 64, 256)
+        for launched in l.product(name, tokens)
+    ]  # fmt: skip
+    cases += [(f"{n} sequences, 1 token each", x) for n in (8, 600) for x in l.attention(llama, n, n, torch.float16)]
+    cases += [("2 prompts of 1,024 tokens", x) for x in l.attention(llama, 2048, 2, torch.float16)]
+    cases += [(label(launched), launched) for launched in l.rows()]
+    seen: set[str] = set()
+    print("| kernel | case | registers | stack, bytes | shared, KiB | 16-byte loads | unit |")
+    print("|---|---|---|---|---|---|---|")
+    for case, launched in cases:
+        name = launched.kernel.fn.__name__
+        if str(launched.key) not in seen and not (case.startswith("8 tokens") and name == "dense_product"):
+            both = zip(*(facts(build(launched, target)) for target in (HOPPER, AMPERE)), strict=True)
+            print(f"| `{name}` | {case} | {' | '.join(a if a == b else f'{a}, {b}' for a, b in both)} |", flush=True)
+        seen.add(str(launched.key))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Count what one decode step starts on a GPU, on torch's meta device: reading a value there raises an error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton")
+
+from compiled import launches as l
+from compiled.building import Recorder
+from interpreted.steps import Paged, llama
+from ridgeline.ops import api
+
+# Operations of torch that start nothing: they allocate memory or change how a tensor is seen.
+FREE = (
+    "empty", "view", "slice", "select", "unsqueeze", "expand", "unbind", "split", "detach", "alias", "as_strided",
+    "transpose", "permute", "_reshape_alias", "lift_fresh", "t.default", "squeeze", "new_empty",
+)  # fmt: skip
+
+
+class Dispatched(TorchDispatchMode):
+    """Counts the operations of torch that start a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func).removeprefix("aten.")
+        if not name.startswith(FREE):
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def step_of(layers: int) -> tuple[Recorder, Counter[str]]:
+    """Return what a decode step of 8 sequences starts in a model of the shapes of Llama 3 8B."""
+    spec, recorder = llama(4096, layers, 32, 8, 128, 14336, 128256), Recorder()
+    weights = {w.name: l.meta(*w.shape, dtype=torch.bfloat16 if w.is_matrix else torch.float32) for w in spec.weights()}
+    paged = Paged(spec, weights, l.gpu(recorder), rows=8, tokens=512)
+    step = paged.step([[1]] * 8, [100] * 8)
+    best = paged.table.primitive(api.BEST)
+    best(paged.model.logits(paged.model.forward(step)))  # the first step allocates counters
+    recorder.launches.clear()
+    with Dispatched() as dispatched:
+        best(paged.model.logits(paged.model.forward(step)))
+    return recorder, dispatched.counts
+
+
+def test_a_decode_step_reads_nothing_and_starts_few_kernels() -> None:
+    """A layer is a norm, a product, rotation, the write into pages, attention, a product; then a norm, a product, an
+    activation and a product. The bar is 7 launches a layer.
+    """
+    two, three = step_of(2), step_of(3)
+    added = Counter(three[0].names) - Counter(two[0].names)
+    assert added == {
+        "normalize": 2, "dense_product": 4, "rotate": 1, "write_rows": 1, "attend": 1, "activate": 1,
+    }  # fmt: skip
+    assert three[1] == two[1], "torch starts operations for each layer"
+    rest = Counter(two[0].names) - Counter({name: 2 * n for name, n in added.items()})
+    assert rest == {"normalize": 1, "dense_product": 1, "best_of_parts": 1, "best_of_rows": 1}
+    assert sum(two[1].values()) <= 12, two[1]  # the embedding, and the angles of rotation

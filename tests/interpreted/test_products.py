@@ -1,0 +1,137 @@
+"""Products of the triton backend: exact activations against float64, rounded tokens against the definition's bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from interpreted.guarded import interpreted, reference, serves
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.triton import products
+from ridgeline.quant import StoredLinear, bound
+from ridgeline.quant.bounds import sliced_bound
+from ridgeline.spec.quant import PLAIN, Format, format_of
+
+TABLE, FAST, REFERENCE = interpreted(), interpreted(slices=1), reference()
+EXACT = ["auto", "fp8", "fp8-64x128", "int8-exact", "int8-asym-exact", "int4-exact", "int4-128-asym-exact"]
+ROUNDED = ["int8", "int8-asym", "int8-64", "int6", "int4", "int4-asym", "int4-128", "int3-128-asym", "int2-256"]
+SHAPES = [(1, 63, 100), (63, 257, 1), (100, 1, 63)]  # tokens, columns, rows
+
+
+def format_named(name: str) -> Format:
+    return PLAIN if name == "auto" else format_of(name)
+
+
+def problem(tokens: int, columns: int, rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return tokens, a matrix in bfloat16 and a bias, with magnitudes over eight powers of two."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        spread = torch.rand(shape, generator=generator) * 8
+        return torch.randn(shape, generator=generator) * 2**-spread
+
+    return draw(tokens, columns), draw(rows, columns).bfloat16(), draw(rows)
+
+
+def linear(table: OpsTable, format: Format, matrix: torch.Tensor, bias: torch.Tensor | None) -> StoredLinear:
+    found = StoredLinear(matrix, bias, table, format)
+    found.prepare()
+    return found
+
+
+def allowed(x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor, format: Format, slices: int) -> np.ndarray:
+    return sliced_bound(x.double().numpy(), matrix.double().numpy(), bias.double().numpy(), format, slices)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_activations_are_within_their_bound(name: str) -> None:
+    format = format_named(name)
+    assert serves(TABLE, api.PRODUCT, format)
+    for tokens, columns, rows in SHAPES if name == "auto" else SHAPES[:2]:
+        x, matrix, bias = problem(tokens, columns, rows)
+        stored, same = linear(TABLE, format, matrix, bias), linear(REFERENCE, format, matrix, bias)
+        wide = stored.dequantize()
+        assert torch.equal(wide, same.dequantize())
+        wanted = x.double() @ wide.double().T + bias.double()
+        error = (stored.apply(x).double() - wanted).abs().numpy()
+        assert (error <= allowed(x, wide, bias, format, 2)).all(), (tokens, columns, rows)
+
+
+def test_one_slice_has_a_bound_of_its_own() -> None:
+    """A product with one slice is within the bound for one, and beyond the bound for two."""
+    x, matrix, bias = problem(63, 257, 100)
+    wanted = x.double() @ matrix.double().T + bias.double()
+    error = (linear(FAST, PLAIN, matrix, bias).apply(x).double() - wanted).abs().numpy()
+    assert (error <= allowed(x, matrix, bias, PLAIN, 1)).all()
+    assert (error > allowed(x, matrix, bias, PLAIN, 2)).any()
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded_tokens_have_the_bits_of_the_definition(name: str) -> None:
+    format = format_of(name)
+    assert serves(TABLE, api.PRODUCT, format)
+    for tokens, columns, rows in SHAPES[:2]:
+        x, matrix, bias = problem(tokens, columns, rows)
+        stored, same = linear(TABLE, format, matrix, bias), linear(REFERENCE, format, matrix, bias)
+        got = stored.apply(x)
+        assert torch.equal(got, same.apply(x)), (tokens, columns, rows)
+        wide = stored.dequantize().double()
+        error = (got.double() - (x.double() @ wide.T + bias.double())).abs().numpy()
+        assert (error <= bound(x.double().numpy(), wide.numpy(), bias.double().numpy(), format)).all()
+
+
+def test_a_sum_beyond_24_bits_is_rounded_once() -> None:
+    """A row of 1,200 products of 127 x 127 is beyond 2^24."""
+    x, matrix, _ = torch.ones(1, 1200), torch.ones(3, 1200).bfloat16(), None
+    x[0, 7] = 0.5
+    got, wanted = (linear(table, format_of("int8"), matrix, None).apply(x) for table in (TABLE, REFERENCE))
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("name", ["auto", "fp8-64x128", "int8", "int4-asym"])
+def test_a_token_is_the_same_alone_and_in_a_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program computes all splits of 70 tokens; a token alone has a program for each split."""
+    monkeypatch.setattr(products, "SPLIT_TILES", 1)
+    x, matrix, bias = problem(70, 257, 63)
+    stored = linear(TABLE, format_named(name), matrix, bias)
+    whole = stored.apply(x)
+    assert torch.equal(whole[:20], stored.apply(x[:20]))
+    for token in (0, 33, 69):
+        assert torch.equal(whole[token], stored.apply(x[token : token + 1])[0])
+
+
+@pytest.mark.parametrize("name", ["auto", "int8", "int4"])
+def test_a_token_that_is_not_finite_is_alone_in_that(name: str) -> None:
+    x, matrix, bias = problem(20, 63, 63)
+    stored = linear(TABLE, format_named(name), matrix, bias)
+    clean = stored.apply(x)
+    x[3, 5], x[7, 62] = float("inf"), float("nan")
+    got = stored.apply(x)
+    assert not got[[3, 7]].isfinite().any()
+    others = [i for i in range(20) if i not in (3, 7)]
+    assert torch.equal(got[others], clean[others])
+
+
+def test_shapes_of_tokens() -> None:
+    """A product takes any leading axes, a batch of no tokens and rows of a wider array."""
+    x, matrix, bias = problem(6, 63, 100)
+    stored = linear(TABLE, PLAIN, matrix, bias)
+    flat = stored.apply(x)
+    assert torch.equal(stored.apply(x.view(2, 3, 63)), flat.view(2, 3, 100))
+    assert stored.apply(x[:0]).shape == (0, 100)
+    wider = torch.cat((x, torch.full((6, 5), float("nan"))), 1)
+    assert torch.equal(stored.apply(wider[:, :63]), flat)
+
+
+@pytest.mark.parametrize("name", ["int5-16-asym", "int4-fp8", "nf4-64", "int4-32of256-min", "int8-outliers"])
+def test_other_formats_are_refused_with_a_reason(name: str) -> None:
+    assert dict(TABLE.choose(api.PRODUCT, format_of(name)).refusals)["triton"]
+
+
+def test_a_matrix_in_float32_is_composed() -> None:
+    x, matrix, bias = problem(3, 63, 100)
+    got = linear(TABLE, PLAIN, matrix.float(), bias).apply(x)
+    assert torch.equal(got, linear(REFERENCE, PLAIN, matrix.float(), bias).apply(x))
+    reasons = [reason for choice in TABLE.choices() for _, reason in choice.refusals]
+    assert any("bfloat16, not in float32" in reason for reason in reasons)

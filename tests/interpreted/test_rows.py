@@ -1,0 +1,60 @@
+"""Norms, writes into pages and the best logit against the definitions, in the interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from interpreted.guarded import interpreted, reference, serves
+from ridgeline.ops import api
+from ridgeline.ops.triton import tokens
+from ridgeline.spec import Attention, LayerNorm, RMSNorm
+
+TABLE, REFERENCE = interpreted(), reference()
+
+
+@pytest.mark.parametrize("case", [RMSNorm(), RMSNorm(1e-5, 1.0), LayerNorm()])
+@pytest.mark.parametrize("width", [1, 63, 100, 257])
+def test_norms(case: RMSNorm | LayerNorm, width: int) -> None:
+    assert serves(TABLE, api.NORM, case)
+    generator = torch.Generator().manual_seed(width)
+    x, weight = torch.randn(2, 3, width, generator=generator) * 5, torch.randn(width, generator=generator)
+    bias = torch.randn(width, generator=generator) if isinstance(case, LayerNorm) else None
+    got = TABLE.primitive(api.NORM, case)(x, weight, bias)
+    wide = [None if a is None else a.double() for a in (x, weight, bias)]
+    wanted = REFERENCE.primitive(api.NORM, case)(*wide)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert torch.equal(got[1, 2], TABLE.primitive(api.NORM, case)(x[1, 2][None], weight, bias)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_writing_touches_the_written_slots_only(dtype: torch.dtype) -> None:
+    case = Attention(4, 2, 20, 1.0)
+    assert serves(TABLE, api.WRITE_PAGES, case)
+    generator = torch.Generator().manual_seed(0)
+    both = torch.randn(3, 5, 20, generator=generator)  # two heads of keys, two of values, and one that is not written
+    k, v = both[:, :2].clone(), both[:, 2:4]
+    k[0, 0, 0], k[1, 1, 3], k[2, 0, 1] = 1e6, float("-inf"), float("nan")
+    found = []
+    for table in (TABLE, REFERENCE):
+        arena = torch.full((6, 2, 3, 2, 20), -9.0).to(dtype)
+        pages, slots = torch.tensor([4, 1, 4]), torch.tensor([2, 0, 0])
+        table.primitive(api.WRITE_PAGES, case)((arena[:, 0], arena[:, 1]), (k, v), pages, slots)
+        found.append(arena)
+    assert torch.equal(found[0].nan_to_num(7.0), found[1].nan_to_num(7.0))
+    assert (found[0][[0, 2, 3, 5]] == -9).all()
+
+
+@pytest.mark.parametrize("vocabulary", [1, 63, 100, 257])
+def test_best(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "BEST_BLOCK", 64)
+    logits = torch.randn(9, vocabulary, generator=torch.Generator().manual_seed(1)).round(decimals=1)
+    last = vocabulary - 1
+    logits[0], logits[1], logits[2, last] = float("-inf"), 3.0, float("inf")
+    logits[3, last], logits[4] = float("nan"), float("nan")
+    ids, values = TABLE.primitive(api.BEST)(logits)
+    wanted = np.argmax(logits.numpy(), 1)  # of equal ones the first, or the first NaN
+    assert ids.dtype == torch.int64
+    assert ids.tolist() == wanted.tolist()
+    assert torch.equal(values.nan_to_num(99), logits[torch.arange(9), ids].nan_to_num(99))

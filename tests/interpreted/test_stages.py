@@ -1,0 +1,113 @@
+"""Stages of few launches against their compositions, in the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from interpreted.guarded import interpreted, reference, serves
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.api import Rotary, Weights
+from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
+from ridgeline.quant import StoredLinear
+from ridgeline.spec import MLP, Attention, GatedMLP, LayerNorm, RMSNorm, Rope
+from ridgeline.spec.quant import PLAIN, Format, format_of
+
+TABLE, REFERENCE = interpreted(), reference()
+WIDTH, TOKENS = 63, 5
+
+
+def weights(table: OpsTable, shapes: dict[str, tuple[int, int]], vectors: dict[str, int], format: Format) -> Weights:
+    """Return random weights: matrices in bfloat16, with a bias where the name says so by a `+`, and vectors."""
+    generator = torch.Generator().manual_seed(3)
+    linears: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        matrix, bias = (
+            torch.randn(shape, generator=generator).bfloat16() / 8,
+            torch.randn(shape[0], generator=generator),
+        )
+        linears[name.strip("+")] = StoredLinear(matrix, bias if "+" in name else None, table, format)
+    return Weights(linears, {name: torch.rand(n, generator=generator) + 0.5 for name, n in vectors.items()})
+
+
+def inputs(tokens: int = TOKENS) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return torch.randn(tokens, WIDTH, generator=generator), torch.randn(tokens, WIDTH, generator=generator)
+
+
+def rotary(dim: int, tokens: int = TOKENS) -> Rotary:
+    angles = torch.arange(tokens)[:, None] * torch.rand(dim // 2, generator=torch.Generator().manual_seed(5))
+    return Rotary(angles.cos(), angles.sin())
+
+
+def agree(op: Any, case: Any, shapes: dict[str, tuple[int, int]], vectors: dict[str, int], *args: Any,
+          format: Format = PLAIN) -> None:  # fmt: skip
+    """Compare a stage with its composition, and one token alone with that token in the batch."""
+    assert serves(TABLE, op, case)
+    stage, same = (t.stage(op, case, weights(t, shapes, vectors, format)) for t in (TABLE, REFERENCE))
+    got, wanted = stage(*args), same(*args)
+    for a, b in zip(got, wanted, strict=True):
+        if b is not None:
+            torch.testing.assert_close(a, b, rtol=3e-4, atol=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "name"),
+    [
+        (Attention(4, 2, 20, 0.2, rope=Rope(20)), "auto"),
+        (Attention(4, 2, 20, 0.2, rope=Rope(8, interleaved=True), qk_norm=RMSNorm()), "auto"),
+        (Attention(2, 2, 16, 0.2), "auto"),
+        (Attention(2, 1, 16, 0.2, rope=Rope(16), qk_norm=RMSNorm(1e-5, 1.0)), "int8"),
+    ],
+)  # fmt: skip
+def test_attention_input(mixer: Attention, name: str) -> None:
+    q, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
+    shapes = {"q+": (q, WIDTH), "k": (kv, WIDTH), "v+": (kv, WIDTH)}
+    vectors = {"norm.weight": WIDTH, "q_norm.weight": mixer.head_dim, "k_norm.weight": mixer.head_dim}
+    residual, delta = inputs()
+    format = PLAIN if name == "auto" else format_of(name)
+    turn = rotary(mixer.rope.dim) if mixer.rope else None
+    case = AttentionInput(mixer, RMSNorm(), 0.7)
+    agree(api.ATTENTION_INPUT, case, shapes, vectors, residual, delta, turn, format=format)
+    agree(api.ATTENTION_INPUT, case, shapes, vectors, residual, None, turn, format=format)
+    agree(api.QUERY_INPUT, case, {"q": (q, WIDTH)}, vectors, residual, delta, turn, format=format)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])
+def test_mlp_block(activation: Any) -> None:
+    residual, delta = inputs()
+    shapes, vectors = {"gate": (100, WIDTH), "up": (100, WIDTH), "down+": (WIDTH, 100)}, {"norm.weight": WIDTH}
+    agree(api.MLP_BLOCK, MLPBlock(GatedMLP(100, activation), RMSNorm(), 1.0), shapes, vectors, residual, delta)
+    del shapes["gate"]
+    case = MLPBlock(MLP(100, activation), LayerNorm(), 1.0)
+    agree(api.MLP_BLOCK, case, shapes, vectors | {"norm.bias": WIDTH}, residual, None)
+
+
+def test_head() -> None:
+    residual, delta = inputs()
+    case, shapes, vectors = Head(RMSNorm(), 1.0, 1.0, None), {"head": (257, WIDTH)}, {"norm.weight": WIDTH}
+    agree(api.HEAD, case, shapes, vectors, residual, delta, torch.tensor([4, 0]))
+    agree(api.HEAD, case, shapes, vectors, residual, None, None)
+
+
+def test_a_token_is_the_same_alone_and_in_a_batch() -> None:
+    residual, delta = inputs(70)
+    shapes, vectors = {"gate": (100, WIDTH), "up": (100, WIDTH), "down": (WIDTH, 100)}, {"norm.weight": WIDTH}
+    case = MLPBlock(GatedMLP(100), RMSNorm(), 1.0)
+    stage = TABLE.stage(api.MLP_BLOCK, case, weights(TABLE, shapes, vectors, PLAIN))
+    for whole, alone in zip(stage(residual, delta), stage(residual[69:], delta[69:]), strict=True):
+        assert torch.equal(whole[69], alone[0])
+
+
+@pytest.mark.parametrize(
+    ("op", "case", "reason"),
+    [
+        (api.ATTENTION_INPUT, AttentionInput(Attention(2, 1, 8, 1.0, out_gate=True), RMSNorm(), 1.0), "gate"),
+        (api.MLP_BLOCK, MLPBlock(GatedMLP(8), None, 1.0), "the input has no norm"),
+        (api.HEAD, Head(RMSNorm(), 1.0, 1.0, 30.0), "no kernel scales or caps logits"),
+    ],
+)  # fmt: skip
+def test_other_cases_are_refused_with_a_reason(op: Any, case: Any, reason: str) -> None:
+    assert reason in dict(TABLE.choose(op, case).refusals)["triton"]
