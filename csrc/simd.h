@@ -131,25 +131,27 @@ RL_INLINE F fma(F a, F b, F c) {
 #endif
 }
 
+// a + b, rounded to odd: rounding it again to float gives the sum rounded once (Boldo and Melquiond, Emulation of FMA and
+// correctly rounded sums, 2008).
+RL_INLINE double sum_to_odd(double a, double b) {
+    const double s = a + b, t = s - a, error = (a - (s - t)) + (b - t);
+    int64_t u;
+    memcpy(&u, &s, 8);
+    // The error of an infinite sum is neither.
+    const bool is_rounded = (error < 0) | (error > 0);
+    u += (is_rounded & !(u & 1)) ? ((error > 0) == (s > 0) ? 1 : -1) : 0;
+    double odd;
+    memcpy(&odd, &u, 8);
+    return odd;
+}
+
 // a * b + c, rounded once everywhere.
 #if defined(__AVX512F__) || defined(__FMA__) || defined(__FP_FAST_FMAF)
 RL_INLINE F fma_exact(F a, F b, F c) { return fma(a, b, c); }
 #else
 static inline __attribute__((noinline)) F fma_exact(F a, F b, F c) {
-    // The product of two floats is exact in double. The sum is rounded to odd, so that rounding it again to float gives
-    // the result of rounding once (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, 2008).
-    F r;
-    for (int i = 0; i < W; ++i) {
-        double p = double(a[i]) * double(b[i]), d = c[i], s = p + d;
-        double t = s - p, error = (p - (s - t)) + (d - t);
-        if (error < 0 || error > 0) {  // the error of an infinite sum is neither
-            int64_t u;
-            memcpy(&u, &s, 8);
-            if (!(u & 1)) u += ((error > 0) == (s > 0)) ? 1 : -1;
-            memcpy(&s, &u, 8);
-        }
-        r[i] = float(s);
-    }
+    F r;  // the product of two floats is exact in double
+    for (int i = 0; i < W; ++i) r[i] = float(sum_to_odd(double(a[i]) * double(b[i]), c[i]));
     return r;
 }
 #endif
