@@ -8,7 +8,9 @@ token of a prompt needs it. The time includes the quantization of the tokens.
 Each round measures the limits too, and all formats, in turn: reading memory with all threads, multiply-adds of float32
 and of bytes in registers. `read_share` is bytes of weights over time over the limit, `peak_share` operations over time
 over the limit (of bytes where tokens are rounded to int8); figures are medians over rounds of the ratio within a round.
-`unit_share` is that of the processor's matrix unit (AMX) for rounded tokens; it is missing where there is no unit.
+`unit_share` is that of the processor's matrix unit (AMX), of bytes for rounded tokens and of bf16 for `bf16` and
+`bf16-bf16`; it is missing where there is no unit. Tokens in two slices (`bf16`) take two operations of the unit where
+one is counted, so that their share is at most 0.5.
 `best_` figures are from the shortest time and the highest limit, for a machine that others use too. `beside` is the
 shortest time of the first format over that of this one. The gate: two rows of each product differ from float64 by no
 more than the rounding error.
@@ -28,7 +30,7 @@ from common import beyond_caches, emit
 from ridgeline import _kernels as kernels
 from ridgeline.spec.quant import format_of
 
-FLOATS = ("fp32", "bf16", "fp16")
+FLOATS = ("fp32", "bf16", "fp16", "bf16-bf16")  # the last with tokens rounded to bf16
 FORMATS = (
     *FLOATS, "int8", "int8-32", "int8-exact", "int4", "int4-asym", "int4-128", "int4-128-asym", "int4-exact", "int3",
     "int3-asym", "int3-128", "int3-128-asym", "int3-exact", "int2", "fp8",
@@ -90,9 +92,10 @@ class Case:
         self.gate = all(is_right(pool, w, tokens) for w in step[-len(shapes) :])
         self.weights = sum(w.nbytes for w in step)
         self.numbers = sum(w.rows * w.columns for w in step)
-        self.peak = pool.fma_rate if form in FLOATS or format_of(form).activations == "exact" else pool.dot_rate
         rounded = form not in FLOATS and format_of(form).activations == "int8"
-        self.unit_peak = pool.unit_rate() if rounded else 0.0  # operations/s
+        self.peak = pool.dot_rate if rounded else pool.fma_rate
+        unit = pool.unit_rate if rounded else pool.unit_bf16_rate if step[0].in_tiles else None
+        self.unit_peak = unit() if unit is not None else 0.0  # operations/s
         self.rounds: list[tuple[float, float, float]] = []  # seconds, bytes/s, operations/s
 
     def unit_share(self, operations: float) -> dict[str, float]:
@@ -130,7 +133,9 @@ def build(pool: Any, form: str, rows: int, columns: int) -> Any:
     rng = np.random.default_rng(rows + columns)
     if form in FLOATS:
         few = rng.normal(size=(min(rows, 509), columns)).astype(np.float32)
-        return kernels.Matrix(pool, [few[np.arange(rows) % len(few)]], "float32", form, 0, [None], False)
+        name, _, tokens = form.partition("-")
+        given = few[np.arange(rows) % len(few)]
+        return kernels.Matrix(pool, [given], "float32", name, 0, [None], False, tokens=tokens or "exact")
     format = format_of(form)
     few = rng.integers(-3 if format.bits > 2 else -2, 2, (min(rows, 509), columns)).astype(np.int8)
     if format.numbers == "fp8":
@@ -141,7 +146,7 @@ def build(pool: Any, form: str, rows: int, columns: int) -> Any:
     codes = few[np.arange(rows) % len(few)]
     return kernels.Matrix(
         pool, [codes], "codes", format.numbers, format.group, [None], False, [scales], format.offsets, zeros,
-        format.activations == "exact",
+        format.activations,
     )  # fmt: skip
 
 
@@ -168,7 +173,7 @@ def is_right(pool: Any, w: Any, tokens: int) -> bool:
     w.take(pool, np.array([0, w.rows - 1]), rows)
     kernels.Projection(pool, w, None, 1.0, 1.0, 0.0)(x, None, None, None, out)
     error = np.abs(out[:, [0, -1]] - x.astype(np.float64) @ rows.T.astype(np.float64))
-    step = np.abs(x).max(1, keepdims=True) / 254 * 1.01
+    step = np.abs(x).max(1, keepdims=True) / 254 * 1.01  # more than the rounding to bf16 is, 2^-8
     return bool((error <= (step + w.columns * 2.0**-23) * np.abs(rows).sum(1)).all())
 
 

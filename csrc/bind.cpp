@@ -16,6 +16,7 @@ NB_MODULE(_kernels, m) {
     m.def("isas", &isa_names);
     m.def("matrix_unit", [] { return std::string(unit_name(matrix_unit())); });
     m.def("unit_refusal", &unit_refusal);
+    m.def("bf16_refusal", &bf16_refusal);
     bind_pool(m);
     bind_record(m);
     bind_attention(m);

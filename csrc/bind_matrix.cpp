@@ -132,13 +132,16 @@ void set_bias(Matrix& m, const std::vector<std::optional<Input>>& biases) {
             }
 }
 
-Format format_of(const std::string& numbers, int group, const std::string& offsets, bool exact, bool wide, int block) {
+Format format_of(const std::string& numbers, int group, const std::string& offsets,
+                 const std::optional<std::string>& tokens, bool wide, int block) {
     Format f{one_of<Numbers>(numbers, "format",
                              {"fp32", "bf16", "fp16", "int8", "int4", "int3", "int2", "fp8", "int5", "int6"}),
              group};
     f.block = block;
     f.offsets = one_of<Offsets>(offsets, "offsets", {"none", "zero_points", "minimums"});
-    f.is_exact = exact || f.numbers == Numbers::fp8 || !f.is_coded();
+    const bool is_whole = f.is_coded() && f.numbers != Numbers::fp8;
+    f.inputs = one_of<Inputs>(tokens.value_or(is_whole ? "int8" : "exact"), "tokens", {"exact", "bf16", "int8"});
+    if (f.inputs == Inputs::int8 && !is_whole) refuse("tokens in int8 need a matrix of whole numbers, not " + numbers);
     f.wide = wide;
     return f;
 }
@@ -158,11 +161,11 @@ bool pack_all(Matrix& m, Pool& pool, const std::vector<SourceRows>& from) {
 void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const std::string& kind_name,
                   const std::string& numbers, int group, const std::vector<std::optional<Input>>& biases,
                   bool interleave, const std::vector<Any>& scales, const std::string& offset_kind,
-                  const std::vector<Any>& offsets, bool exact, bool wide, const std::optional<Ids>& permutation,
-                  float factor, float input_scale, int block, const std::vector<Any>& factors,
-                  const std::vector<Any>& min_factors) {
+                  const std::vector<Any>& offsets, const std::optional<std::string>& tokens, bool wide,
+                  const std::optional<Ids>& permutation, float factor, float input_scale, int block,
+                  const std::vector<Any>& factors, const std::vector<Any>& min_factors) {
     const Kind kind = one_of<Kind>(kind_name, "kind", {"float32", "bfloat16", "float16", "codes"});
-    const Format format = format_of(numbers, group, offset_kind, exact, wide, block);
+    const Format format = format_of(numbers, group, offset_kind, tokens, wide, block);
     if (parts.empty() || parts.size() > Epilogue::PARTS) refuse("a matrix has 1 to 6 parts");
     if (parts[0].ndim() != 2) refuse("a part must have two axes");
     const int64_t k = int64_t(parts[0].shape(1));
@@ -180,6 +183,7 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
     set_factors(from, format, k, factors, min_factors);
     auto m = std::make_unique<Matrix>(pool, format, k, interleave, rows);
     m->factor = factor, m->input_scale = input_scale;
+    m->in_tiles = in_tiles(format);
     m->unit_from = unit_from(pool, format);
     if (permutation) set_permutation(*m, *permutation, numbers);
     if (!pack_all(*m, pool, from))
@@ -215,6 +219,14 @@ void take_rows(const Matrix& m, Pool& pool, const Ids& ids, const Output& out) {
     });
 }
 
+// Only for formats that a unit serves in this process.
+void set_unit_from(Matrix& m, std::optional<int64_t> tokens) {
+    if (tokens && (*tokens < 1 || !serves(m.format)))
+        refuse("no matrix unit serves this format from " + std::to_string(*tokens) + " tokens on");
+    if (!tokens && m.in_tiles && !VECTORS_FOLLOW) refuse("vectors do not have the bits of a matrix unit here");
+    m.unit_from = tokens.value_or(NEVER);
+}
+
 }  // namespace
 
 void bind_matrix(nb::module_& m) {
@@ -222,14 +234,17 @@ void bind_matrix(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix")
         .def("__init__", build_matrix, nb::arg("pool"), array("parts"), nb::arg("kind"), nb::arg("format"),
              nb::arg("group"), array("biases").none(), nb::arg("interleave"), nb::arg("scales") = Arrays{},
-             nb::arg("offset_kind") = "none", nb::arg("offsets") = Arrays{}, nb::arg("exact") = false,
+             nb::arg("offset_kind") = "none", nb::arg("offsets") = Arrays{}, nb::arg("tokens") = nb::none(),
              nb::arg("wide") = false, array("permutation").none() = nb::none(), nb::arg("factor") = 1.f,
              nb::arg("input_scale") = 0.f, nb::arg("block") = 0, nb::arg("factors") = Arrays{},
              nb::arg("min_factors") = Arrays{})
         .def_prop_ro("rows", rows_of_matrix)
         .def_ro("columns", &Matrix::k)
-        .def_prop_ro("unit_from",
-                     [](const Matrix& w) { return w.unit_from == NEVER ? std::nullopt : std::optional(w.unit_from); })
+        .def_ro("in_tiles", &Matrix::in_tiles)
+        .def_prop_rw(
+            "unit_from",
+            [](const Matrix& w) { return w.unit_from == NEVER ? std::nullopt : std::optional(w.unit_from); },
+            set_unit_from, nb::arg("tokens").none())
         .def_prop_ro("nbytes", [](const Matrix& w) { return w.panels * w.panel_bytes; })
         .def("take", take_rows, nb::arg("pool"), array("ids"), array("out"));
 }

@@ -69,6 +69,13 @@ void bind_pool(nb::module_& m) {
         .def(
             "unit_rate",
             [](Pool& pool) { return matrix_unit() == Unit::amx ? operation_rate(pool, rate_kernels().unit) : 0.; },
+            Free())
+        .def(
+            "unit_bf16_rate",
+            [](Pool& pool) {
+                const bool has_tiles = matrix_unit() == Unit::amx && bf16_refusal().empty();
+                return has_tiles ? operation_rate(pool, rate_kernels().unit_bf16) : 0.;
+            },
             Free());
 }
 

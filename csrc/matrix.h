@@ -54,11 +54,13 @@ namespace ridgeline {
 
 constexpr int PANEL = 32;
 constexpr int SQUARE = 32;      // tokens that a matrix unit multiplies with a panel at once
-constexpr int UNIT_DEPTH = 64;  // columns that it multiplies at once
+constexpr int UNIT_DEPTH = 64;  // columns of bytes that it multiplies at once
+constexpr int BF16_DEPTH = 32;  // columns of bf16
 constexpr int64_t NEVER = INT64_MAX;
 
 enum class Numbers { fp32, bf16, fp16, int8, int4, int3, int2, fp8, int5, int6 };
 enum class Offsets { none, zero_points, minimums };
+enum class Inputs { exact, bf16, int8 };  // how activations are taken: as floats, or rounded
 
 struct Traits {
     int bits;     // of a number
@@ -79,14 +81,14 @@ struct Format {
     Numbers numbers;
     int group = 0;  // columns that share a scale; 0: all of a row
     Offsets offsets = Offsets::none;
-    bool is_exact = true;  // activations are floats; otherwise they are rounded to int8
-    bool wide = false;     // scales of groups are fp32
-    int block = 0;         // columns whose groups multiply one scale with their factors; 0: groups have scales
+    Inputs inputs = Inputs::exact;
+    bool wide = false;  // scales of groups are fp32
+    int block = 0;      // columns whose groups multiply one scale with their factors; 0: groups have scales
 
     bool operator==(const Format&) const = default;
     const Traits& traits() const { return TRAITS[int(numbers)]; }
     bool is_coded() const { return numbers >= Numbers::int8; }
-    bool rounds_tokens() const { return is_coded() && !is_exact; }
+    bool rounds_tokens() const { return is_coded() && inputs == Inputs::int8; }  // to whole numbers
     // The unsigned code that stands for 0 where groups have no zero points. Codes with minimums are unsigned already.
     int zero() const { return offsets == Offsets::minimums ? 0 : traits().zero; }
     // Sums of whole numbers over a whole row of bytes, which need no work at the end of a group.
@@ -114,7 +116,10 @@ struct Matrix {
     std::vector<int32_t> permutation;  // column j multiplies element permutation[j] of a token; or empty
     float factor = 1;                  // what all scales and minimums are multiplied with, a power of two
     float input_scale = 0;             // scale of rounded activations; 0: each token has its own
-    int64_t unit_from = NEVER;         // least tokens for which the matrix unit is used (matrix_unit.h)
+    // How a matrix unit takes part (matrix_unit.h): the least tokens for which it is used; and whether the products of
+    // a matrix of bf16 have its arithmetic, with and without it.
+    int64_t unit_from = NEVER;
+    bool in_tiles = false;
 
     Matrix(Pool&, Format format, int64_t k, bool interleaved, const std::vector<int64_t>& part_rows);
 
@@ -163,6 +168,11 @@ struct SourceRows {
 // For a matrix unit, tiles have 32 tokens, in blocks of 64 columns: [padded k / 64][32][64] bytes. The last block is
 // filled up with zeros, and rows of missing tokens are undefined.
 //
+// With the arithmetic of a matrix unit for bf16, a token is the sum of one or two numbers of bf16, its slices: the
+// token rounded to bf16, and then the rest rounded to bf16. They come in blocks of 32 columns, of which the last is
+// filled up with zeros: for the unit [padded k / 32][slices][32 tokens][32] bf16, and for vectors
+// [padded k / 32][slices][32][tokens of the tile] floats.
+//
 // Where products of bytes must fit into 16 bits (dots.h), the second of two neighbors whose sum is too large is 0 in
 // the tile, and is listed apart: `surplus` [tokens][padded k / 4], of which the first `num_surplus` of each token are
 // used.
@@ -174,7 +184,8 @@ struct Activations {
     int64_t tokens, padded_k, tiles;
     int64_t groups;  // offsets per token
     bool for_unit;   // packed for a matrix unit
-    int64_t stride;  // columns of a token in memory
+    int slices;      // of a token of bf16, with the arithmetic of a matrix unit; otherwise 0
+    int64_t stride;  // numbers of a token in memory
     void* data;
     float* scale;
     int32_t* offset;

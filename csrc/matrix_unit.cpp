@@ -14,6 +14,8 @@
 namespace ridgeline {
 namespace {
 
+constexpr int64_t EMULATED_FROM = 4;  // for bf16: tests then mix the unit and vectors, whose bits are equal
+
 struct Choice {
     Unit unit;
     bool is_forced;
@@ -51,9 +53,18 @@ const Choice& choice() {
     return chosen;
 }
 
+// Why matrices of bf16 are not multiplied with the arithmetic of a unit.
+std::string refuse_bf16() {
+    if (choice().unit == Unit::none) return unit_refusal();
+    if (choice().unit == Unit::emulated) return "";
+    if (!system::has_bf16_tiles()) return "the matrix unit of this CPU has no bf16";
+    return unit_kernels().bf16_fault();
+}
+
 // Formats whose products take the same time in the unit, and as long as each other in vectors.
-enum class Class { none, rows, deep_groups, shallow_groups };
+enum class Class { none, rows, deep_groups, shallow_groups, bf16, bf16_slices };
 Class class_of(const Format& f) {
+    if (in_tiles(f)) return f.inputs == Inputs::bf16 ? Class::bf16 : Class::bf16_slices;
     if (!f.rounds_tokens() || f.block) return Class::none;
     if (f.is_plain_bytes()) return Class::rows;
     return f.group % UNIT_DEPTH ? Class::shallow_groups : Class::deep_groups;
@@ -80,6 +91,7 @@ double seconds(const Matrix& w, int64_t tokens) {
 int64_t measured_from(Pool& pool, const Format& format) {
     constexpr int64_t COLUMNS = 1024, ROWS = 256;
     Matrix vectors(pool, format, COLUMNS, false, {ROWS}), unit(pool, format, COLUMNS, false, {ROWS});
+    vectors.in_tiles = unit.in_tiles = in_tiles(format);
     unit.unit_from = 1;
     int64_t from = NEVER;
     for (int64_t tokens : {128, 64, 32, 16, 8, 4}) {
@@ -94,10 +106,18 @@ int64_t measured_from(Pool& pool, const Format& format) {
 Unit matrix_unit() { return choice().unit; }
 const char* unit_name(Unit unit) { return unit == Unit::amx ? "amx" : unit == Unit::emulated ? "emulated" : "none"; }
 std::string unit_refusal() { return choice().refusal; }
+std::string bf16_refusal() {
+    static const std::string refusal = refuse_bf16();
+    return refusal;
+}
+bool serves(const Format& f) { return matrix_unit() != Unit::none && class_of(f) != Class::none; }
+bool in_tiles(const Format& f) { return f.numbers == Numbers::bf16 && bf16_refusal().empty(); }
 
 int64_t unit_from(Pool& pool, const Format& format) {
+    if (!serves(format)) return NEVER;
     const Class kind = class_of(format);
-    if (matrix_unit() == Unit::none || kind == Class::none) return NEVER;
+    if (in_tiles(format) && !VECTORS_FOLLOW) return 1;
+    if (in_tiles(format) && matrix_unit() == Unit::emulated) return EMULATED_FROM;
     if (choice().is_forced) return 1;
     static std::mutex mutex;
     static std::map<Class, int64_t> known;

@@ -17,8 +17,16 @@ inline int64_t tile_size(const Matrix& w, int64_t tokens) {
     return uses_unit(w, tokens) ? SQUARE : product_kernels().tile;
 }
 
+// Numbers of bf16 whose sum a token is where products have the arithmetic of a matrix unit.
+inline int slices_of(const Matrix& w) { return !w.in_tiles ? 0 : w.format.inputs == Inputs::bf16 ? 1 : 2; }
+
 // Bytes of the activations of `tokens`, and their layout in `room`.
 inline size_t data_bytes(const Matrix& w, int64_t tokens) {
+    if (w.in_tiles) {
+        const int64_t numbers = round_up(w.padded_k, BF16_DEPTH) * slices_of(w);
+        return size_t(uses_unit(w, tokens) ? round_up(tokens, SQUARE) * numbers * 2
+                                           : round_up(tokens * numbers * 4, 64));
+    }
     if (uses_unit(w, tokens)) return size_t(round_up(tokens, SQUARE) * round_up(w.padded_k, UNIT_DEPTH));
     return size_t(round_up(tokens * w.padded_k * (w.format.rounds_tokens() ? 1 : 4), 64));
 }
@@ -42,7 +50,10 @@ inline Activations activations(const Matrix& w, int64_t tokens, void* room) {
     a.padded_k = w.padded_k;
     a.groups = offsets_of(w);
     a.for_unit = uses_unit(w, tokens);
-    a.stride = a.for_unit ? round_up(w.padded_k, UNIT_DEPTH) : w.padded_k;
+    a.slices = slices_of(w);
+    a.stride = a.slices     ? round_up(w.padded_k, BF16_DEPTH) * a.slices
+               : a.for_unit ? round_up(w.padded_k, UNIT_DEPTH)
+                            : w.padded_k;
     a.tiles = (tokens + tile - 1) / tile;
     a.data = room;
     a.scale = (float*)((char*)room + data_bytes(w, tokens));

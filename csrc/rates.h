@@ -9,10 +9,11 @@ namespace ridgeline {
 
 struct RateKernels {
     uint32_t (*read)(const char* data,
-                     size_t bytes);  // bytes: a multiple of 256. Returns a sum, so that loads are not optimized away
-    double (*fma)(long rounds);      // returns the number of float operations; a multiply-add counts as two
-    double (*dot)(long rounds);      // returns the number of byte operations, likewise
-    double (*unit)(long rounds);     // of byte operations in the processor's matrix unit, which must exist
+                     size_t bytes);    // bytes: a multiple of 256. Returns a sum, so that loads are not optimized away
+    double (*fma)(long rounds);        // returns the number of float operations; a multiply-add counts as two
+    double (*dot)(long rounds);        // returns the number of byte operations, likewise
+    double (*unit)(long rounds);       // of byte operations in the processor's matrix unit, which must exist
+    double (*unit_bf16)(long rounds);  // of float operations there, with numbers of bf16
 };
 RL_TABLE(RateKernels, rate_kernels)
 

@@ -131,8 +131,8 @@ RL_INLINE F fma(F a, F b, F c) {
 #endif
 }
 
-// a + b, rounded to odd: rounding it again to float gives the sum rounded once (Boldo and Melquiond, Emulation of FMA and
-// correctly rounded sums, 2008).
+// a + b, rounded to odd: rounding it again to float gives the sum rounded once (Boldo and Melquiond, Emulation of FMA
+// and correctly rounded sums, 2008).
 RL_INLINE double sum_to_odd(double a, double b) {
     const double s = a + b, t = s - a, error = (a - (s - t)) + (b - t);
     int64_t u;

@@ -1,4 +1,5 @@
-// The calls of the operating system that differ between Linux (system_linux.cpp) and macOS (system_apple.cpp).
+// The calls of the operating system that differ between Linux (system_linux.cpp) and macOS (system_apple.cpp), and the
+// right to use tile registers (system_tiles.cpp).
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -15,6 +16,8 @@ bool has(Feature);
 
 // Asks for the right to use the tile registers of AMX. Returns why there is none, or an empty string.
 std::string allow_tiles();
+// Whether the tile registers multiply bf16.
+bool has_bf16_tiles();
 
 // Returns one CPU of each physical core that this process may use.
 std::vector<int> cores();

@@ -22,7 +22,6 @@ bool has(Feature f) {
 }
 
 // The fast cores where there are slow ones: threads share work in equal parts, and would wait for the slow ones.
-std::string allow_tiles() { return "it is used on Linux only"; }
 
 std::vector<int> cores() {
     const int fast = number("hw.perflevel0.physicalcpu"), all = number("hw.physicalcpu");

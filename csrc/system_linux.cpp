@@ -7,9 +7,6 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 #include <cstdlib>
 #include <fstream>
@@ -39,19 +36,6 @@ bool has(Feature f) {
     // Bits of aarch64 that the kernel's interface fixes; older headers of the C library lack the second.
     constexpr unsigned long DOT = 1ul << 20, MIXED_DOT = 1ul << 13;
     return f == Feature::dot ? getauxval(AT_HWCAP) & DOT : getauxval(AT_HWCAP2) & MIXED_DOT;
-}
-
-std::string allow_tiles() {
-#if defined(__x86_64__)
-    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
-    constexpr unsigned TILE = 1u << 24, INT8 = 1u << 25;
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (TILE | INT8)) != (TILE | INT8)) return "this CPU has no AMX";
-    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA)) return "the system does not allow its tile registers";
-    return "";
-#else
-    return "this CPU has no AMX";
-#endif
 }
 
 std::vector<int> cores() {

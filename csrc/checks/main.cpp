@@ -2,6 +2,7 @@
 //   kernel_checks write FILE      under one instruction set (RIDGELINE_ISA)
 //   kernel_checks compare FILE    under another: every bit is equal, except for those of a NaN
 //   kernel_checks whole FILE      compares results of whole numbers alone, for a side without a fused multiply-add
+// unit_checks has the same words, and compares matrix units (RIDGELINE_MATRIX_UNIT, emulated and amx).
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -12,16 +13,6 @@
 
 namespace ridgeline {
 namespace {
-
-Results compute() {
-    Results results;
-    Pool pool(1);
-    check_products(pool, results);
-    check_attention(pool, results);
-    check_recurrences(pool, results);
-    check_elements(pool, results);
-    return results;
-}
 
 void write(const Results& results, const char* path) {
     std::ofstream file(path, std::ios::binary);
@@ -65,7 +56,7 @@ int main(int count, char** words) {
     using namespace ridgeline;
     const std::string job = count == 3 ? words[1] : "";
     if (job != "write" && job != "compare" && job != "whole") {
-        fprintf(stderr, "usage: kernel_checks write|compare|whole FILE\n");
+        fprintf(stderr, "usage: %s write|compare|whole FILE\n", words[0]);
         return 2;
     }
     try {

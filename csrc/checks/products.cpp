@@ -1,123 +1,41 @@
 // Products of all formats, with norms and epilogues.
-#include "checks/results.h"
-#include "stages.h"
+#include <cstring>
+
+#include "checks/matrices.h"
+#include "matrix_unit.h"
 
 namespace ridgeline {
 namespace {
-
-// The numbers of a part, as a checkpoint stores them.
-struct Stored {
-    std::vector<float> floats, scales, minimums;
-    std::vector<int8_t> codes, zero_points, factors, min_factors;
-    SourceRows rows{};
-};
-
-int8_t random_code(const Format& f, Random& random) {
-    if (f.numbers == Numbers::fp8) {
-        const int64_t sign = random.whole(0, 1) * 128;
-        return int8_t(uint8_t(sign + random.whole(0, 126)));
-    }
-    const int64_t codes = int64_t(1) << f.traits().bits;
-    return int8_t(
-        uint8_t(f.offsets == Offsets::minimums ? random.whole(0, codes - 1) : random.whole(-codes / 2, codes / 2 - 1)));
-}
-
-void set_codes(Stored& s, const Format& f, int64_t k, Random& random) {
-    const int64_t rows = s.rows.rows, shared = f.block ? f.block : f.group;
-    const int64_t groups = shared ? (k + shared - 1) / shared : 1, factors = f.block ? k / f.group : 0;
-    const int64_t half = f.traits().zero;
-    for (int64_t i = 0; i < rows * k; ++i) s.codes.push_back(random_code(f, random));
-    for (int64_t i = 0; i < rows * groups; ++i) {
-        s.scales.push_back(float(random.whole(1024, 2047)) * 0x1p-18f);  // a float16
-        s.minimums.push_back(float(random.whole(0, 2047)) * 0x1p-14f);
-        s.zero_points.push_back(int8_t(random.whole(-half, half ? half - 1 : 0)));
-    }
-    for (int64_t i = 0; i < rows * factors; ++i) {
-        s.factors.push_back(int8_t(f.offsets == Offsets::minimums ? random.whole(0, 63) : random.whole(-128, 127)));
-        s.min_factors.push_back(int8_t(random.whole(0, 63)));
-    }
-    s.rows.data = s.codes.data(), s.rows.kind = Kind::codes;
-    s.rows.scales = s.scales.data(), s.rows.scale_stride = groups;
-    if (f.offsets == Offsets::zero_points) s.rows.zero_points = s.zero_points.data();
-    if (f.offsets == Offsets::minimums) s.rows.minimums = s.minimums.data();
-    s.rows.offset_stride = groups;
-    if (f.block) s.rows.factors = s.factors.data(), s.rows.min_factors = s.min_factors.data();
-    s.rows.factor_stride = factors;
-}
-
-// from_floats: the kernel rounds the numbers. parts: of equal height.
-Matrix random_matrix(Pool& pool, const Format& f, int64_t k, int64_t rows, bool from_floats, Random& random,
-                     int parts = 1) {
-    Matrix m(pool, f, k, parts == 2, std::vector<int64_t>(size_t(parts), rows));
-    std::vector<Stored> stored(static_cast<size_t>(parts));
-    std::vector<SourceRows> from;
-    for (Stored& s : stored) {
-        s.rows.rows = rows, s.rows.stride = k;
-        s.floats = random.floats(rows * k);
-        s.rows.data = s.floats.data(), s.rows.kind = Kind::float32;
-        if (!from_floats) set_codes(s, f, k, random);
-        from.push_back(s.rows);
-    }
-    std::vector<float> room(panel_kernels().pack_room(m) / 4 + 1);
-    for (int64_t panel = 0; panel < m.panels; ++panel)
-        if (!panel_kernels().pack(m, panel, from.data(), (char*)room.data()))
-            throw std::runtime_error("a panel does not hold its numbers");
-    return m;
-}
-
-struct Case {
-    std::string name;
-    Format format;
-    bool from_floats;
-};
 
 std::vector<Case> cases() {
     std::vector<Case> all = {{"fp32", {Numbers::fp32}, true},
                              {"bf16", {Numbers::bf16}, true},
                              {"fp16", {Numbers::fp16}, true},
+                             {"fp32 of bf16", {.numbers = Numbers::fp32, .inputs = Inputs::bf16}, true},
+                             {"bf16 of bf16", {.numbers = Numbers::bf16, .inputs = Inputs::bf16}, true},
+                             {"int4 of bf16", {.numbers = Numbers::int4, .group = 32, .inputs = Inputs::bf16}, true},
                              {"fp8", {Numbers::fp8}, false},
                              {"fp8-128", {Numbers::fp8, 128}, false}};
     const std::pair<std::string, Numbers> codes[] = {{"int8", Numbers::int8}, {"int6", Numbers::int6},
                                                      {"int5", Numbers::int5}, {"int4", Numbers::int4},
                                                      {"int3", Numbers::int3}, {"int2", Numbers::int2}};
-    for (bool is_exact : {false, true}) {
-        const std::string how = is_exact ? "-exact" : "";
+    const std::pair<std::string, Inputs> ways[] = {{"", Inputs::int8}, {"-exact", Inputs::exact}};
+    for (const auto& [how, taken] : ways) {
         for (const auto& [name, numbers] : codes) {
             for (int group : {0, 32, 128}) {
                 const std::string with = name + (group ? "-" + std::to_string(group) : "") + how;
-                all.push_back({with, {numbers, group, Offsets::none, is_exact}, group != 32});
-                all.push_back({with + "-zero", {numbers, group, Offsets::zero_points, is_exact}, false});
+                all.push_back({with, {numbers, group, Offsets::none, taken}, group != 32});
+                all.push_back({with + "-zero", {numbers, group, Offsets::zero_points, taken}, false});
             }
-            all.push_back({name + "-32-min" + how, {numbers, 32, Offsets::minimums, is_exact}, false});
+            all.push_back({name + "-32-min" + how, {numbers, 32, Offsets::minimums, taken}, false});
         }
-        all.push_back({"q4_k" + how, {Numbers::int4, 32, Offsets::minimums, is_exact, false, 256}, false});
-        all.push_back({"q5_k" + how, {Numbers::int5, 32, Offsets::minimums, is_exact, false, 256}, false});
-        all.push_back({"q6_k" + how, {Numbers::int6, 16, Offsets::none, is_exact, false, 256}, false});
+        all.push_back({"q4_k" + how, {Numbers::int4, 32, Offsets::minimums, taken, false, 256}, false});
+        all.push_back({"q5_k" + how, {Numbers::int5, 32, Offsets::minimums, taken, false, 256}, false});
+        all.push_back({"q6_k" + how, {Numbers::int6, 16, Offsets::none, taken, false, 256}, false});
     }
     for (Case& one : all)
-        if (one.format.numbers == Numbers::fp8 || !one.format.is_coded()) one.format.is_exact = true;
+        if (one.format.numbers == Numbers::fp8) one.format.inputs = Inputs::exact;
     return all;
-}
-
-Source source_of(const std::vector<float>& x, int64_t k) {
-    Source s{};
-    s.x = x.data(), s.stride = k, s.k = k;
-    return s;
-}
-
-struct Shape {
-    int64_t rows, k, tokens;
-};
-
-void one_product(Pool& pool, Results& results, const Case& c, const Shape& s, const std::vector<float>& x,
-                 const Matrix& m, int64_t nan = -1) {
-    Output out(s.tokens, s.rows);
-    const Epilogue::Out to{out.data(), out.stride};
-    Pool::Hold hold(pool);
-    Projection{m, {}, 1, {}}.run(hold, {source_of(x, s.k), s.tokens}, &to);
-    const std::string name = c.name + " " + std::to_string(s.rows) + "x" + std::to_string(s.k) + " of " +
-                             std::to_string(s.tokens) + (nan < 0 ? "" : " with NaN");
-    results.add(name, c.format.rounds_tokens(), out, nan);
 }
 
 void all_shapes(Pool& pool, Results& results, const Case& c, Random& random) {
@@ -139,6 +57,35 @@ void all_shapes(Pool& pool, Results& results, const Case& c, Random& random) {
         for (size_t i = 0; i < x.size(); ++i) x[i] = i % size_t(s.k) ? float(random.whole(-253, 253)) / 2 : 127;
         one_product(pool, results, {c.name + " of ties", c.format, c.from_floats}, s, x, m);
     }
+}
+
+// Numbers of all sizes: products and sums that are denormal, ties, and sums that cancel.
+std::vector<float> of_all_sizes(Random& random, int64_t n) {
+    std::vector<float> x;
+    for (int64_t i = 0; i < n; ++i) {
+        const int64_t exponent = i % 3 ? random.whole(-68, -60) : random.whole(-140, 20);
+        x.push_back(std::ldexp(float(random.whole(-(1 << 24), 1 << 24)), int(exponent) - 24));
+        if (i % 7 == 6) x.back() = -x[x.size() - 3];
+    }
+    return x;
+}
+
+// Matrices of bf16 with the arithmetic of a matrix unit. Vectors have its bits where they can.
+void tiles_of_bf16(Pool& pool, Results& results, Random& random) {
+    for (Inputs taken : {Inputs::exact, Inputs::bf16})
+        for (Shape s : {Shape{100, 257, 1}, Shape{33, 63, 7}, Shape{1, 100, 4}, Shape{63, 1, 2}, Shape{40, 96, 34}}) {
+            const Case c{taken == Inputs::exact ? "tiles" : "tiles of bf16", {Numbers::bf16}, true};
+            Matrix m =
+                matrix_of(pool, {.numbers = Numbers::bf16, .tokens = taken}, s.k, of_all_sizes(random, s.rows * s.k));
+            const std::vector<float> x = of_all_sizes(random, s.tokens * s.k);
+            m.in_tiles = true, m.unit_from = 1;
+            one_product(pool, results, c, s, x, m);
+            if (!VECTORS_FOLLOW) continue;
+            m.unit_from = NEVER;
+            const Output vectors = product(pool, m, x, s.tokens);
+            if (memcmp(vectors.numbers.data(), results.all.back().numbers.data(), vectors.numbers.size() * 4))
+                throw std::runtime_error(results.all.back().name + ": vectors have other bits than the unit");
+        }
 }
 
 // A residual sum, a norm, and every operation behind a product.
@@ -176,8 +123,9 @@ void check_products(Pool& pool, Results& results) {
     Random random(1);
     for (const Case& c : cases()) all_shapes(pool, results, c, random);
     for (const Case& c :
-         {Case{"fp32", {Numbers::fp32}, true}, Case{"int8", {.numbers = Numbers::int8, .is_exact = false}, true}})
+         {Case{"fp32", {Numbers::fp32}, true}, Case{"int8", {.numbers = Numbers::int8, .inputs = Inputs::int8}, true}})
         stages(pool, results, c, random);
+    tiles_of_bf16(pool, results, random);
 }
 
 }  // namespace ridgeline

@@ -64,6 +64,9 @@ public:
     std::vector<Result> all;
 };
 
+// Returns the results of a program.
+Results compute();
+
 // Each adds the results of a part of the kernels.
 void check_products(Pool&, Results&);
 void check_attention(Pool&, Results&);

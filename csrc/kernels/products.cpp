@@ -83,7 +83,7 @@ const Loops& loops_of(const Matrix& w) { return LOOPS[int(w.format.numbers)]; }
 enum class Path { floats, bytes, groups, widened };
 Path path_of(const Matrix& w) {
     if (!w.format.is_coded()) return Path::floats;
-    if (w.format.is_exact) return Path::widened;
+    if (!w.format.rounds_tokens()) return Path::widened;
     return w.format.is_plain_bytes() ? Path::bytes : Path::groups;
 }
 
@@ -224,7 +224,8 @@ void widened(const Matrix& w, const Activations& a, int64_t begin, int64_t end, 
 }
 
 size_t room_bytes(const Matrix& w, const Activations& a) {
-    if (a.for_unit) return unit_room_bytes(w);
+    if (a.for_unit) return unit_room_bytes(w, a);
+    if (a.slices) return sliced_room_bytes(a);
     const Blocks b = blocks(w, a);
     const size_t sums = size_t(a.tiles) * TILE * PANEL * 4;
     switch (path_of(w)) {
@@ -236,6 +237,7 @@ size_t room_bytes(const Matrix& w, const Activations& a) {
 
 void multiply(const Matrix& w, const Activations& a, int64_t begin, int64_t end, const Epilogue& e, char* room) {
     if (a.for_unit) return unit_multiply(w, a, begin, end, e, room);
+    if (a.slices) return sliced_multiply(w, a, begin, end, e, room);
     const Path path = path_of(w);
     if (path == Path::widened) return widened(w, a, begin, end, e, (float*)room);
     // In blocks, factors take so much time that unpacking pays later.

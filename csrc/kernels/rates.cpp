@@ -43,21 +43,24 @@ double dot_rate(long rounds) {
     return 8.0 * W * CHAINS * double(rounds);
 }
 
-double unit_rate([[maybe_unused]] long rounds) {
 #if defined(RL_AMX_UNIT)
+template <class Unit, class Number> double rate_of(int depth, long rounds) {
     alignas(64) const char zeros[UNIT_DEPTH * PANEL] = {};
-    AmxUnit<UNIT_DEPTH> unit;
+    Unit unit;
     unit.zero();
-    unit.add((const int8_t*)zeros, zeros, SQUARE);
+    unit.add((const Number*)zeros, zeros, SQUARE);
     for (long r = 0; r < rounds; ++r) unit.add_again();
-    return 2.0 * SQUARE * PANEL * UNIT_DEPTH * double(rounds);
-#else
-    return 0;
-#endif
+    return 2.0 * SQUARE * PANEL * depth * double(rounds);
 }
+double unit_rate(long rounds) { return rate_of<AmxUnit<UNIT_DEPTH>, int8_t>(UNIT_DEPTH, rounds); }
+double unit_bf16_rate(long rounds) { return rate_of<AmxBf16Unit, uint16_t>(BF16_DEPTH, rounds); }
+#else
+double unit_rate(long) { return 0; }
+double unit_bf16_rate(long) { return 0; }
+#endif
 
 }  // namespace
 
-extern const RateKernels rate_kernels = {read, fma_rate, dot_rate, unit_rate};
+extern const RateKernels rate_kernels = {read, fma_rate, dot_rate, unit_rate, unit_bf16_rate};
 
 }  // namespace ridgeline::RL_ISA

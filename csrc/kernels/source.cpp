@@ -1,4 +1,5 @@
 // Prepares the tokens of a product: residual sum, norm, quantization, and the layout of tiles.
+#include <array>
 #include <cmath>
 #include <type_traits>
 
@@ -85,20 +86,94 @@ template <class X> RL_INLINE void transpose(X (&a)[4]) {
     a[3] = __builtin_shufflevector(b1, b3, 2, 3, 6, 7);
 }
 
-template <int n> void load_floats(float* out, int64_t m, int64_t k, int64_t padded, const float* const* tokens) {
+// The nearest numbers of bf16, as floats, ties to even. Numbers that are too large become infinite, a NaN stays one.
+RL_INLINE F4 to_bf16(F4 x) {
+    typedef uint32_t U4 __attribute__((vector_size(16)));
+    const U4 u = (U4)x;
+    return (F4)((x == x ? u + 0x7fff + ((u >> 16) & 1) : u | 0x400000) & 0xffff0000);
+}
+
+// The next four of `left` numbers; zeros behind the last.
+RL_INLINE F4 load_four(const float* x, int64_t left) {
+    F4 a = {};
+    if (left >= 4)
+        memcpy(&a, x, 16);
+    else if (left > 0)
+        memcpy(&a, x, size_t(left) * 4);
+    return a;
+}
+
+// BF16: whether numbers are rounded to bf16.
+template <int n, bool BF16>
+void load_floats(float* out, int64_t m, int64_t k, int64_t padded, const float* const* tokens) {
     int64_t at = 0;
-    if (m == 1) {
+    if (m == 1 && !BF16) {
         memcpy(out, tokens[0], size_t(k) * 4);
-        at = k;
+        memset(out + k, 0, size_t(padded - k) * 4);
+        return;
     }
-    for (; at + 4 <= k; at += 4) {
+    for (; at < padded; at += 4) {
         F4 a[4] = {};
-        RL_FOR(i, n) memcpy(&a[i], tokens[i] + at, 16);
+        RL_FOR(i, n) {
+            a[i] = load_four(tokens[i] + at, k - at);
+            if (BF16) a[i] = to_bf16(a[i]);
+        }
         transpose(a);
-        RL_FOR(j, 4) memcpy(out + (at + j) * m, &a[j], n * 4);
+        if (at + 4 <= padded) {
+            RL_FOR(j, 4) memcpy(out + (at + j) * m, &a[j], n * 4);
+        } else {
+            for (int j = 0; j < padded - at; ++j) memcpy(out + (at + j) * m, &a[j], n * 4);
+        }
     }
-    for (; at < padded; ++at)
-        for (int i = 0; i < n; ++i) out[at * m + i] = at < k ? tokens[i][at] : 0.f;
+}
+
+// ---- slices of bf16, for the arithmetic of a matrix unit ------------------------------------------------------------
+
+// What x is rounded to, and the rest. A finite number that would become infinite is cut off instead.
+RL_INLINE void cut(F4 x, F4& high, F4& low) {
+    const F4 nearest = to_bf16(x), below = (F4)((I4)x & (int32_t)0xffff0000);
+    const I4 overflows = (((I4)nearest & 0x7fffffff) == 0x7f800000) & (((I4)x & 0x7fffffff) != 0x7f800000);
+    high = overflows ? below : nearest;
+    low = to_bf16(high == x ? F4{} : x - high);  // the rest of an infinity is 0
+}
+
+// Calls put(slice, column, numbers of four tokens) for each four columns up to `end`, the rest of them zeros.
+template <int n, class Put>
+RL_INLINE void each_slice(int slices, int64_t k, int64_t end, const float* const* tokens, Put&& put) {
+    for (int64_t at = 0; at < end; at += 4) {
+        F4 high[4] = {}, low[4] = {};
+        RL_FOR(i, n) {
+            const F4 x = load_four(tokens[i] + at, k - at);
+            if (slices == 1)
+                high[i] = to_bf16(x);
+            else
+                cut(x, high[i], low[i]);
+        }
+        put(0, at, high);
+        if (slices == 2) put(1, at, low);
+    }
+}
+
+// [blocks of 32 columns][slices][32 columns][m]
+template <int n>
+void load_sliced(float* out, int64_t m, int slices, int64_t k, int64_t end, const float* const* tokens) {
+    each_slice<n>(slices, k, end, tokens, [&](int slice, int64_t at, F4(&a)[4]) __attribute__((always_inline)) {
+        float* to = out + ((at / BF16_DEPTH * slices + slice) * BF16_DEPTH + at % BF16_DEPTH) * m;
+        transpose(a);
+        RL_FOR(j, 4) memcpy(to + j * m, &a[j], n * 4);
+    });
+}
+
+// [blocks of 32 columns][slices][32 tokens][32]
+template <int n> void load_squares(uint16_t* out, int slices, int64_t k, int64_t end, const float* const* tokens) {
+    typedef uint16_t U8 __attribute__((vector_size(16)));
+    each_slice<n>(slices, k, end, tokens, [&](int slice, int64_t at, F4(&a)[4]) __attribute__((always_inline)) {
+        uint16_t* to = out + (at / BF16_DEPTH * slices + slice) * SQUARE * BF16_DEPTH + at % BF16_DEPTH;
+        RL_FOR(i, n) {
+            const U8 halves = (U8)a[i], upper = __builtin_shufflevector(halves, halves, 1, 3, 5, 7, 1, 3, 5, 7);
+            memcpy(to + i * BF16_DEPTH, &upper, 8);
+        }
+    });
 }
 
 // ---- bytes: [k / 4][tokens of the tile][4] ------------------------------------------------------------------------
@@ -234,11 +309,28 @@ template <int n, class To> void load_bytes(const To& to, int64_t m, int64_t k, i
         RL_FOR(i, n) num_surplus[i] = count_surplus[i];
 }
 
+// begin, m: the tile of the tokens. place: of the first of n of them in the tile.
+void load_slices(const Activations& a, int64_t k, const float* const* tokens, int64_t begin, int64_t m, int64_t place,
+                 int n) {
+    const size_t size = size_t(n - 1);
+    const int64_t end = a.stride / a.slices;
+    if (a.for_unit) {
+        const std::array all = {load_squares<1>, load_squares<2>, load_squares<3>, load_squares<4>};
+        return all[size]((uint16_t*)a.data + begin * a.stride + place * BF16_DEPTH, a.slices, k, end, tokens);
+    }
+    const std::array all = {load_sliced<1>, load_sliced<2>, load_sliced<3>, load_sliced<4>};
+    all[size]((float*)a.data + begin * a.stride + place, m, a.slices, k, end, tokens);
+}
+
 void load(const Activations& a, const Matrix& w, const float* const* tokens, int64_t first, int n) {
     const int64_t tile = a.tile_of(first), begin = a.first(tile), m = a.first(tile + 1) - begin, place = first - begin;
+    if (a.slices) return load_slices(a, w.k, tokens, begin, m, place, n);
     if (!w.format.rounds_tokens()) {
-        const auto run = n == 4 ? load_floats<4> : n == 3 ? load_floats<3> : n == 2 ? load_floats<2> : load_floats<1>;
-        return run((float*)a.data + begin * a.padded_k + place, m, w.k, a.padded_k, tokens);
+        const auto all = w.format.inputs == Inputs::bf16 ? std::array{load_floats<1, true>, load_floats<2, true>,
+                                                                      load_floats<3, true>, load_floats<4, true>}
+                                                         : std::array{load_floats<1, false>, load_floats<2, false>,
+                                                                      load_floats<3, false>, load_floats<4, false>};
+        return all[size_t(n - 1)]((float*)a.data + begin * a.padded_k + place, m, w.k, a.padded_k, tokens);
     }
     float* scales = a.scale + first;
     int32_t* offsets = a.offset + begin * a.groups + place;

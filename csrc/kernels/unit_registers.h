@@ -14,8 +14,6 @@
 
 namespace ridgeline::RL_ISA {
 
-constexpr int BF16_DEPTH = 32;  // columns of bf16 that are multiplied at once
-
 // ---- in plain C++ -------------------------------------------------------------------------------------------------
 
 template <int DEPTH> struct EmulatedUnit {
@@ -43,38 +41,53 @@ struct EmulatedBf16Unit {
     void zero() { memset(sum, 0, sizeof sum); }
     void add(const uint16_t* tokens, const char* panel, int rows) {
         last = panel;
-        for (int i = 0; i < rows; ++i) {
-            float chain[2][SQUARE] = {};
-            for (int k = 0; k < BF16_DEPTH; ++k) {
-                const float x = widened(tokens[i * BF16_DEPTH + k]);
-                const uint16_t* w = (const uint16_t*)(panel + k / 2 * 128) + k % 2;
-                for (int j = 0; j < SQUARE; ++j) chain[k % 2][j] = fused(x, widened(w[2 * j]), chain[k % 2][j]);
+        for (int i = 0; i < rows; ++i)
+            for (int j = 0; j < SQUARE; j += W) {
+                F even = {}, odd = {};
+                for (int k = 0; k < BF16_DEPTH; k += 2) {
+                    const I both = RL_ISA::load((const int32_t*)(panel + k * 64) + j);
+                    const uint16_t* x = tokens + i * BF16_DEPTH + k;
+                    even = fused(flushed(widened(x[0])), flushed(floats(both << 16)), even);
+                    odd = fused(flushed(widened(x[1])), flushed(floats(both & (int32_t)0xffff0000)), odd);
+                }
+                RL_ISA::store(sum[i] + j, flushed(RL_ISA::load(sum[i] + j) + flushed(even + odd)));
             }
-            for (int j = 0; j < SQUARE; ++j) sum[i][j] = flushed(sum[i][j] + flushed(chain[0][j] + chain[1][j]));
-        }
     }
     void add_slice(const uint16_t* tokens, int rows) { add(tokens, last, rows); }
     void load(const float* from, int rows) {
-        for (int i = 0; i < rows * SQUARE; ++i) sum[i / SQUARE][i % SQUARE] = flushed(from[i]);
+        for (int i = 0; i < rows * SQUARE; i += W) RL_ISA::store(&sum[0][0] + i, flushed(RL_ISA::load(from + i)));
     }
     void store(float* to, int rows) const { memcpy(to, sum, size_t(rows) * sizeof sum[0]); }
 
 private:
+    static F widened(uint16_t x) { return floats(set(int32_t(uint32_t(x) << 16))); }
     // x, or a zero of its sign for a denormal number. Sums of floats need no rounding where they are denormal.
-    static float flushed(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0, x) : x; }
-    static float widened(uint16_t x) {
-        const uint32_t u = uint32_t(x) << 16;
-        float y;
-        memcpy(&y, &u, 4);
-        return flushed(y);
-    }
+    static F flushed(F x) { return abs(x) < set(0x1p-126f) ? floats(bits(x) & (int32_t)0x80000000) : x; }
     // a * b + c. As everywhere on x86, a result is denormal if it is after rounding to 24 bits: below 2^-126 - 2^-151,
-    // from where on it is rounded up to 2^-126.
-    static float fused(float a, float b, float c) {
-        const double exact = sum_to_odd(double(a) * double(b), c);
-        const float zero = __builtin_copysignf(0, float(exact));
-        return __builtin_fabs(exact) < 0x1.ffffffp-127 ? zero : float(exact);
+    // from where on it is rounded up to 2^-126. Only near that must the sum be known exactly.
+    static F fused(F a, F b, F c) {
+        F r = fma_exact(a, b, c);
+        if (!any((abs(r) <= set(0x1p-126f)) & (r != F{}))) return r;
+        for (int i = 0; i < W; ++i) {
+            const double exact = sum_to_odd(double(a[i]) * double(b[i]), c[i]);
+            r[i] = __builtin_fabs(exact) < 0x1.ffffffp-127 ? __builtin_copysignf(0, r[i]) : float(exact);
+        }
+        return r;
     }
+};
+
+// Makes this thread's vectors take and give zeros for denormal numbers while it lives, as a matrix unit does. The
+// arithmetic in between is in a function that the compiler does not know: it would move it out of here.
+struct Flushing {
+#if defined(__x86_64__)
+    uint32_t before;
+    Flushing() {
+        const uint32_t flushed = 0x9fc0;  // FTZ, DAZ, no exceptions, to nearest even
+        asm volatile("stmxcsr %0" : "=m"(before)::"memory");
+        asm volatile("ldmxcsr %0" ::"m"(flushed) : "memory");
+    }
+    ~Flushing() { asm volatile("ldmxcsr %0" ::"m"(before) : "memory"); }
+#endif  // ARM finds out before rounding that a number is denormal, which has other bits
 };
 
 // ---- AMX ------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ def isas() -> list[str]:
     """Return the instruction sets that were compiled, best first."""
 
 def matrix_unit() -> Literal["none", "emulated", "amx"]:
-    """Return the matrix unit that products of rounded tokens may use, and attention over state of 16 bits uses;
+    """Return the matrix unit that products may use, and attention over state of 16 bits uses.
+
     RIDGELINE_MATRIX_UNIT selects one.
     """
 
@@ -31,6 +32,9 @@ def attends_in_unit(type: str) -> bool:
 
 def unit_refusal() -> str:
     """Return why there is no matrix unit, or an empty string."""
+
+def bf16_refusal() -> str:
+    """Return why products of bf16 do not have the arithmetic of a matrix unit, or an empty string."""
 
 def usable_cores() -> int:
     """Return the number of physical cores that this process may use, at least 1."""
@@ -59,6 +63,8 @@ class Pool:
         """Return operations per second on bytes; a multiply-add counts as two."""
     def unit_rate(self) -> float:
         """Return operations per second on bytes in the processor's matrix unit; 0 without one."""
+    def unit_bf16_rate(self) -> float:
+        """Return operations per second on bf16 in the processor's matrix unit; 0 where it does not serve bf16."""
 
 class Rooms:
     """Memory that programs share. Results of one program stay until another one runs."""
@@ -102,7 +108,7 @@ class Matrix:
         scales: Sequence[Floats] = (),
         offset_kind: Literal["none", "zero_points", "minimums"] = "none",
         offsets: Sequence[Array] = (),
-        exact: bool = False,
+        tokens: Literal["exact", "bf16", "int8"] | None = None,
         wide: bool = False,
         permutation: Ints | None = None,
         factor: float = 1.0,
@@ -123,7 +129,8 @@ class Matrix:
             scales: [rows, groups] for each part of codes; none for floats.
             offset_kind: what groups have besides a scale.
             offsets: [rows, groups] for each part of codes: zero points as int8, minimums as float32.
-            exact: whether tokens are multiplied as floats. Otherwise they are rounded to int8, except for fp8.
+            tokens: how tokens are taken: as floats, each number rounded to bfloat16, or each token rounded to int8, for
+                whole numbers only. None: int8 for whole numbers, and exact otherwise.
             wide: whether scales of groups are float32.
             permutation: column j multiplies element permutation[j] of a token; None for columns in order.
             factor: a power of two; scales and minimums divided by it are float16 numbers.
@@ -140,8 +147,14 @@ class Matrix:
     @property
     def nbytes(self) -> int: ...
     @property
+    def in_tiles(self) -> bool:
+        """Whether products have the arithmetic of a matrix unit for bf16, with and without it."""
+    @property
     def unit_from(self) -> int | None:
-        """The least number of tokens for which the matrix unit is used; None for never."""
+        """The least number of tokens for which the matrix unit is used; None for never. It changes no bit. To set it
+        for a format that no unit serves in this process is a ValueError."""
+    @unit_from.setter
+    def unit_from(self, tokens: int | None) -> None: ...
     def take(self, pool: Pool, ids: Ints, out: Floats) -> None:
         """Write rows in float32: exactly the numbers that products use."""
 

@@ -36,7 +36,7 @@ from ridgeline.settings import (
 from ridgeline.settings.advice import Advice, machine_advice
 from ridgeline.settings.speculative import AUTO, OFF
 from ridgeline.spec import ModelSpec
-from ridgeline.spec.quant import format_of
+from ridgeline.spec.quant import PLAIN, format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
 from ridgeline.spec.storage import has_rows
 from ridgeline.system import free_bytes, num_cores
@@ -147,8 +147,8 @@ class LLM:
     def _load_weights(
         self, model: str, tokenizer: str | None, progress_bar: ProgressBar, on_wait: Callable[[str], None]
     ) -> tuple[LoadedModel, tuple[str, ...]]:
-        """Return the model with an exact KV cache, and notes on the cost of quantized weights."""
-        if not format_of(self.options.weights, self.options.activations).is_lossy:
+        """Return the model with an exact KV cache, and notes on the cost of rounded weights or activations."""
+        if format_of(self.options.weights, self.options.activations) == PLAIN:
             return load_model(model, self.options, progress_bar), ()
         from ridgeline.evals.price import Appraisal
 

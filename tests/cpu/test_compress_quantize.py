@@ -306,6 +306,7 @@ BAD = [
     (["--scheme", "fp8-block", "--group", "0"], "fp8-block needs a size of blocks, such as 128"),
     (["--scheme", "fp8", "--activations", "int8"], "whole numbers"),
     (["--scheme", "rtn-int4", "--activations", "int5"], "is not known"),
+    (["--scheme", "rtn-int4", "--activations", "bf16"], "open the model with --activations bf16"),
     (["--scheme", "gptq-int4", "--calibrate", "TEXT", "--sequence-length", "99999"], "it must be from 2 to"),
 ]
 

@@ -32,16 +32,16 @@ def need(*programs: str) -> None:
             pytest.skip(f"needs {name}")
 
 
-def build(factory: pytest.TempPathFactory, name: str, *options: str) -> Path:
-    """Return the program, compiled once for all processes of a test run."""
+def build(factory: pytest.TempPathFactory, name: str, *options: str, program: str = "kernel_checks") -> Path:
+    """Return a program, compiled once for all processes of a test run."""
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"checks-{name}"
     configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DRIDGELINE_CHECKS=ON", *options]
     with FileLock(f"{folder}.lock"):
-        for command in (configure, ["cmake", "--build", str(folder), "-j2"]):
+        for command in (configure, ["cmake", "--build", str(folder), "-j2", "--target", program]):
             run = subprocess.run(command, capture_output=True, text=True, check=False)
             assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
-    return folder / "kernel_checks"
+    return folder / program
 
 
 def check(command: list[str], isa: str, job: str, file: Path) -> subprocess.CompletedProcess[str]:
@@ -90,6 +90,36 @@ def test_a_difference_is_found(here: Path, reference: Path) -> None:
     run = check([str(here)], "avx2", "compare", other)
     assert run.returncode == 1
     assert "number" in run.stderr
+
+
+@pytest.fixture(scope="module")
+def unit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the program that uses AMX. Where the CPU lacks it, a handler of SIGILL executes its instructions."""
+    need("cmake", "ninja", "g++")
+    if platform.machine() != "x86_64" or "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("needs an x86 CPU with avx2, and Linux")
+    return build(tmp_path_factory, "unit", *QUICK, program="unit_checks")
+
+
+def check_unit(program: Path, kind: str, job: str, file: Path, fault: str = "") -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "RIDGELINE_MATRIX_UNIT": kind, "RIDGELINE_TRAP_FAULT": fault}
+    return subprocess.run([str(program), job, str(file)], env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_instructions_of_amx_have_the_bits_of_plain_cpp(unit: Path, tmp_path: Path) -> None:
+    """All formats that a matrix unit serves: AMX against an emulated unit, and each of them against vectors.
+
+    A unit whose arithmetic with bf16 is not that of Intel's manual is refused for bf16, with the first difference.
+    """
+    file = tmp_path / "results"
+    for kind, job in (("emulated", "write"), ("amx", "compare")):
+        run = check_unit(unit, kind, job, file)
+        assert run.returncode == 0, run.stdout + run.stderr
+    if " amx_int8" not in Path("/proc/cpuinfo").read_text():
+        assert int(run.stdout.split()[0]) > 50_000  # instructions that the handler executed
+        for fault in ("denormals", "one_chain"):
+            run = check_unit(unit, "amx", "compare", file, fault)
+            assert run.returncode == 1 and "its bf16 sum is" in run.stderr
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)

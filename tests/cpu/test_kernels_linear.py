@@ -18,11 +18,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ridgeline.spec.quant import NUMBERS, format_of
+from ridgeline.spec.quant import NUMBERS, PLAIN, format_of
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 from cpu.instruction_sets import ISAS  # noqa: E402
-from ridgeline.ops.cpu.coded import pack_codes, rounds_here  # noqa: E402
+from ridgeline.ops.cpu.coded import pack_codes, rounds_here, tokens_of  # noqa: E402
+from ridgeline.quant.bounds import bound  # noqa: E402
 
 SIZES = (1, 63, 100, 257)
 UNIT = 2.0**-24
@@ -88,8 +89,8 @@ def matrix(pool: Any, form: Format, weight: Any, bias: Any = None) -> Any:
     parts, biases = (weight, bias) if isinstance(weight, list) else ([weight], [bias])
     if form.text and not rounds_here(form.stored):
         return pack_codes(pool, parts, form.stored, biases, interleave=False)
-    exact = bool(form.text) and not form.is_rounded
-    return kernels.Matrix(pool, parts, "float32", form.name, form.group, biases, False, exact=exact)
+    tokens = tokens_of(form.stored) if form.text else "exact"
+    return kernels.Matrix(pool, parts, "float32", form.name, form.group, biases, False, tokens=tokens)
 
 
 def product(pool: Any, w: Any, x: np.ndarray) -> np.ndarray:
@@ -147,6 +148,10 @@ def test_products(pool: Any, form: Format, n_in: int, n_out: int) -> None:
     weight, bias, x = draw(n_out, n_in), draw(n_out, key=1), draw(37, n_in, key=2)
     w = matrix(pool, form, weight, bias)
     got, mean = product(pool, w, poisoned(x)), meaning(pool, w)
+    if w.in_tiles:  # the arithmetic of a matrix unit: unit_cases.py
+        wide, added = x.astype(np.float64), bias.astype(np.float64)
+        assert (np.abs(got - (wide @ mean.T + added)) <= bound(wide, mean, added, PLAIN, in_tiles=True)).all()
+        return
     seen, scale = rounded(x) if form.is_rounded else (x.astype(np.float64), np.zeros((len(x), 1)))
     floats = n_in + 2 * (form.name == "fp8")
     terms = (floats if not form.is_rounded else -(-n_in // form.group) + 1 if form.group else 4) + 1
@@ -195,12 +200,10 @@ def test_every_number_of_16_bits_is_kept(pool: Any) -> None:
         finite = bits[np.isfinite(bits.view(narrow).astype(np.float32))].reshape(-1, 2)
         wanted = finite.view(narrow).astype(np.float64)
         for given, name in ((finite, kind), (finite.view(narrow).astype(np.float32), "float32")):
-            kept = meaning(pool, kernels.Matrix(pool, [given], name, form, 0, [None], False))
-            assert np.array_equal(kept, wanted)
-            one = product(
-                pool, kernels.Matrix(pool, [given], name, form, 0, [None], False), np.eye(2, dtype=np.float32)
-            )
-            assert np.array_equal(one.T, wanted)
+            w = kernels.Matrix(pool, [given], name, form, 0, [None], False)
+            assert np.array_equal(meaning(pool, w), wanted)
+            flushed = np.where(np.abs(wanted) < 2.0**-126, 0, wanted) if w.in_tiles else wanted
+            assert np.array_equal(product(pool, w, np.eye(2, dtype=np.float32)).T, flushed)
 
 
 @by_format
@@ -287,14 +290,22 @@ def test_instruction_sets_agree_to_the_bit() -> None:
         found[isa, unit] = digests
     whole = slice(len(FLOATS), len(FLOATS) + len(ROUNDED))
     assert len({tuple(d[whole]) for d in found.values()}) == 1
-    assert len({tuple(d) for (isa, _), d in found.items() if isa != "portable"}) <= 1
+    brain = FORMATS.index(Format("bf16"))  # a unit has an arithmetic of its own there, the same bits everywhere
+    for unit in ("off", "emulated"):
+        assert len({tuple(d) for (isa, own), d in found.items() if own == unit and isa != "portable"}) <= 1
+    assert len({d[brain] for (_, unit), d in found.items() if unit == "emulated"}) == 1
+    fused = {(*d[:brain], *d[brain + 1 :]) for (isa, _), d in found.items() if isa != "portable"}
+    assert len(fused) <= 1
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("isa", "unit"), [*((isa, "off") for isa in ISAS), (ISAS[0], "emulated"), (ISAS[0], "amx")])
+@pytest.mark.parametrize(
+    ("isa", "unit"), [*((isa, "off") for isa in ISAS), (kernels.isa(), "emulated"), (kernels.isa(), "amx")]
+)
 def test_every_instruction_set_passes(isa: str, unit: str) -> None:
     """Run the tests of this file, of the stages and of experts with each instruction set and matrix unit."""
     files = [str(HERE / f"test_kernels_{name}.py") for name in ("linear", "stages", "experts")]
+    files += [str(HERE / "unit_cases.py")] if unit == "amx" else []  # test_kernels_unit.py runs it with an emulated one
     options = ["-n0", "-k", "not instruction_set", "-p", "no:cacheprovider"]
     run = run_with(isa, "-m", "pytest", *files, *options, unit=unit)
     if LACKS.search(run.stdout + run.stderr):
@@ -302,11 +313,16 @@ def test_every_instruction_set_passes(isa: str, unit: str) -> None:
     assert run.returncode == 0, run.stdout[-3000:]
 
 
-def test_a_matrix_unit_serves_the_products_of_rounded_tokens() -> None:
-    """An emulated unit is used from the first token on; formats that it does not serve say so with None."""
+def test_a_matrix_unit_serves_rounded_tokens_and_bf16() -> None:
+    """An emulated unit is used from the first token on, for bf16 from the fourth; formats that it does not serve say so
+    with None.
+    """
     code = "import test_kernels_linear as t; print([t.unit_of(form) for form in t.FORMATS])"
-    run = run_with(ISAS[0], "-c", f"import sys; sys.path.insert(0, {str(HERE)!r}); {code}", unit="emulated")
-    assert ast.literal_eval(run.stdout) == [1 if form in ROUNDED else None for form in FORMATS]
+    run = run_with(kernels.isa(), "-c", f"import sys; sys.path.insert(0, {str(HERE)!r}); {code}", unit="emulated")
+    assert run.returncode == 0, run.stderr
+    assert ast.literal_eval(run.stdout) == [
+        4 if form == Format("bf16") else 1 if form in ROUNDED else None for form in FORMATS
+    ]
 
 
 def unit_of(form: Format) -> int | None:
@@ -320,7 +336,7 @@ def test_an_unknown_instruction_set_is_an_error() -> None:
 
 
 def test_an_unknown_matrix_unit_is_an_error() -> None:
-    run = run_with(ISAS[0], "-c", "import ridgeline._kernels", unit="npu")
+    run = run_with(kernels.isa(), "-c", "import ridgeline._kernels", unit="npu")
     assert "RIDGELINE_MATRIX_UNIT=npu: known are off, auto, emulated, amx" in run.stderr
 
 
@@ -345,7 +361,7 @@ def test_tiny_and_huge_tokens(pool: Any, form: Format) -> None:
     mean = meaning(pool, w)
     assert np.array_equal(product(pool, w, np.zeros((3, 130), np.float32)), np.zeros((3, 33)))
     tiny = np.full((2, 130), 1e-42, np.float32)
-    step = 2.0**-100 / 127 if form.is_rounded else 2.0**-149
+    step = 2.0**-100 / 127 if form.is_rounded else 2.0**-126 if w.in_tiles else 2.0**-149
     assert (
         np.abs(product(pool, w, tiny) - tiny.astype(np.float64) @ mean.T) <= step * (np.abs(mean).sum(1) + 130)
     ).all()

@@ -27,8 +27,10 @@ TABLES = {
 NAMES = [
     *FORMATS, "int8-exact", "int8-asym", "int8-32", "int8-outliers", "int6", "int5-16-asym", "int4-row", "int4-exact",
     "int4-128-asym-exact", "int3-128-asym", "int2-asym", "fp8-fp8", "fp8-tensor", "fp8-64x128", "int4-fp8",
+    "int4-asym-bf16", "int8-bf16", "fp8-bf16",
 ]  # fmt: skip
 ROUNDED = {name: format_of(name) for name in NAMES if format_of(name).is_lossy}
+WAYS = {**{name: format_of(name) for name in NAMES}, "plain-bf16": format_of("auto", "bf16")}
 
 
 def problem(tokens: int, n_in: int, n_out: int, spread: float, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -54,7 +56,7 @@ def numpy_of(array: Any) -> np.ndarray:
     return array.detach().numpy() if isinstance(array, torch.Tensor) else array
 
 
-@pytest.mark.parametrize("scheme", NAMES)
+@pytest.mark.parametrize("scheme", WAYS)
 @pytest.mark.parametrize("device", TABLES)
 @settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(
@@ -70,7 +72,7 @@ def test_apply_is_within_its_bound(
     device: str, scheme: str, dtype: str, tokens: int, n_in: int, n_out: int, bias: bool, spread: float, seed: int
 ) -> None:
     x, weight, b = problem(tokens, n_in, n_out, spread, seed)
-    table, format = TABLES[device], format_of(scheme)
+    table, format = TABLES[device], WAYS[scheme]
     linear = build(weight, b if bias else None, dtype, table, format)
     got, w = numpy_of(linear.apply(table.memory.put(x, "float32", "float32"))), numpy_of(linear.dequantize())
     assert got.dtype == w.dtype == np.float32
@@ -93,12 +95,12 @@ def test_products_of_rounded_tokens_have_the_same_bits_everywhere(scheme: str) -
         assert all(np.array_equal(found[0], other) for other in found[1:])
 
 
-@pytest.mark.parametrize("scheme", NAMES)
+@pytest.mark.parametrize("scheme", WAYS)
 def test_the_bound_is_not_too_large(scheme: str) -> None:
     """With exact activations the bound grows with the sum's length, and a sum in half precision (2^-11) would not pass.
     Where tokens are rounded to int8, tokens of 6 bits would not pass; where they are rounded to fp8, those of 2 bits of
-    mantissa would not."""
-    format = format_of(scheme)
+    mantissa would not, and where they are rounded to bf16, those of 6 bits of it would not."""
+    format = WAYS[scheme]
 
     def share(n: int) -> float:
         one = np.ones((1, n))
@@ -108,7 +110,7 @@ def test_the_bound_is_not_too_large(scheme: str) -> None:
     if format.activations == "exact":
         assert 0 < bounds[0] < bounds[1] < bounds[2] < 2.0**-12
     else:
-        half = 2.0**-4 if format.activations == "fp8" else 0.5 / 127
+        half = {"fp8": 2.0**-4, "bf16": 2.0**-8}.get(format.activations, 0.5 / 127)
         assert all(half < found < 1.02 * half for found in bounds)
 
 
@@ -175,6 +177,33 @@ def test_a_token_that_is_not_finite_is_alone_in_that(device: str, scheme: str) -
     assert not np.isfinite(got[[7, 20]]).any()
     others = [i for i in range(63) if i not in (7, 20)]
     assert np.array_equal(got[others], clean[others])
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("device", TABLES)
+def test_activations_in_bf16_are_the_nearest_numbers(device: str, dtype: str) -> None:
+    """A product with the identity shows them. Ties go to even, infinities and NaN stay, the largest floats become
+    infinite, and denormal numbers are rounded to multiples of 2^-133."""
+    table = TABLES[device]
+    rng = np.random.default_rng(2)
+    bits = rng.integers(0, 2**32, (63, 100), np.uint32)
+    bits[1] = bits[1] & 0xFFFF0000 | 0x8000  # ties
+    bits[2] = bits[2] & 0x807FFFFF  # denormal
+    bits[3] = bits[3] & 0x80000000 | 0x7F7F8000  # rounds to 2^128
+    x = bits.view(np.float32)
+    x[:4] = np.where(np.isfinite(x[:4]), x[:4], 1)
+    # In a row of its own each: a product with an infinity is NaN for every other column.
+    x[4:] = np.where(np.isfinite(x[4:]), x[4:], 1)
+    x[4], x[5] = 0, 0
+    x[4, 7], x[5, 7] = np.inf, np.nan
+    got = numpy_of(build(np.eye(100, dtype=np.float32), None, dtype, table, WAYS["plain-bf16"]).apply(
+        table.memory.put(x, "float32", "float32")
+    ))  # fmt: skip
+    wanted = torch.from_numpy(x).bfloat16().float().numpy()
+    finite = np.isfinite(wanted).all(1)
+    assert finite.sum() > 30 and np.array_equal(got[finite], wanted[finite])
+    assert np.isposinf(wanted[3]).any() and not np.isfinite(got[3]).any()
+    assert got[4, 7] == np.inf and np.isnan(got[5, 7])
 
 
 @pytest.mark.parametrize("scheme", ROUNDED)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from cpu.instruction_sets import OTHERS, fingerprint_under
 from oracle.ours import SPECS, random_weights
@@ -110,6 +111,7 @@ WHOLE_SUMS = [
 EXACT = [
     "int8-exact", "int8-32-min-exact", "int4-asym-exact", "int4-64x128-asym-exact", "int3-exact", "int2-128-exact",
     "fp8", "fp8-tensor", "fp8-64x128", "fp8-32", "int5-exact", "int6-asym-exact", "int4-min-exact", *BLOCKS,
+    "int8-32-min-bf16", "int3-bf16", "fp8-bf16", "int6-16of256-bf16",
 ]  # fmt: skip
 
 
@@ -145,7 +147,8 @@ def _factors(format: Format, columns: int, is_lower: bool, rng: Any) -> list[Any
 @pytest.mark.parametrize("name", [*WHOLE_SUMS, *EXACT])
 def test_kernels_have_the_bits_of_their_definition(name: str, columns: int) -> None:
     """Where sums are of whole numbers a product has the bits of numpy's. With exact activations it has those of a
-    product with the dequantized matrix in float32; fp8 with a scale for each row multiplies the sum with it."""
+    product with the dequantized matrix in float32, with activations in bf16 those of one with tokens that were rounded
+    before; fp8 with a scale for each row multiplies the sum with it."""
     format, rng = format_of(name), np.random.default_rng(columns)
     columns = -(-columns // format.block) * format.block if format.block else columns
     matrix: Any = drawn_codes(format, columns, rng, permuted=True)
@@ -155,7 +158,7 @@ def test_kernels_have_the_bits_of_their_definition(name: str, columns: int) -> N
     dense: Any = linear.dequantize()
     assert np.array_equal(dense, np.asarray(wanted.dequantize()))
     assert linear.apply._matrix.nbytes == packed_bytes(format, "float32", 70, columns)  # type: ignore[attr-defined]
-    is_exact, factor = format.activations == "exact", np.float32(1)
+    is_exact, factor = format.activations in ("exact", "bf16"), np.float32(1)
     if is_exact:
         plain = np.ascontiguousarray(dense[:, matrix.permutation])
         if format.numbers == "fp8" and not format.group:
@@ -165,6 +168,8 @@ def test_kernels_have_the_bits_of_their_definition(name: str, columns: int) -> N
     for count in (1, 3, 9, 63):
         x = rng.normal(size=(count, columns)).astype(np.float32)
         given: Any = np.ascontiguousarray(x[:, matrix.permutation]) if is_exact else x
+        if format.activations == "bf16":
+            given = given.astype(bfloat16).astype(np.float32)
         assert np.array_equal(np.asarray(linear.apply(x)), np.asarray(wanted.apply(given)) * factor)
 
 
@@ -190,7 +195,7 @@ def test_kernels_serve_scales_that_a_power_of_two_makes_float16() -> None:
         backend = open_table("cpu")
 
 
-@pytest.mark.parametrize("activations", ["exact", "int8", "outliers", "fp8"])
+@pytest.mark.parametrize("activations", ["exact", "bf16", "int8", "outliers", "fp8"])
 @pytest.mark.parametrize("device", TABLES)
 def test_products_of_minimums_levels_and_given_scales(device: str, activations: str) -> None:
     """Compare with the formula in float64. A given scale for the input rounds a token that needs no larger one."""
@@ -206,7 +211,7 @@ def test_products_of_minimums_levels_and_given_scales(device: str, activations: 
     agree(table, shifted, x, wanted, minimums[:, at].astype(np.float64))
     given = replace(shifted, input_scale=0.5)
     agree(table, given, x, wanted, minimums[:, at].astype(np.float64))
-    if activations in ("exact", "fp8"):
+    if activations in ("exact", "bf16", "fp8"):
         index = rng.integers(0, 16, (37, columns)).astype(np.uint8)
         for numbers in ("nf4", "fp4", "iq4"):
             format = format_of(f"{numbers}-32-{activations}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -76,7 +77,7 @@ class Defined:
 
     def __call__(self, weight: Any, bias: Any, table: OpsTable, format: Format, low_rank: None = None) -> Any:
         rounded = store(weight, bias, table, format)
-        if not format.is_lossy:
+        if format == PLAIN:
             return rounded
         self.count += 1
         rounded.prepare()
@@ -84,7 +85,9 @@ class Defined:
 
         def apply(x: np.ndarray) -> np.ndarray:
             wide = x.astype(np.float64)
-            if self._rounds:
+            if self._rounds and format.activations == "bf16":
+                wide = x.astype(ml_dtypes.bfloat16).astype(np.float64)
+            elif self._rounds:
                 step = np.abs(wide).max(-1, keepdims=True) / 127
                 wide = np.rint(wide / step) * step
             return (wide @ matrix.T + (0 if bias is None else bias)).astype(np.float32)
@@ -98,21 +101,22 @@ def logits(spec: ModelSpec, weights: Any, table: OpsTable, format: Format, kind:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("scheme", ["int8", "int4"])
+@pytest.mark.parametrize("scheme", ["int8", "int4", "bf16"])
 def test_it_is_the_model_with_rounded_matrices_and_tokens(
     scheme: str, name: str, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare with the model in which every matrix is replaced by its quantized values and every token is quantized by
-    definition.
+    definition. With the scheme bf16, tokens alone are rounded, to bfloat16.
 
     The remaining difference is float32's own rounding. If that moves a number across a rounding boundary, one element
-    changes by one step of 127. So most logits are as close as in float32, and the largest difference is a few such
-    steps. Compared with tokens that are not quantized, each product differs by sqrt(1/12) of a step per element, and
-    logits by that times the root of the number of matrices in sequence, times a few, because recurrent layers carry an
-    error forward.
+    changes by one step of 127, or by 2^-8 of itself. So most logits are as close as in float32, and the largest
+    difference is a few such steps. Compared with tokens that are not quantized, each product differs by sqrt(1/12) of a
+    step per element, and logits by that times the root of the number of matrices in sequence, times a few, because
+    recurrent layers carry an error forward.
     """
     loaded = load_model(str(folders[name]), LoadOptions(device="cpu"))
-    spec, weights, format = loaded.spec, loaded.model.weights, FORMATS[scheme]
+    format = format_of("auto", "bf16") if scheme == "bf16" else FORMATS[scheme]
+    spec, weights = loaded.spec, loaded.model.weights
     numpy = OpsTable(loaded.table.memory, (NumpyBackend(),))
     found = [logits(spec, weights, table, format) for table in (loaded.table, numpy)]
     exact, rounded = Defined(rounds_tokens=False), Defined(rounds_tokens=True)
@@ -333,6 +337,24 @@ def test_every_format_has_one_name(numbers: NumberType, group: int) -> None:
             assert format_of(format.name) == format
             table = FormatTable(format, {"layers.0.mixer.q.weight": PLAIN, "head.weight": format})
             assert FormatTable.from_json(json.loads(json.dumps(table.to_json()))) == table
+
+
+def test_plain_matrices_take_activations_in_bf16_or_exactly() -> None:
+    """Other ways are for the codes that a checkpoint may have. The name is read from JSON, and is none of --weights."""
+    brain = format_of("auto", "bf16")
+    assert (brain.name, brain.is_lossy, format_of("auto", "int8"), PLAIN.name) == ("plain-bf16", False, PLAIN, "plain")
+    table = FormatTable(brain, {"head.weight": PLAIN, "layers.0.mlp.up.weight": format_of("int4", "bf16")})
+    assert FormatTable.from_json(json.loads(json.dumps(table.to_json()))) == table
+    with pytest.raises(RequestError, match="'plain-bf16' is not known"):
+        format_of("plain-bf16")
+
+
+def test_activations_that_need_codes_are_refused_without_them(folders: Mapping[str, Path]) -> None:
+    options = LoadOptions(device="cpu", activations="int8")
+    with pytest.raises(RequestError, match=r"activations .* int8: the weights are not quantized; take bf16"):
+        load_model(str(folders["llama"]), options)
+    loaded = load_model(str(folders["llama"]), replace(options, activations="bf16"))
+    assert loaded.model.formats.default == format_of("auto", "bf16")
 
 
 def test_the_command_line_says_so_in_one_line() -> None:

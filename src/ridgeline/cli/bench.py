@@ -234,9 +234,10 @@ def _report(
 
     device = "" if (where := llm.loaded.table.memory.device) == "cpu" else f", {where}"
     mode = f"{bench.batching.value} batching" if config else "naive sampling"
+    taken = "" if format.is_lossy or format.activations == "exact" else f"{format.activations} activations, "
     show(
         screen(),
-        f"{bench.model}: {format.name if format.is_lossy else dtype} weights, {mode}",
+        f"{bench.model}: {format.name if format.is_lossy else dtype} weights, {taken}{mode}",
         what,
         f"{host}{device}: reads {roof.read_bytes_per_s / 1e9:.1f} GB/s, computes {roof.flops_per_s / 1e9:,.0f} GFLOP/s "
         "(measured)",

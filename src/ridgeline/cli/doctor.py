@@ -93,12 +93,12 @@ def kernels() -> dict[str, str]:
             "remedy": f"{KERNELS_REMEDY}; pip -v shows what failed",
         }
     unit = module.matrix_unit()
-    return {
-        "extension": str(module.__file__),
-        "instructions": module.isa(),
-        "matrix unit": f"none: {module.unit_refusal()}" if unit == "none" else unit,
-        "threads": str(module.usable_cores()),
-    }
+    found = {"extension": str(module.__file__), "instructions": module.isa()}
+    found["matrix unit"] = f"none: {module.unit_refusal()}" if unit == "none" else unit
+    if unit != "none":
+        refusal = module.bf16_refusal()
+        found["matrix unit for bf16"] = f"none: {refusal}" if refusal else unit
+    return {**found, "threads": str(module.usable_cores())}
 
 
 def missing_devices() -> dict[str, str]:

@@ -109,12 +109,12 @@ def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[Engin
     from ridgeline.settings.advice import machine_advice
     from ridgeline.spec.dtype import DTYPE_NAMES
     from ridgeline.spec.footprint import footprint
-    from ridgeline.spec.quant import FormatTable, format_of
+    from ridgeline.spec.quant import PLAIN, FormatTable, format_of
     from ridgeline.spec.text import num_bytes
     from ridgeline.system import free_bytes, num_cores
 
     known, format = find_known_writer(model), format_of(flags.weights, flags.activations)
-    formats = FormatTable(format) if format.is_lossy else known.formats
+    formats = FormatTable(format, None if format.is_lossy else known.formats.by_name)
     dtype = DTYPE_NAMES.get(flags.dtype if flags.dtype != "auto" else known.weights, "bfloat16")
     shown = (formats if format.is_lossy else formats.with_others(known.dequantized)).type_of_most(dtype)
     storage, _ = choose_storage(flags.kv_cache_dtype, shown)
@@ -135,7 +135,8 @@ def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[Engin
     reasons = {"threads": f"one per physical core that this process may use; the machine has {num_cores()} CPUs"}
     more = {n: r for n, r in (advice.reasons if advice else {}).items() if n not in config.reasons}
     stored = StoredMatrices(formats, known.dequantized if not format.is_lossy else {}, own)
-    rows = tuple(matrix_rows(known.spec, stored, dtype)) if formats.is_lossy or known.dtypes else ()
+    is_shown = formats.formats != {PLAIN} or bool(known.dtypes)
+    rows = tuple(matrix_rows(known.spec, stored, dtype)) if is_shown else ()
     return replace(config, threads=_threads(), reasons={**config.reasons, **reasons, **more}), size, known.name, rows
 
 

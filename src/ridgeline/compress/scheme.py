@@ -155,6 +155,11 @@ def _with(format: Format, group: int | None, symmetric: bool | None, activations
             raise RequestError(
                 f"activations (--activations) {activations!r} is not known; known are {', '.join(ACTIVATIONS)}"
             )
+        if known == "bf16":
+            raise RequestError(
+                "activations in bf16 are stored in no format of checkpoints; quantize with exact ones, and open the "
+                "model with --activations bf16"
+            )
         if known in ("int8", "outliers") and format.numbers == "fp8":
             raise RequestError("activations in int8 need weights in whole numbers; take --activations fp8 or exact")
         format = replace(format, activations=known)

@@ -1,4 +1,4 @@
-"""Measure what quantizing a model's weights or its state costs in accuracy, on a short sample text.
+"""Measure what quantizing a model's weights, activations or state costs in accuracy, on a short sample text.
 
 This runs once for each model and format; the result is kept in the user's cache folder. For quantized weights, the two
 models are never in memory together: the original's logits are recorded first, layer by layer.
@@ -50,7 +50,8 @@ class Appraisal:
     def __init__(
         self, model: str, options: LoadOptions, tokenizer: str | None, on_start: Callable[[str], None]
     ) -> None:
-        self._options = options
+        is_lossy = format_of(options.weights).is_lossy
+        self._subject = f"weights in {options.weights}" if is_lossy else f"activations in {options.activations}"
         self._known: Price | None = None
         self._recorded: Recorded | None = None
         self._why_not = ""
@@ -65,7 +66,7 @@ class Appraisal:
         self._path = cache_folder() / "prices" / f"{_key(folder, with_tokenizer, options)}.json"
         self._known = _read(self._path)
         if self._known is None:
-            on_start(f"{options.weights} on {model}: measuring the accuracy cost on a sample text, once")
+            on_start(f"{self._subject} on {model}: measuring the accuracy cost on a sample text, once")
             try:
                 self._recorded = _record(model, options, with_tokenizer)
             except RidgelineError as e:
@@ -74,11 +75,10 @@ class Appraisal:
     def describe(self, loaded: LoadedModel) -> str:
         """Return a line about the cost of the format. loaded: the quantized model."""
         price = self._known or self._measure(loaded)
-        name = self._options.weights
         if price is None:
-            return f"weights in {name}: the accuracy cost is not known: {self._why_not}"
+            return f"{self._subject}: the accuracy cost is not known: {self._why_not}"
         return (
-            f"weights in {name}: KL to the stored model is {price.kl:.2g} nats per token; the most likely token is the "
+            f"{self._subject}: KL to the stored model is {price.kl:.2g} nats per token; the most likely token is the "
             f"same for {price.top1_agreement:.1%} of {price.num_tokens} tokens of a sample text"
         )
 
@@ -139,7 +139,7 @@ def _state_price(
 
 
 def _record(model: str, options: LoadOptions, with_tokenizer: Path) -> Recorded:
-    original = pass_model(model, replace(options, weights="auto", dtype="auto"))
+    original = pass_model(model, replace(options, weights="auto", dtype="auto", activations=None))
     text = SAMPLE.read_text(encoding="utf-8")
     document = encode_text(text, Tokenizer.from_folder(with_tokenizer), MAX_TOKENS, "the sample text")
     return Recorded.of(original, [document])

@@ -194,6 +194,9 @@ EXPERTS: Op[Callable[[Array, Array, Array, Expert], Array]] = Op("experts", "pri
 QUANTIZE: Op[Callable[[Array], QuantizedMatrix]] = Op("quantize", "primitive")
 # (matrix) -> [out, in], float32, its columns in the order of the input [Format]
 DEQUANTIZE: Op[Callable[[QuantizedMatrix], Array]] = Op("dequantize", "primitive")
+# (x) -> each number rounded to bfloat16, to nearest, ties to even, in the type of x. Magnitudes of 2^128 (1 - 2^-9) or
+# more become infinite; infinities and NaN stay [no case]
+ROUND_BF16: Op[Callable[[Array], Array]] = Op("round_bf16", "primitive")
 # (x [..., in], matrix, bias [out] or None) -> [..., out]. Each token of x is taken as the format's activations say: in
 # int8 its largest magnitude is 127, in fp8 448, unless the matrix has a scale for its input. A token that is not finite
 # becomes NaN where it is rounded [Format]

@@ -250,9 +250,10 @@ class _PlainProduct:
         assert not isinstance(matrix.data, QuantizedMatrix)
         self._weight, self._bias, self._memory = matrix.data, matrix.bias, table.memory
         self._linear = table.primitive(api.LINEAR)
+        self._round = table.primitive(api.ROUND_BF16) if case.activations == "bf16" else None
 
     def __call__(self, x: Array) -> Array:
-        return self._linear(x, self._weight, self._bias)
+        return self._linear(x if self._round is None else self._round(x), self._weight, self._bias)
 
     def dequantize(self) -> Array:
         return self._memory.widen(self._weight)

@@ -12,11 +12,18 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 # Half the distance of two neighbors in e4m3: a share of the number, and for small numbers a share of the largest one.
 FP8_SHARE, FP8_LEAST = 2.0**-4, 2.0**-10 / 448
+# The same for bfloat16; the second is a number.
+BF16_SHARE, BF16_LEAST = 2.0**-8, 2.0**-134
+# What remains of a number after two slices of bfloat16: the first leaves 2^-8 of it, and the second 2^-9 of that. A
+# number that would become infinite is cut off, which leaves a little more: 2^111 of at least 2^128 (1 - 2^-9).
+SLICES_SHARE = 2.0**-17 * (1 + 2.0**-8)
+FLUSHED = 2.0**-126  # what is lost where a denormal number becomes zero
+BLOCK = 32  # columns whose products a matrix unit adds before it adds them to a sum
 
 
 def bound(
     x: Floats, weight: Floats, bias: Floats, format: Format, minimums: Floats | None = None,
-    input_scale: float | None = None,
+    input_scale: float | None = None, *, in_tiles: bool = False,
 ) -> Floats:  # fmt: skip
     """Return the largest error of a product against `x @ weight.T + bias`, [T, out].
 
@@ -25,13 +32,23 @@ def bound(
         minimums: [out, in], what is subtracted from each number, for a matrix that has minimums.
         input_scale: the scale of all activations, for a matrix that has one; larger activations than it allows are not
             covered.
+        in_tiles: whether a plain matrix of bfloat16 is multiplied with the arithmetic of a matrix unit. docs/kernels.md
+            proves this bound.
     """
     size = np.abs(weight).T
     if minimums is not None:  # code x scale and the minimum are multiplied and rounded apart
         size = size + 2 * np.abs(minimums).T
-    moved = _activation_error(x, format, input_scale)
+    moved = _activation_error(x, format, input_scale, in_tiles)
     added: Floats = moved @ size
     rounded: Floats = (np.abs(x) + moved) @ size + np.abs(bias)
+    if in_tiles:
+        slices = 1 if format.activations == "bf16" else 2
+        blocks = -(-x.shape[1] // BLOCK)
+        lost = np.abs(x).sum(1, keepdims=True) + size.sum(0) + slices * (x.shape[1] + 2 * blocks)
+        # Both slices of a number are at most 1 + 2^-7 of it together. A product passes at most 16 sums of its chain,
+        # the sum of the two chains, a sum for each slice of each block, and the bias.
+        terms = BLOCK // 2 + 1 + slices * blocks + 1
+        return added + gamma(terms) * (1 + 2.0**-7) * rounded + 2 * FLUSHED * lost
     return added + gamma(_roundings(format, x.shape[1])) * rounded
 
 
@@ -60,10 +77,13 @@ def gamma(terms: int, unit: float = 2.0**-24) -> float:
     return terms * unit / (1 - terms * unit)
 
 
-def _activation_error(x: Floats, format: Format, input_scale: float | None) -> Floats:
+def _activation_error(x: Floats, format: Format, input_scale: float | None, in_tiles: bool) -> Floats:
     """Return the largest change of each activation by its rounding, [T, in]."""
     if format.activations == "exact":
-        return np.zeros_like(x)
+        return SLICES_SHARE * np.abs(x) if in_tiles else np.zeros_like(x)
+    if format.activations == "bf16":
+        nearest: Floats = BF16_SHARE * np.abs(x) + BF16_LEAST
+        return nearest
     rest = np.where(np.abs(x) >= OUTLIER, 0, x) if format.activations == "outliers" else x
     peak = np.abs(rest).max(1, keepdims=True, initial=0.0)
     if format.activations == "fp8":
@@ -77,7 +97,7 @@ def _activation_error(x: Floats, format: Format, input_scale: float | None) -> F
 
 def _roundings(format: Format, columns: int) -> int:
     """Return the number of roundings to float32 that a term of the sum passes."""
-    if format.activations in ("exact", "fp8"):
+    if format.activations in ("exact", "bf16", "fp8"):
         # One for each column, the bias and, where codes are multiplied before their scale, the scale and the matrix.
         return columns + (4 if format.is_lossy else 1)
     # Sums of whole numbers are exact: what remains are sums over groups, the scales, and the bias.

@@ -35,7 +35,7 @@ class LoadOptions:
     dtype: type of weight matrices; `auto` keeps the checkpoint's. max_model_len: longest context to serve, in tokens;
     None: the model's own. load_format: `dummy` draws random weights from `seed`. weights: format of the weight
     matrices: `auto` as they are stored; others (`int8`, `int4-128-asym`, see spec.quant.format_of) are rounded to
-    nearest. activations: how inputs of products with quantized matrices are taken; None: as the format says. threads:
+    nearest. activations: how inputs of products are taken, bf16 for all matrices; None: as the format says. threads:
     number of threads of the kernels of device cpu; None: the number of physical cores.
     """
 
@@ -197,11 +197,12 @@ def _packs(table: OpsTable, format: Format) -> bool:
 
 
 def _check_activations(options: LoadOptions, format: Format, files: Files | None) -> None:
-    """Raise RequestError for activations of matrices that are not quantized."""
-    if options.activations is not None and not format.is_lossy and not (files is not None and files.stored):
+    """Raise RequestError for activations that need codes where no matrix is quantized."""
+    is_coded = format.is_lossy or (files is not None and files.stored)
+    if options.activations not in (None, "bf16") and not is_coded:
         raise RequestError(
-            f"activations (--activations) {options.activations}: the weights are not quantized; add --weights int8 or "
-            "int4, or leave it out"
+            f"activations (--activations) {options.activations}: the weights are not quantized; take bf16, add "
+            "--weights int8 or int4, or leave it out"
         )
 
 
@@ -219,8 +220,8 @@ def _dequantized(weights: RandomWeights | StoredWeights, format: Format, dtype: 
 
 
 def _lost_activations(own: Format, format: Format) -> str:
-    """Return the end of a note: activations that matrices of codes round, and floats take exactly."""
-    if format.is_lossy or own.activations == "exact":
+    """Return the end of a note: activations that matrices of codes round, and floats do not."""
+    if format.is_lossy or own.activations in ("exact", format.activations):
         return ""
     return f"; activations are exact, which {own.name} rounds ({own.activations})"
 

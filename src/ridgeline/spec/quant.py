@@ -14,7 +14,7 @@ from ridgeline.spec.weight import Weight
 
 NumberType = Literal["plain", "int8", "int6", "int5", "int4", "int3", "int2", "fp8", "fp4", "nf4", "iq4"]
 Offsets = Literal["none", "zero_points", "minimums"]
-Activations = Literal["exact", "int8", "outliers", "fp8"]
+Activations = Literal["exact", "bf16", "int8", "outliers", "fp8"]
 
 
 ACTIVATIONS: Final[tuple[Activations, ...]] = get_args(Activations)
@@ -82,7 +82,7 @@ _OFFSETS: Final[Mapping[str, Offsets]] = {"": "none", "-asym": "zero_points", "-
 _NAME = re.compile(
     r"(?P<numbers>[a-z0-9]+?)"
     r"(?:-(?P<tensor>tensor)|-(?P<row>row)|-(?P<rows>\d+)x(?P<width>\d+)|-(?P<group>\d+)(?:of(?P<block>\d+))?)?"
-    r"(?P<offsets>-asym|-min)?(?:-(?P<activations>exact|int8|outliers|fp8))?"
+    r"(?P<offsets>-asym|-min)?(?:-(?P<activations>exact|bf16|int8|outliers|fp8))?"
 )
 
 
@@ -98,9 +98,10 @@ class Format:
             are their minimums (the K-quants of GGUF files); 0 where groups are alone.
         offsets: "none" where code 0 is the number 0; "zero_points" where each group has a whole number that stands for
             0; "minimums" where each group has a float that is subtracted from code x scale. Codes are then unsigned.
-        activations: how the input of a product is taken. "exact": in float32. "int8" or "fp8": rounded for each token
-            alone, its largest magnitude to the largest number of the type. "outliers": magnitudes of 6 or more are
-            exact and the others as in int8 (LLM.int8(), arXiv:2208.07339).
+        activations: how the input of a product is taken. "exact": in float32. "bf16": each number rounded to bfloat16,
+            ties to even. "int8" or "fp8": rounded for each token alone, its largest magnitude to the largest number of
+            the type. "outliers": magnitudes of 6 or more are exact and the others as in int8 (LLM.int8(),
+            arXiv:2208.07339). Plain matrices take "exact" or "bf16".
     """
 
     numbers: NumberType = "plain"
@@ -114,7 +115,7 @@ class Format:
     def name(self) -> str:
         """Return the name that users write. `format_of` returns the format of a name."""
         if not self.is_lossy:
-            return "plain"
+            return "plain" if self.activations == "exact" else f"plain-{self.activations}"
         group, activations = _DEFAULTS[self.numbers]
         of = f"of{self.block}" if self.block else ""
         is_default = (self.rows, self.group, self.block) == (1, group, 0)
@@ -202,9 +203,12 @@ def format_of(name: str, activations: str | None = None) -> Format:
             f"weights (--weights) {name!r} is not known; known are {', '.join(FORMATS)}, each with -GROUP, -asym or "
             "-exact behind it, such as int4-128-asym"
         )
-    if activations is None or not found.is_lossy:
+    if activations is None:
         return found
-    return _checked(replace(found, activations=activations_of(activations)), name)
+    kind = activations_of(activations)
+    if not found.is_lossy:  # the other ways are for codes that the checkpoint may have
+        return replace(found, activations="bf16") if kind == "bf16" else found
+    return _checked(replace(found, activations=kind), name)
 
 
 def activations_of(name: str) -> Activations:
@@ -301,16 +305,16 @@ class FormatTable:
     @staticmethod
     def from_json(names: Mapping[str, str]) -> FormatTable:
         """Return the table that `to_json` described. Raises RequestError for an unknown format."""
-        by_name = {name: PLAIN if f == "plain" else format_of(f) for name, f in names.items() if name != "default"}
-        default = names.get("default", "plain")
-        return FormatTable(PLAIN if default == "plain" else format_of(default), by_name or None)
+        plain = {format.name: format for format in (PLAIN, format_of("auto", "bf16"))}
+        found = {name: plain.get(f) or format_of(f) for name, f in names.items()}
+        return FormatTable(found.pop("default", PLAIN), found or None)
 
 
 OUTLIER: Final = 6.0  # activations of this magnitude or more are exact where a format says "outliers"
 # Numbers that the cpu backend's kernels read, with the ways in which they take activations (csrc/matrix.h).
 _LAYOUTS: Final[Mapping[NumberType, tuple[Activations, ...]]] = {
-    "int8": ("int8", "exact"), "int6": ("int8", "exact"), "int5": ("int8", "exact"), "int4": ("int8", "exact"),
-    "int3": ("int8", "exact"), "int2": ("int8", "exact"), "fp8": ("exact",),
+    **dict.fromkeys(("int8", "int6", "int5", "int4", "int3", "int2"), ("int8", "exact", "bf16")),
+    "plain": ("exact", "bf16"), "fp8": ("exact", "bf16"),
 }  # fmt: skip
 # The groups, offsets and blocks of numbers whose blocks they read: those of Q4_K, Q5_K and Q6_K.
 _BLOCKS: Final[Mapping[NumberType, tuple[int, Offsets, int]]] = {
@@ -336,10 +340,10 @@ def whole_numbers() -> tuple[NumberType, ...]:
 
 def has_layout(format: Format) -> bool:
     """Return whether the kernels of the cpu backend read matrices of a format."""
-    if not format.is_lossy:
-        return True
     if format.activations not in _LAYOUTS.get(format.numbers, ()):
         return False
+    if not format.is_lossy:
+        return True
     if format.block:
         return _BLOCKS.get(format.numbers) == (format.group, format.offsets, format.block)
     if format.group % _PIECE or format.group > _LARGEST_PACKED_GROUP:

@@ -63,8 +63,9 @@ Activations = Annotated[
     str | None,
     _model(
         "--activations",
-        help="How inputs of products with quantized weights are taken: exact (float32), int8 (rounded for each token; "
-        "faster), outliers (int8, but 6 and more exact) or fp8. Default: the format's own.",
+        help="How inputs of products are taken: bf16 (rounded to bfloat16, for any weights; faster where a matrix unit "
+        "serves bfloat16) or, with quantized weights, exact (float32), int8 (rounded for each token; faster), outliers "
+        "(int8, but 6 and more exact) or fp8. Default: exact, or the quantized format's own.",
     ),
 ]
 MaxModelLen = Annotated[

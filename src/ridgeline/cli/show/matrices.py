@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ridgeline.cli.flags.known import StoredMatrices
     from ridgeline.spec import ModelSpec
     from ridgeline.spec.dtype import DType
+    from ridgeline.spec.quant import Format
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,6 @@ def matrix_rows(spec: ModelSpec, stored: StoredMatrices, dtype: DType) -> Iterat
     from ridgeline.ops import api, open_table
     from ridgeline.spec import Weight
     from ridgeline.spec.footprint import TABLES, one_matrix, packed_types
-    from ridgeline.spec.quant import PLAIN
 
     table = open_table("cpu")
     types = packed_types(spec, stored.formats, dtype, stored.dtypes)
@@ -47,12 +47,19 @@ def matrix_rows(spec: ModelSpec, stored: StoredMatrices, dtype: DType) -> Iterat
         kind = types.get(TABLES[0] if weight is head else weight.name, dtype)
         size = one_matrix(weight, spec, stored.formats, kind)
         is_looked_up = weight.name in TABLES
-        kernel = "rows" if is_looked_up else table.choose(api.PRODUCT, format if format.is_lossy else PLAIN).backend
+        kernel = "rows" if is_looked_up else table.choose(api.PRODUCT, format).backend
         was = stored.dequantized.get(weight.name)
         yield MatrixRow(
-            weight.name, format.name if format.is_lossy else kind, was.name if was else "", size,
+            weight.name, _scheme(format, kind), was.name if was else "", size,
             8 * size / weight.num_params, kernel,
         )  # fmt: skip
+
+
+def _scheme(format: Format, kind: DType) -> str:
+    """Return the name of a format. kind: the type of a matrix that is not rounded."""
+    if format.is_lossy or format.activations == "exact":
+        return format.name if format.is_lossy else kind
+    return f"{kind}, activations {format.activations}"
 
 
 def matrix_table(rows: Sequence[MatrixRow]) -> Table:

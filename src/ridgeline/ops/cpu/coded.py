@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,14 @@ HALF_EXPONENT = 16  # the largest float16 numbers are below 2 to this power
 def rounds_here(format: Format) -> bool:
     """Return whether the kernels round floats to a format themselves. Others are rounded by numpy."""
     return format.offsets == "none" and format.rows == 1 and not NUMBERS[format.numbers].levels
+
+
+def tokens_of(format: Format) -> Literal["exact", "bf16", "int8"]:
+    """Return how the kernels take the activations of a format for which they have a layout."""
+    kind = format.activations
+    if kind in ("outliers", "fp8"):
+        raise ValueError(f"kernels have no layout for {format.name}")
+    return kind
 
 
 def common_factor(parts: Sequence[Any]) -> float | None:
@@ -70,8 +78,8 @@ def order_of(part: Any) -> bytes | None:
 
 
 def input_scale(part: Any) -> float | None:
-    """Return the scale of a matrix's input, if it has one and its activations are rounded."""
-    if not isinstance(part, QuantizedMatrix) or part.format.activations == "exact":
+    """Return the scale of a matrix's input, if it has one and its activations are rounded to multiples of it."""
+    if not isinstance(part, QuantizedMatrix) or part.format.activations in ("exact", "bf16"):
         return None
     return part.input_scale
 
@@ -87,7 +95,7 @@ def pack_codes(pool: Pool, parts: Sequence[Any], format: Format, biases: list[An
     return Matrix(
         pool, codes, "codes", name, format.group, biases, interleave,
         scales=[np.ascontiguousarray(part.scales) for part in coded], offset_kind=format.offsets,
-        offsets=[np.ascontiguousarray(part) for part in offsets], exact=format.activations == "exact",
+        offsets=[np.ascontiguousarray(part) for part in offsets], tokens=tokens_of(format),
         wide=format.rows != 1, block=format.block, factors=_given(coded, "factors"),
         min_factors=_given(coded, "min_factors"), permutation=indices,
         factor=common_factor(coded) or 1.0, input_scale=input_scale(coded[0]) or 0.0,

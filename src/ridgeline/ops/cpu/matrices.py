@@ -11,7 +11,7 @@ import numpy as np
 from ridgeline._kernels import Matrix, Norm, Pool
 from ridgeline.ops import api
 from ridgeline.ops.api import Linear, Op, QuantizedMatrix, Weights
-from ridgeline.ops.cpu.coded import pack_codes, refuses_parts, rounds_here
+from ridgeline.ops.cpu.coded import pack_codes, refuses_parts, rounds_here, tokens_of
 from ridgeline.ops.mapped import release
 from ridgeline.spec import LayerNorm, RMSNorm
 from ridgeline.spec.quant import Format, has_layout
@@ -85,8 +85,8 @@ def _pack_floats(pool: Pool, parts: list[Ndarray], format: Format, biases: list[
         parts = [part.astype(np.float32) for part in parts]
     kind = kinds.pop() if len(kinds) == 1 else "float32"
     name: Any = format.numbers if format.is_lossy else PLAIN[kind]
-    exact = format.activations == "exact"
-    return Matrix(pool, [dense(part) for part in parts], kind, name, format.group, biases, interleave, exact=exact)
+    rows, tokens = [dense(part) for part in parts], tokens_of(format)
+    return Matrix(pool, rows, kind, name, format.group, biases, interleave, tokens=tokens)
 
 
 def build_rows(pool: Pool, rows: Ndarray) -> Matrix:

@@ -26,7 +26,7 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: p.multiply,
     api.DECODE_LAYOUT: p.decode_layout, api.BEST: p.best, api.DRAW: draw,
-    api.QUANTIZED_ROWS: quant.rows,
+    api.QUANTIZED_ROWS: quant.rows, api.ROUND_BF16: quant.round_bf16,
 }  # fmt: skip
 _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from ridgeline.ops.api import QuantizedMatrix
 from ridgeline.ops.host.memory import Ndarray, widen
@@ -120,7 +121,8 @@ def rows(matrix: Any, ids: Ndarray) -> Ndarray:
 
 
 def quantized_linear(case: Format) -> Callable[[Ndarray, Any, Ndarray | None], Ndarray]:
-    multiply = {"exact": _exact, "fp8": _fp8, "int8": _int8, "outliers": _outliers}[case.activations]
+    ways = {"exact": _exact, "bf16": _bf16, "fp8": _fp8, "int8": _int8, "outliers": _outliers}
+    multiply = ways[case.activations]
 
     def run(x: Ndarray, matrix: Any, bias: Ndarray | None) -> Ndarray:
         rows = x.reshape(-1, x.shape[-1])
@@ -147,6 +149,16 @@ def _exact(case: Format, x: Ndarray, matrix: Any) -> Ndarray:
     for some in _blocks(matrix):
         np.matmul(x, _dense(case, matrix, some).T, out=out[:, some])
     return out
+
+
+def round_bf16(x: Ndarray) -> Ndarray:
+    with np.errstate(all="ignore"):
+        rounded: Ndarray = x.astype(bfloat16).astype(x.dtype)
+    return rounded
+
+
+def _bf16(case: Format, x: Ndarray, matrix: Any) -> Ndarray:
+    return _exact(case, round_bf16(x), matrix)
 
 
 def _fp8(case: Format, x: Ndarray, matrix: Any) -> Ndarray:

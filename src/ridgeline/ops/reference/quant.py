@@ -113,7 +113,8 @@ def rows(dtype: torch.dtype):
 
 
 def quantized_linear(case: Format):
-    multiply = {"exact": _exact, "fp8": _fp8, "int8": _int8, "outliers": _outliers}[case.activations]
+    ways = {"exact": _exact, "bf16": _bf16, "fp8": _fp8, "int8": _int8, "outliers": _outliers}
+    multiply = ways[case.activations]
 
     def run(x: Tensor, matrix: Matrix, bias: Tensor | None) -> Tensor:
         out = multiply(case, x if matrix.permutation is None else x[..., matrix.permutation], matrix)
@@ -132,6 +133,14 @@ def _blocks(matrix: Matrix) -> Iterator[slice]:
 
 def _exact(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
     return torch.cat([plain_linear(x, _dense(case, matrix, some).to(x.dtype), None) for some in _blocks(matrix)], -1)
+
+
+def round_bf16(x: Tensor) -> Tensor:
+    return x.bfloat16().to(x.dtype)
+
+
+def _bf16(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
+    return _exact(case, round_bf16(x), matrix)
 
 
 def _fp8(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
