@@ -23,7 +23,6 @@ from ridgeline.spec.footprint import footprint
 from ridgeline.spec.quant import AS_STORED, PLAIN, Format, FormatTable, activations_of, format_of
 from ridgeline.spec.storage import EXACT, Storage
 from ridgeline.spec.text import num_bytes
-from ridgeline.system import return_freed_memory
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 ProgressBar = Callable[[int], Callable[[int], None]]  # total bytes -> called with the bytes of each weight
@@ -150,7 +149,6 @@ def _load(
     if files is not None and table.driver is not None:  # the kernels have copies, and the system read neighbors too
         for tensor in files:
             files.release(tensor)
-    return_freed_memory()
     notes = (*checkpoint.notes, *missing_kernels(table.memory.device), *_dequantized(weights, format, dtype))
     return LoadedModel(
         model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), sizes.mapped, sizes.total,
