@@ -77,7 +77,7 @@ def huge_pages() -> HugePages:
         return HugePages(0, f"{system} gives none to a program without special rights")
     if not (HUGE_PAGES / "enabled").exists():
         return HugePages(0, "this kernel has no transparent huge pages")
-    if "THP_enabled:\t0" in STATUS.read_text(encoding="utf-8"):
+    if STATUS.exists() and "THP_enabled:\t0" in STATUS.read_text(encoding="utf-8"):
         return HugePages(0, "the program that started this one turned them off (prctl PR_SET_THP_DISABLE)")
     file, size = HUGE_PAGES / "enabled", int((HUGE_PAGES / "hpage_pmd_size").read_text(encoding="ascii"))
     own = HUGE_PAGES / f"hugepages-{size >> 10}kB" / "enabled"
