@@ -61,8 +61,10 @@ class Prepared:
 class Process:
     """A loaded contender. load_s counts from the start of its process."""
 
-    def __init__(self, prepared: Prepared, threads: int, how: str = "") -> None:
-        """Start the process. how: a word for the driver beside the format. Raises PeerError."""
+    def __init__(self, prepared: Prepared, threads: int, how: str = "", max_tokens: int = MAX_TOKENS) -> None:
+        """Start the process. how: a word for the driver beside the format. max_tokens: tokens of the longest context.
+        Raises PeerError.
+        """
         self.prepared, self.contender, self.warm = prepared, prepared.contender, set[str]()
         env = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         script = DRIVERS / f"drive_{self.contender.tool}.py"
@@ -74,7 +76,7 @@ class Process:
         try:
             reply = self.ask(
                 do="load", path=str(prepared.folder), format=f"{self.contender.form} {how}".strip(), threads=threads,
-                max_seqs=MAX_SEQS, max_tokens=MAX_TOKENS,
+                max_seqs=MAX_SEQS, max_tokens=max_tokens,
             )  # fmt: skip
         except PeerError:
             self.stop()

@@ -3,6 +3,8 @@
     {"do": "load", "path", "format", "threads", "max_seqs", "max_tokens"} -> {"load_s", "version"}
     {"do": "run", "prompts": [[id]], "tokens": n} -> {"first_s", "tokens_per_s", "tokens": [[id]]}
     {"do": "peak"} -> {"peak_bytes"}
+    {"do": "memory"} -> {"resident_bytes", "minor_faults"}, both of this process so far
+    {"do": "predict", "prompt", "tokens", "earlier"} -> {"predicted_bytes"}, only from Ridgeline
 
 A run is greedy, never ends early, and prompts have one length. first_s: time until every sequence has its first token.
 tokens_per_s: tokens of all sequences per second, from then until the first of them has its last token.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 import traceback
@@ -66,7 +69,7 @@ class Clock:
         return {"first_s": begin, "tokens_per_s": rate, "tokens": self.tokens}
 
 
-def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
+def answer(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
     if request["do"] == "load":
         start = time.perf_counter()
         sizes = (request["threads"], request["max_seqs"], request["max_tokens"])
@@ -76,13 +79,18 @@ def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
         clock = Clock(len(request["prompts"]), request["tokens"])
         peer.run(request["prompts"], request["tokens"], clock.take)
         return clock.report()
-    return {"peak_bytes": peak_bytes()}
+    if request["do"] == "predict":
+        return {"predicted_bytes": peer.predict(request["prompt"], request["tokens"], request["earlier"])}
+    if request["do"] == "memory":
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        return {"resident_bytes": status_bytes("VmRSS"), "minor_faults": faults}
+    return {"peak_bytes": status_bytes("VmHWM")}
 
 
-def peak_bytes() -> int:
-    """Return the peak resident memory of this process."""
+def status_bytes(name: str) -> int:
+    """Return a size of this process: VmRSS is its resident memory, and VmHWM the peak of it."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
+        if line.startswith(name):
             return int(line.split()[1]) * 1024
     return 0
 
