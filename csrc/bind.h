@@ -43,6 +43,11 @@ void perform(Pool& pool, const Bound& bound, const Job& job, const Arrays&... ar
 
 [[noreturn]] inline void refuse(const std::string& text) { throw nb::value_error(text.c_str()); }
 
+inline void check_id(int64_t id, int64_t n, const char* what) {
+    if (id < 0 || id >= n)
+        throw std::out_of_range(std::string(what) + " " + std::to_string(id) + " of " + std::to_string(n));
+}
+
 template <class T, size_t n> T one_of(const std::string& name, const char* what, const char* const (&names)[n]) {
     for (size_t i = 0; i < n; ++i)
         if (name == names[i]) return T(int(i));

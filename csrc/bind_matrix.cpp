@@ -202,21 +202,21 @@ int64_t rows_of_matrix(const Matrix& m) {
 
 // Writes rows of the matrix as float32. Rows are numbered through all parts.
 void take_rows(const Matrix& m, Pool& pool, const Ids& ids, const Output& out) {
-    const Rows<float> to = rows_of(out, "out", int64_t(ids.size()), m.k);
-    const int64_t *id = vector_of(ids, "ids", int64_t(ids.size())), n = rows_of_matrix(m);
-    for (size_t i = 0; i < ids.size(); ++i)
-        if (id[i] < 0 || id[i] >= n)
-            throw nb::index_error(("row " + std::to_string(id[i]) + " of " + std::to_string(n)).c_str());
-    Work work(pool);
-    work.hold.split(to.rows, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; ++i) {
-            int64_t r = id[i];
-            int part = 0;
-            while (r >= m.parts[size_t(part)].rows) r -= m.parts[size_t(part++)].rows;
-            auto [panel, row] = m.locate(part, r);
-            panel_kernels().unpack(m, panel, row, to.data + i * to.stride);
-        }
-    });
+    const int64_t n = int64_t(ids.size()), *id = vector_of(ids, "ids", n);
+    const Rows<float> to = rows_of(out, "out", n, m.k);
+    auto job = [from = &m, to, id, n](Pool::Hold& hold) {
+        for (int64_t i = 0; i < n; ++i) check_id(id[i], rows_of_matrix(*from), "row");
+        hold.split(n, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin; i < end; ++i) {
+                int64_t r = id[i];
+                int part = 0;
+                while (r >= from->parts[size_t(part)].rows) r -= from->parts[size_t(part++)].rows;
+                auto [panel, row] = from->locate(part, r);
+                panel_kernels().unpack(*from, panel, row, to.data + i * to.stride);
+            }
+        });
+    };
+    perform(pool, m, job, ids, out);
 }
 
 // Only for formats that a unit serves in this process.

@@ -21,11 +21,6 @@ namespace {
 using Any = nb::ndarray<nb::ro, nb::device::cpu>;
 using Places = Given<int64_t>;
 
-void check_id(int64_t id, int64_t n, const char* what) {
-    if (id < 0 || id >= n)
-        throw std::out_of_range(std::string(what) + " " + std::to_string(id) + " of " + std::to_string(n));
-}
-
 void embed(Pool& pool, const Any& table, const std::string& kind_name, const Ids& ids, const Output& out) {
     const Kind kind = one_of<Kind>(kind_name, "kind", {"float32", "bfloat16", "float16"});
     const bool wide = kind == Kind::float32;

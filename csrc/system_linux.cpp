@@ -97,7 +97,7 @@ void prefer_huge_pages(void* begin, size_t bytes) { madvise(begin, bytes, MADV_H
 
 void keep_freed_memory() {
 #if defined(__GLIBC__)
-    mallopt(M_MMAP_THRESHOLD, 4 << 20);
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest value that glibc accepts
     mallopt(M_TRIM_THRESHOLD, 64 << 20);
 #endif
 }

@@ -11,7 +11,9 @@ class Ridgeline:
     def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int) -> str:
         from ridgeline import LLM
         from ridgeline.settings import EngineOptions
+        from ridgeline.system import resident_bytes
 
+        self._base = resident_bytes()
         form, _, naive = format.partition(" ")  # "naive" computes whole histories, and the engine is compared with it
         stored: dict[str, Any] = {"fp32": {"dtype": "float32"}, "bf16": {"dtype": "bfloat16"}}
         weights, _, activations = form.partition("/")
@@ -22,6 +24,19 @@ class Ridgeline:
         )  # fmt: skip
         self._runs = 0
         return "this tree"
+
+    def predict(self, prompt: int, tokens: int, earlier: int) -> int:
+        """Return the predicted resident bytes of this process with requests one by one.
+
+        prompt: tokens of a prompt; 0: before the first request. earlier: number of requests that are over.
+        """
+        from ridgeline.measure.predict import memory_of
+
+        config, stats = self._llm.config, self._llm.stats()
+        assert config is not None and stats is not None
+        kept = [group.kept_pages for group in stats.groups]
+        found = memory_of(self._llm.loaded, config, int(prompt > 0), prompt, tokens, earlier=earlier, kept=kept)
+        return self._base + int(found.total)
 
     def run(self, prompts: list[list[int]], tokens: int, emit: Emit) -> None:
         from ridgeline import SamplingParams

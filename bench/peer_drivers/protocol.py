@@ -2,7 +2,8 @@
 
     {"do": "load", "path", "format", "threads", "max_seqs", "max_tokens", "options"} -> {"load_s", "version"}
     {"do": "run", "prompts": [[id]], "tokens": n} -> {"first_s", "tokens_per_s", "tokens": [[id]]}
-    {"do": "memory"} -> {"peak_bytes", "resident_bytes"}
+    {"do": "memory"} -> {"peak_bytes", "resident_bytes", "minor_faults"}, all of this process so far
+    {"do": "predict", "prompt", "tokens", "earlier"} -> {"predicted_bytes"}, only from Ridgeline
 
 A run is greedy, never ends early, and prompts have one length. first_s: time until every sequence has its first token.
 tokens_per_s: tokens of all sequences per second, from then until the first of them has its last token.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 import time
 import traceback
@@ -66,7 +68,7 @@ class Clock:
         return {"first_s": begin, "tokens_per_s": rate, "tokens": self.tokens}
 
 
-def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
+def answer(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
     if request["do"] == "load":
         start = time.perf_counter()
         sizes = (request["threads"], request["max_seqs"], request["max_tokens"])
@@ -76,7 +78,10 @@ def answer(peer: Peer, request: dict[str, Any]) -> dict[str, Any]:
         clock = Clock(len(request["prompts"]), request["tokens"])
         peer.run(request["prompts"], request["tokens"], clock.take)
         return clock.report()
-    return {"peak_bytes": memory_bytes("VmHWM"), "resident_bytes": memory_bytes("VmRSS")}
+    if request["do"] == "predict":
+        return {"predicted_bytes": peer.predict(request["prompt"], request["tokens"], request["earlier"])}
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    return {"peak_bytes": memory_bytes("VmHWM"), "resident_bytes": memory_bytes("VmRSS"), "minor_faults": faults}
 
 
 def memory_bytes(name: str) -> int:

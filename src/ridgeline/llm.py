@@ -39,7 +39,7 @@ from ridgeline.spec import ModelSpec
 from ridgeline.spec.quant import PLAIN, format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
 from ridgeline.spec.storage import has_rows
-from ridgeline.system import free_bytes, num_cores
+from ridgeline.system import free_bytes, num_cores, return_freed_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -168,6 +168,7 @@ class LLM:
         self, options: EngineOptions, draft: LoadedModel | LoadedHead | None, undrafted: str | None
     ) -> EngineConfig:
         memory, driver = self.loaded.table.memory, self.loaded.table.driver
+        return_freed_memory()  # loading a model and a tokenizer takes more memory for a while than they keep
         free = memory.free_bytes()
         advice = self._advice() if driver else None
         config = resolve(

@@ -6,15 +6,19 @@ more than psutil.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 CPUINFO = Path("/proc/cpuinfo")
 STATUS = Path("/proc/self/status")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+MOST_HUGE = 32 << 20  # bytes of the largest huge page that is asked for
 
 
 def num_cores() -> int:
@@ -57,6 +61,44 @@ def _peak_bytes() -> int | None:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class HugePages(NamedTuple):
+    """Huge pages for large arrays. size: their bytes; 0 if the system gives none. reason: why."""
+
+    size: int
+    reason: str
+
+
+def huge_pages() -> HugePages:
+    """Return the huge pages that the system gives to a program which asks for them."""
+    if sys.platform != "linux":
+        system = {"darwin": "macOS", "win32": "Windows"}.get(sys.platform, sys.platform)
+        return HugePages(0, f"{system} gives none to a program without special rights")
+    if not (HUGE_PAGES / "enabled").exists():
+        return HugePages(0, "this kernel has no transparent huge pages")
+    if STATUS.exists() and "THP_enabled:\t0" in STATUS.read_text(encoding="utf-8"):
+        return HugePages(0, "the program that started this one turned them off (prctl PR_SET_THP_DISABLE)")
+    file, size = HUGE_PAGES / "enabled", int((HUGE_PAGES / "hpage_pmd_size").read_text(encoding="ascii"))
+    own = HUGE_PAGES / f"hugepages-{size >> 10}kB" / "enabled"
+    if own.exists() and _chosen(own) != "inherit":
+        file = own
+    if (mode := _chosen(file)) == "never":
+        return HugePages(0, f"{file} is never; an administrator can write madvise there")
+    if size > MOST_HUGE:
+        return HugePages(0, f"one has {size >> 20} MiB here, more than a short prompt needs")
+    return HugePages(size, f"{file} is {mode}")
+
+
+def _chosen(file: Path) -> str:
+    """Return the word in brackets, which is the one that holds."""
+    return file.read_text(encoding="ascii").partition("[")[2].partition("]")[0]
+
+
+def return_freed_memory() -> None:
+    """Return freed memory, which the allocator keeps for later, to the system. Only glibc has a call for it."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def busy_seconds() -> float:

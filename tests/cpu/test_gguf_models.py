@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from oracle.build import oracle_logits
 from oracle.case import Case, prompts
 from oracle.gguf_models import LLAMA3, case_of, weights_of, write
-from ridgeline import LLM
+from ridgeline import LLM, SamplingParams
 from ridgeline.errors import CheckpointError, ConfigError
 from ridgeline.load.checkpoint import open_checkpoint, read_config
 from ridgeline.load.gguf.blocks import TYPES
@@ -25,6 +25,8 @@ from ridgeline.load.hub import find_model
 from ridgeline.load.packed import open_tensors
 from ridgeline.load.weights import StoredWeights
 from ridgeline.nn import Model
+from ridgeline.ops.api import QuantizedMatrix
+from ridgeline.ops.host.quant import rows
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec.quant import has_layout
 
@@ -69,6 +71,23 @@ def test_transformers_reads_the_same_model(name: str, tmp_path: Path) -> None:
     )
     for got, wanted in zip(ours, oracle_logits(theirs, prompts(case)), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+def test_a_tied_matrix_of_codes_is_in_memory_once(kind: str, tmp_path: Path) -> None:
+    """Rows of the embedding are read from the packed head, with the bits of numpy's, and steps are recorded."""
+    case = case_of("llama_tied", hidden_size=256, num_attention_heads=4, num_key_value_heads=2)
+    write(case, tmp_path, types={"embed.weight": kind})
+    llm = LLM(str(tmp_path / "model.gguf"), max_model_len=64, device="cpu", skip_tokenizer_init=True)
+    model, size = llm.loaded.model, llm.loaded.spec.vocab_size
+    ids = np.random.default_rng(0).integers(0, size, 257)
+    coded = model.weights["embed.weight"]
+    assert isinstance(coded, QuantizedMatrix)
+    np.testing.assert_array_equal(model.lookup(ids), rows(coded, ids))
+    assert not [a.shape for a in model.constants() if a.size >= size], "an array has all rows of the embedding"
+    llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
+    stats = llm.stats()
+    assert stats is not None and stats.unrecorded is None
 
 
 def test_llama_3_scaling_is_recognized(tmp_path: Path) -> None:

@@ -206,6 +206,26 @@ def test_the_dashboards_metrics_exist() -> None:
         assert f"# TYPE {base} " in page.text() or f'"{base}"' in source, name
 
 
+def test_the_memory_of_the_server_is_a_metric() -> None:
+    from ridgeline.catalog.models import find_model
+    from ridgeline.sched.stats import DraftCounts, GroupStats, Stats
+    from ridgeline.serve.api import metrics
+    from ridgeline.serve.engine.messages import Report
+    from ridgeline.serve.engine.meters import EngineMeters
+    from ridgeline.settings import EngineOptions, resolve
+
+    config = resolve(find_model("llama-3-8b").spec, 256, EngineOptions(), free_bytes=1 << 32, fixed_len=True)
+    stats = Stats(0, 0, (GroupStats("all", 9, 0, 4, 0, 0, 0, 0),), *range(7), DraftCounts(), resident_pages=(7,))
+    page = Page({})
+    metrics._memory(page, config, Report(0, stats, EngineMeters(resident_bytes=5)))
+    state, most = 7 * config.groups[0].page_bytes, config.state_bytes
+    for line in (
+        'ridgeline:resident_bytes{process="engine"} 5', f"ridgeline:state_resident_bytes {state}",
+        f"ridgeline:state_bytes {most}",
+    ):  # fmt: skip
+        assert f"{line}\n" in page.text()
+
+
 def test_the_type_of_the_cache_is_a_label() -> None:
     from ridgeline.catalog.models import find_model
     from ridgeline.serve.api import metrics

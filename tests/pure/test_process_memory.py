@@ -7,22 +7,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from ridgeline.cost.process_memory import (
-    AHEAD_TOKENS,
     BLOCK,
     CODE_BYTES,
     HUGE,
     L2_BYTES,
     MAPPED_ALONE,
     MAPPING,
-    STEP_TOKENS,
     Run,
+    idle_memory,
     matrix_sizes,
     process_memory,
+    program_bytes,
     touched_pages,
     unfilled,
     written_pages,
 )
-from ridgeline.runtime import ahead
 from ridgeline.spec import Attention, GatedMLP, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Rope
 from ridgeline.spec.footprint import footprint
 from ridgeline.spec.groups import state_groups
@@ -65,24 +64,42 @@ def test_matrices_are_all_that_kernels_pack() -> None:
 
 def test_pages_that_are_written() -> None:
     rows, states = sorted(state_groups(MIXED, page_tokens=16), key=lambda g: g.snapshot)
-    one = Run(1, 100, 1, 512, 2)
+    one, kept = Run(1, 100, 1, 512, 2), rows.kept_pages
     assert one.length == 100 and one.alive(1) == 1
-    assert written_pages(rows, 50, one, 1) == 7 + 1  # one more for the null page
-    assert written_pages(rows, 5, one, 1) == 5
+    assert written_pages(rows, 50, one, 1, kept) == 7 + 1  # one more for the null page
+    assert written_pages(rows, 5, one, 1, kept) == 5
     # 64 sequences one after the other: the live ones' pages, and those that the prefix cache keeps.
     many = Run(64, 500, 1, 512, 2)
-    assert written_pages(rows, 10_000, many, many.alive(1)) == many.alive(1) * 32 + rows.kept_pages + 1
+    assert written_pages(rows, 10_000, many, many.alive(1), kept) == many.alive(1) * 32 + kept + 1
+    # Earlier requests leave pages too, and more stay once prompts look for them.
+    later = one._replace(earlier=3)
+    assert written_pages(rows, 10_000, later, 1, kept) == 7 + 3 * 6 + 1
+    later = one._replace(earlier=1000)
+    assert [written_pages(rows, 10_000, later, 1, n) for n in (kept, 3 * kept)] == [7 + n + 1 for n in (kept, 3 * kept)]
     # Snapshots at the ends of earlier chunks are kept.
     chunked = Run(1, 2048, 1, 512, 2)
     each = states.most_pages(2048)
-    assert written_pages(states, 10, chunked, 1) == each + 3 + 1
+    assert written_pages(states, 10, chunked, 1, states.kept_pages) == each + 3 + 1
 
 
 def test_pages_that_are_touched() -> None:
-    assert (AHEAD_TOKENS, STEP_TOKENS) == (ahead.AHEAD_TOKENS, ahead.STEP_TOKENS)
-    rows = next(g for g in state_groups(MIXED, page_tokens=16) if not g.snapshot)
-    assert touched_pages(rows, 0) == 32
-    assert touched_pages(rows, 1) == touched_pages(rows, 8) == 40
+    rows, states = sorted(state_groups(MIXED, page_tokens=16), key=lambda g: g.snapshot)
+    assert touched_pages(rows, 1, 1000) == touched_pages(rows, 8, 1000) == 40
+    assert touched_pages(rows, 1, 20) == 20
+    assert touched_pages(rows, 9, 1000) == 48
+    # After a chunk of 2,048 tokens, the memory of as many is touched.
+    assert touched_pages(rows, 129, 1000, Run(1, 9000, 1, 2048, 2)) == 264
+    assert touched_pages(rows, 129, 1000, Run(1, 300, 1, 2048, 2)) == 168
+    assert touched_pages(states, 3, 1000, Run(1, 9000, 1, 2048, 2)) == 5
+
+
+def test_before_the_first_request() -> None:
+    groups = state_groups(MIXED, page_tokens=16)
+    found = idle_memory(MIXED, 10 * MIB, FormatTable(), "float32", groups, [1000, 1000])
+    touched = sum(touched_pages(g, 1, 1000) * g.page_bytes for g in groups)
+    assert found.total == 10 * MIB + found.ends + touched + CODE_BYTES
+    uses = found.by_use(1000)
+    assert uses["process"] == sum(uses.values()) // 2 == int(found.total + program_bytes(1000))
 
 
 def test_the_number_of_live_sequences() -> None:

@@ -75,7 +75,10 @@ def found_in(path: Path) -> set[str]:
 
 
 def test_only_files_that_check_first_use_names_of_one_system() -> None:
-    allowed = {"/proc/cpuinfo", "/proc/self/status", "/proc/driver/nvidia", "/sys/devices/system/cpu/cpu0/cache"}
+    allowed = {
+        "/proc/cpuinfo", "/proc/self/status", "/proc/driver/nvidia", "/sys/devices/system/cpu/cpu0/cache",
+        "/sys/kernel/mm/transparent_hugepage",
+    }  # fmt: skip
     found = {p.relative_to(SOURCE).as_posix(): found_in(p) for p in SOURCE.rglob("*.py")}
     assert allowed <= found["system.py"]
     rest = {name: names - GUARDED.get(name, set()) for name, names in found.items()}
@@ -96,6 +99,7 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(system, "CPUINFO", Path("nowhere"))
         monkeypatch.setattr(system, "STATUS", Path("nowhere"))
         monkeypatch.setattr(system, "CACHES", Path("nowhere"))
+        monkeypatch.setattr(system, "HUGE_PAGES", Path("nowhere"))
 
 
 def test_the_last_cache_is_what_lscpu_says() -> None:
@@ -114,6 +118,53 @@ def test_memory_agrees_with_psutil_and_this_process() -> None:
     assert system.resident_bytes(peak=True) >= len(held)
     del held
     assert system.resident_bytes(peak=True) >= before + 60 * MIB
+
+
+@pytest.mark.parametrize(
+    ("files", "status", "size", "reason"),
+    [
+        ({}, "", 0, "this kernel has no transparent huge pages"),
+        ({"enabled": "always [madvise] never"}, "", 2 * MIB, "{folder}/enabled is madvise"),
+        ({"enabled": "[always] madvise never"}, "THP_enabled:\t1\n", 2 * MIB, "{folder}/enabled is always"),
+        ({"enabled": "[always] madvise never"}, "THP_enabled:\t0\n", 0, "turned them off"),
+        ({"enabled": "always madvise [never]"}, "", 0, "{folder}/enabled is never; an administrator can write madvise"),
+        ({"enabled": "always [madvise] never", "hugepages-2048kB/enabled": "always inherit madvise [never]"}, "", 0,
+         "{folder}/hugepages-2048kB/enabled is never"),
+        ({"enabled": "always madvise [never]", "hugepages-2048kB/enabled": "always inherit [madvise] never"}, "",
+         2 * MIB, "{folder}/hugepages-2048kB/enabled is madvise"),
+        ({"enabled": "always madvise [never]", "hugepages-2048kB/enabled": "always [inherit] madvise never"}, "", 0,
+         "{folder}/enabled is never"),
+        ({"enabled": "[always] madvise never", "hpage_pmd_size": f"{512 * MIB}"}, "", 0, "one has 512 MiB here"),
+    ],
+)  # fmt: skip
+def test_huge_pages_and_why(
+    files: dict[str, str], status: str, size: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules are those of Linux' Documentation/admin-guide/mm/transhuge.rst."""
+    folder, told = tmp_path / "huge", tmp_path / "status"
+    for name, text in {"hpage_pmd_size": f"{2 * MIB}", **files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{text}\n")
+    told.write_text(f"Name:\tpython\n{status}")
+    for name, path in (("HUGE_PAGES", folder), ("STATUS", told)):
+        monkeypatch.setattr(system, name, path)
+    monkeypatch.setattr(sys, "platform", "linux")
+    found = system.huge_pages()
+    assert found.size == size and reason.format(folder=folder) in found.reason
+
+
+def test_systems_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert system.huge_pages() == (0, "macOS gives none to a program without special rights")
+
+
+def test_freed_memory_goes_back() -> None:
+    before = system.resident_bytes()
+    held = [b"%d" % i * 20_000 for i in range(1000)]  # small enough for the heap, whose middle is freed
+    edge = b"x" * 20_000
+    del held
+    system.return_freed_memory()
+    assert edge and system.resident_bytes() < before + 20 * MIB
 
 
 @pytest.mark.usefixtures("machine")

@@ -5,7 +5,6 @@ It ends when the pipe closes, even in the middle of a job: no helper outlives it
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO
 from ridgeline.bounded.frames import Value, encode, read_frame, write_frame
 from ridgeline.bounded.jobs import find_job
 from ridgeline.bounded.limits import Limits, release_job, resident_bytes, restrict_job, restrict_process
+from ridgeline.system import return_freed_memory
 
 # A helper whose memory has grown by this much is replaced, so that the memory goes back to the system.
 RETIRE_BYTES = 128 << 20
@@ -89,11 +89,8 @@ def _encoded(retire: bool, answer: list[Value]) -> list[bytes]:
 
 
 def _trimmed(base: int) -> bool:
-    """Give unused memory back to the system; return whether that was enough."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):  # not glibc
-        return False
+    """Return unused memory to the system; return whether that was enough."""
+    return_freed_memory()
     return resident_bytes() <= base + RETIRE_BYTES
 
 

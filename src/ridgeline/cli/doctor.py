@@ -66,9 +66,10 @@ def doctor(
 
 def machine() -> dict[str, str]:
     """Return facts about this computer that need no measurement."""
-    from ridgeline.system import cpu_info, cpu_name, free_bytes, num_cores, total_bytes
+    from ridgeline.spec.text import num_bytes
+    from ridgeline.system import cpu_info, cpu_name, free_bytes, huge_pages, num_cores, total_bytes
 
-    cpu = cpu_info()
+    cpu, huge = cpu_info(), huge_pages()
     flags = cpu.get("flags", cpu.get("Features", "")).split()
     return {
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
@@ -76,6 +77,7 @@ def machine() -> dict[str, str]:
         "cores": str(num_cores()),
         "instructions": " ".join(f for f in CPU_FLAGS + ARM_FLAGS if f in flags) or "unknown",
         "memory": f"{total_bytes() / 2**30:.1f} GiB, {free_bytes() / 2**30:.1f} GiB available",
+        "huge pages": f"{num_bytes(huge.size) if huge.size else 'none'}: {huge.reason}",
         "python": f"{platform.python_version()} ({sys.executable})",
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,12 +12,18 @@ from ridgeline.cli.flags.groups import EngineFlags, grouped
 from ridgeline.cli.simulate import DraftAcceptanceRate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ridgeline.cli.show.matrices import MatrixRow
     from ridgeline.plan.planner import Planner
     from ridgeline.settings import EngineConfig
+    from ridgeline.spec import ModelSpec
+    from ridgeline.spec.dtype import DType
     from ridgeline.spec.hardware import HardwareSpec
+    from ridgeline.spec.quant import FormatTable
+
+ONE_BY_ONE = "one by one"
+SHOWN_PROMPT = 2048  # tokens of the prompts for which resident memory is shown
 
 
 @dataclass(eq=False, repr=False)
@@ -47,27 +53,32 @@ def explain(
     from ridgeline.cli.show.depth import depth_table, expected_speedups
     from ridgeline.cost.calibration import this_machine
 
-    config, weight_bytes, name, matrices = _config(model, storage, engine)
+    known = _known(model, storage, engine)
     machine, note = this_machine()
-    drafts = _drafts(model, storage, config, machine, draft_acceptance_rate)
+    drafts = _drafts(model, storage, known.config, machine, draft_acceptance_rate)
     if json_output:
         import json
-        from dataclasses import asdict
 
-        settings = [asdict(s) for s in config.settings()]
-        memory = dict(config.memory(weight_bytes))
-        found = {"model": name, "settings": settings, "memory": memory, "machine": note}
+        found = known.as_json() | {"machine": note}
         if drafts is not None:
             found["draft_depth"] = expected_speedups(drafts)
-        print(json.dumps({**found, "matrices": [asdict(row) for row in matrices]}, indent=2))
+        print(json.dumps(found, indent=2))
         return
-    from ridgeline.cli.flags.settings import settings_tables
+    from ridgeline.cli.flags.settings import huge_line, settings_tables
     from ridgeline.cli.show.matrices import matrix_table
     from ridgeline.cli.show.tables import Line, screen, show
 
-    tables = settings_tables(name, config, weight_bytes)
-    more = [matrix_table(matrices)] if matrices else []
-    show(screen(), *tables, *more, *(depth_table(drafts) if drafts is not None else ()), Line(note, style="dim"))
+    tables = settings_tables(
+        known.name, known.config, known.weight_bytes, program_bytes=known.program_bytes, resident=known.resident
+    )
+    lines = [
+        f"{ONE_BY_ONE}: prompts of {known.prompt:,} tokens that have nothing in common, one after another; memory that "
+        "was used stays with the process, and later prompts use it again",
+        huge_line(),
+    ]
+    more = [matrix_table(known.matrices)] if known.matrices else []
+    depths = depth_table(drafts) if drafts is not None else ()
+    show(screen(), *tables, *(Line(line, style="dim") for line in lines), *more, *depths, Line(note, style="dim"))
 
 
 def _drafts(
@@ -96,10 +107,37 @@ def _drafts(
     return Planner(Deployment(known.spec, machine, precision, page_tokens=config.block_size, speculation=drafts))
 
 
-def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[EngineConfig, int, str, Sequence[MatrixRow]]:
-    """Return the settings, the bytes of the weights, the model's name and its matrices. Raises RequestError if the
-    weights do not fit.
+class _Known(NamedTuple):
+    """All that is known of an engine without loading its model.
+
+    program_bytes: memory of the process besides the engine's. resident: predicted resident memory by use, after loading
+    and with requests one by one, whose prompts have `prompt` tokens.
     """
+
+    name: str
+    config: EngineConfig
+    weight_bytes: int
+    program_bytes: int
+    prompt: int
+    resident: Mapping[str, Mapping[str, int]]
+    matrices: Sequence[MatrixRow]
+
+    def as_json(self) -> dict[str, Any]:
+        from dataclasses import asdict
+
+        from ridgeline.system import huge_pages
+
+        return {
+            "model": self.name, "settings": [asdict(s) for s in self.config.settings()],
+            "memory": dict(self.config.memory(self.weight_bytes, program_bytes=self.program_bytes)),
+            "resident": {column: dict(uses) for column, uses in self.resident.items()},
+            "resident_prompt_tokens": self.prompt, "huge_pages": huge_pages()._asdict(),
+            "matrices": [asdict(row) for row in self.matrices],
+        }  # fmt: skip
+
+
+def _known(model: str, flags: StorageFlags, engine: EngineFlags) -> _Known:
+    """Return what is known of an engine. Raises RequestError if the weights do not fit."""
     from dataclasses import replace
 
     from ridgeline.cli.flags.known import StoredMatrices, find_known_writer
@@ -120,7 +158,8 @@ def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[Engin
     storage, _ = choose_storage(flags.kv_cache_dtype, shown)
     length = known.spec.resolve_max_model_len(flags.max_model_len)
     own = {} if format.is_lossy or flags.dtype != "auto" else known.dtypes
-    size = footprint(known.spec, formats, dtype, packs=True, dtypes=own).total + known.spec.frequency_bytes(length)
+    foot = footprint(known.spec, formats, dtype, packs=True, dtypes=own)
+    size = foot.total + known.spec.frequency_bytes(length)
     free = free_bytes() - size
     if free <= 0:
         raise RequestError(
@@ -137,7 +176,32 @@ def _config(model: str, flags: StorageFlags, engine: EngineFlags) -> tuple[Engin
     stored = StoredMatrices(formats, known.dequantized if not format.is_lossy else {}, own)
     is_shown = formats.formats != {PLAIN} or bool(known.dtypes)
     rows = tuple(matrix_rows(known.spec, stored, dtype)) if is_shown else ()
-    return replace(config, threads=_threads(), reasons={**config.reasons, **reasons, **more}), size, known.name, rows
+    config = replace(config, threads=_threads(), reasons={**config.reasons, **reasons, **more})
+    prompt = min(SHOWN_PROMPT, config.max_model_len - 1)
+    views = 0 if flags.dtype != "auto" or "embed.weight" in (formats.by_name or {}) else foot.rest
+    resident = _resident(_Weights(known.spec, formats, dtype, size, views), config, prompt)
+    return _Known(known.name, config, size, resident[ONE_BY_ONE]["program"], prompt, resident, rows)
+
+
+class _Weights(NamedTuple):
+    """The weights of a model. num_bytes: bytes of all. views: bytes of those that stay views of files."""
+
+    spec: ModelSpec
+    formats: FormatTable
+    dtype: DType
+    num_bytes: int
+    views: int
+
+
+def _resident(weights: _Weights, config: EngineConfig, prompt: int) -> Mapping[str, Mapping[str, int]]:
+    """Return the predicted resident bytes by use after loading, and with prompts one by one."""
+    from ridgeline.cost.process_memory import Run, idle_memory, process_memory
+
+    spec, formats, dtype, size, views = weights
+    run = Run(1, prompt, 1, config.max_num_batched_tokens, config.threads or 1, earlier=prompt)
+    loaded = idle_memory(spec, size - views, formats, dtype, config.groups, config.num_pages)
+    running = process_memory(spec, size, formats, dtype, config.groups, config.num_pages, run)
+    return {"after loading": loaded.by_use(spec.vocab_size), ONE_BY_ONE: running.by_use(spec.vocab_size)}
 
 
 def _threads() -> int | None:

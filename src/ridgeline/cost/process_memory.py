@@ -1,4 +1,5 @@
-"""Predict the resident memory of a process of device cpu while a model runs, besides the memory of its imports.
+"""Predict the resident memory of a process of device cpu while a model runs, besides the program: its imports and the
+tokenizer.
 
 This is a prediction, while memory.py computes a bound. It follows how kernels and engine allocate memory:
 
@@ -6,10 +7,10 @@ This is a prediction, while memory.py computes a bound. It follows how kernels a
     ends      unused ends of the mappings that hold them: 32 MiB each, filled by matrices in their order. A matrix
               larger than 8 MiB has its own mapping. Huge pages are touched as a whole.
     pages     pages that were written, the null page, recurrent states at the ends of chunks of prompts, and pages that
-              are touched ahead
+              are touched ahead (runtime/ahead.py)
     scratch   buffers of the kernels: packed activations, arrays between the matrices of an MLP, sums of tiles
     step      the residual stream, the arrays of the largest layer, logits
-    code      libraries and modules that are loaded when they are first used
+    code      libraries and modules that are loaded with the model
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ FLOAT = 4
 HUGE, MAPPING, MAPPED_ALONE = 2 << 20, 32 << 20, 8 << 20  # csrc/threads.cpp
 # csrc/packing.h, csrc/kernels: tokens computed at once, tokens packed together, and bytes of weights of a block.
 BLOCK, UNIT, L2_BYTES = 516, 12, 256 << 10
-AHEAD_TOKENS, STEP_TOKENS = 512, 128  # runtime/ahead.py
 CODE_BYTES = 15 << 19  # measured: 7 to 8 MB
+PROGRAM_BYTES, TOKEN_BYTES = 57 << 20, 320  # measured: Python with all imports, and a tokenizer's entry
 
 
 class ProcessMemory(NamedTuple):
@@ -47,12 +48,20 @@ class ProcessMemory(NamedTuple):
     def total(self) -> float:
         return sum(self)
 
+    def by_use(self, vocab_size: int) -> dict[str, int]:
+        """Return the resident bytes of the whole process by the uses of `EngineConfig.memory`."""
+        uses = {
+            "program": program_bytes(vocab_size) + self.ends + self.code, "weights": self.weights,
+            "state pages": self.pages, "workspace": self.scratch + self.step,
+        }  # fmt: skip
+        return {use: int(size) for use, size in {**uses, "process": sum(uses.values())}.items()}
+
 
 class Run(NamedTuple):
     """Requests that run at once.
 
     sequences: number of sequences. prompt, new: tokens of the prompt and of the answer of each. chunk: most tokens of a
-    step. threads: threads of the kernels.
+    step. threads: threads of the kernels. earlier: requests of this size that were answered before.
     """
 
     sequences: int
@@ -60,6 +69,7 @@ class Run(NamedTuple):
     new: int
     chunk: int
     threads: int
+    earlier: int = 0
 
     @property
     def tokens(self) -> int:
@@ -83,20 +93,41 @@ class Run(NamedTuple):
         return self.sequences if self.new > 1 else min(self.sequences, begun + more)
 
 
+def program_bytes(vocab_size: int) -> int:
+    """Predict the resident memory of the program before it loads a model: its imports, and the tokenizer."""
+    return PROGRAM_BYTES + TOKEN_BYTES * vocab_size
+
+
 def process_memory(
     spec: ModelSpec, weight_bytes: int, formats: FormatTable, dtype: DType, groups: Sequence[StateGroup],
-    num_pages: Sequence[int], run: Run,
+    num_pages: Sequence[int], run: Run, kept: Sequence[int] = (),
 ) -> ProcessMemory:  # fmt: skip
-    """Predict the resident memory of a run. num_pages: number of pages of each group."""
+    """Predict the resident memory of a run.
+
+    num_pages: number of pages of each group. kept: free pages of each group that stay in the prefix cache; (): as many
+    as at first. Prompts that look for old pages raise it.
+    """
     alive = run.alive(max((g.page_tokens for g in groups if g.snapshot), default=1))
+    stay = kept or [g.kept_pages for g in groups]
     pages = sum(
-        min(touched_pages(g, written_pages(g, most, run, alive)), most) * g.page_bytes
-        for g, most in zip(groups, num_pages, strict=True)
+        touched_pages(g, written_pages(g, most, run, alive, own), most, run) * g.page_bytes
+        for g, most, own in zip(groups, num_pages, stay, strict=True)
     )
     return ProcessMemory(
         weight_bytes, unfilled(matrix_sizes(spec, formats, dtype)), pages,
         scratch_bytes(spec, formats.main, run), step_bytes(spec, run, alive),
     )  # fmt: skip
+
+
+def idle_memory(
+    spec: ModelSpec, weight_bytes: int, formats: FormatTable, dtype: DType, groups: Sequence[StateGroup],
+    num_pages: Sequence[int],
+) -> ProcessMemory:  # fmt: skip
+    """Predict the resident memory before the first request. weight_bytes: without views of files, which are not read
+    yet.
+    """
+    pages = sum(touched_pages(g, 1, most) * g.page_bytes for g, most in zip(groups, num_pages, strict=True))
+    return ProcessMemory(weight_bytes, unfilled(matrix_sizes(spec, formats, dtype)), pages, 0.0, 0.0)
 
 
 def whole(size: float, unit: int = HUGE) -> int:
@@ -149,10 +180,11 @@ def unfilled(sizes: Iterable[int]) -> int:
     return touched + whole(used) - asked
 
 
-def written_pages(group: StateGroup, most: int, run: Run, alive: int) -> int:
-    """Return how many pages of a group a run writes, the null page included; `most` is the number of its pages.
+def written_pages(group: StateGroup, most: int, run: Run, alive: int, kept: int) -> int:
+    """Return how many pages of a group a run writes, the null page included.
 
     Full pages of sequences that are over stay in the prefix cache, as far as the pool keeps them (sched/pages.py).
+    most: number of the group's pages. kept: free pages that stay.
     """
     each = group.most_pages(run.length)
     if group.snapshot:
@@ -160,14 +192,15 @@ def written_pages(group: StateGroup, most: int, run: Run, alive: int) -> int:
         each += whole_ones - 1
     else:
         whole_ones = min(run.length // group.page_tokens, each)
-    kept = min((run.sequences - alive) * min(whole_ones, each), group.kept_pages)
-    count = alive * each + kept
+    over = run.earlier + run.sequences - alive
+    count = alive * each + min(over * min(whole_ones, each), kept)
     return min(count + 1, most)
 
 
-def touched_pages(group: StateGroup, written: int) -> int:
-    """Return how many pages of a group are touched if `written` of them are written: some are touched ahead."""
-    return whole(written + -(-AHEAD_TOKENS // group.page_tokens), -(-STEP_TOKENS // group.page_tokens))
+def touched_pages(group: StateGroup, written: int, most: int, run: Run | None = None) -> int:
+    """Return how many of a group's `most` pages have memory if `written` are written; more are touched ahead."""
+    chunk = 1 if run is None or group.snapshot else group.num_pages(min(run.chunk, run.prompt))
+    return min(whole(written + max(group.ahead_pages, chunk), group.touch_pages), most)
 
 
 def scratch_bytes(spec: ModelSpec, format: Format, run: Run) -> int:

@@ -326,7 +326,7 @@ class RequestLoop(Generic[R]):
             self._scheduler.stats(), unrecorded=self._runner.unrecorded, unproposed=self._drafting.refusal,
             untreed=self._drafting.untreed, last_step=_shape(self._computed),
             draft_acceptance=self.config.draft_acceptance, proposer=self.config.speculative,
-            draft_speed=self._drafting.speed,
+            draft_speed=self._drafting.speed, resident_pages=self._runner.resident_pages,
         )  # fmt: skip
 
     def last_step(self) -> StepShape:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ridgeline.cost.calibration import REMEDY, this_machine
 from ridgeline.cost.operations import Slice
 from ridgeline.cost.precision import Precision, cpu_precision, stored_as
-from ridgeline.cost.process_memory import ProcessMemory, Run, process_memory
+from ridgeline.cost.process_memory import ProcessMemory, Run, idle_memory, process_memory
 from ridgeline.ops.driver import Driver
 from ridgeline.plan.planner import Deployment, Planner
 from ridgeline.plan.speculation import NGRAM, Draft, Speculation, speculation_of
@@ -18,6 +18,8 @@ from ridgeline.settings import EngineConfig
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.hardware import HardwareSpec
 from ridgeline.spec.heads import HeadSpec
+
+READ_AROUND = 1 << 16  # bytes of a mapped file that Linux provides at a touch
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,13 @@ def calibrated_machine(driver: Driver | None) -> tuple[HardwareSpec | None, str]
 
 
 def predict(
-    loaded: LoadedModel, config: EngineConfig, requests: Sequence[Asked], machine: HardwareSpec, note: str
-) -> Predicted:
-    """Predict the times of requests, at least one, on a machine. note: how far its times can be trusted."""
+    loaded: LoadedModel, config: EngineConfig, requests: Sequence[Asked], machine: HardwareSpec, note: str,
+    kept: Sequence[int] = (),
+) -> Predicted:  # fmt: skip
+    """Predict the times of requests, at least one, on a machine, and the memory that they take.
+
+    note: how far its times can be trusted. kept: as in `memory_of`.
+    """
     planner = planner_of(loaded, config, machine)
     found = _engine_times(planner, config, requests)
     roofline = roofline_times(loaded, config, requests, machine)
@@ -118,7 +124,9 @@ def predict(
     longest = max(requests, key=lambda r: r.prompt + r.new)
     return Predicted(
         *found, planner.decode(count, max(context, 1)).seconds, *roofline,
-        memory_of(loaded, config, count, longest.prompt, longest.new).total, note,
+        memory_of(
+            loaded, config, count, longest.prompt, longest.new, earlier=len(requests) - count, kept=kept
+        ).total, note,
     )  # fmt: skip
 
 
@@ -188,14 +196,25 @@ def run_steps(requests: Sequence[Asked], most: int, budget: int) -> Iterator[tup
         yield tuple(batch), sampled
 
 
-def memory_of(loaded: LoadedModel, config: EngineConfig, sequences: int, prompt: int, new: int) -> ProcessMemory:
-    """Predict the resident memory while `sequences` requests of this size run at once.
+def memory_of(
+    loaded: LoadedModel, config: EngineConfig, sequences: int, prompt: int, new: int, *, earlier: int = 0,
+    kept: Sequence[int] = (),
+) -> ProcessMemory:  # fmt: skip
+    """Predict the resident memory while `sequences` requests of this size run at once; 0: before the first request.
 
     `config.workspace_bytes` is at least its `step`, because it is the bound for everything that the settings allow.
+
+    Args:
+        earlier: Requests of this size that were answered before.
+        kept: Pages that stay in the prefix cache, if they are not those of the beginning; see `process_memory`.
     """
-    driver = loaded.table.driver
-    run = Run(sequences, prompt, new, config.max_num_batched_tokens, driver.threads if driver else 1)
-    found = process_memory(
-        loaded.spec, loaded.weight_bytes, loaded.model.formats, loaded.dtype, config.groups, config.num_pages, run
-    )
+    driver, formats, pages = loaded.table.driver, loaded.model.formats, config.num_pages
+    # Rows of a table that is a view of its file become resident when they are looked up.
+    views = min(loaded.mapped_bytes, (sequences + earlier) * (prompt + new) * READ_AROUND) if driver else 0
+    in_memory = loaded.weight_bytes - (loaded.mapped_bytes if driver else 0) + views
+    if sequences:
+        run = Run(sequences, prompt, new, config.max_num_batched_tokens, driver.threads if driver else 1, earlier)
+        found = process_memory(loaded.spec, in_memory, formats, loaded.dtype, config.groups, pages, run, kept)
+    else:
+        found = idle_memory(loaded.spec, in_memory, formats, loaded.dtype, config.groups, pages)
     return found if driver else found._replace(ends=0.0, scratch=0.0)  # only the kernels of device cpu have these

@@ -61,12 +61,13 @@ class Model:
         self._add = table.primitive(api.ADD)
         self.rotaries = Rotations(spec.ropes(), spec.regimes(max_model_len), max_model_len, table)
         self.frequency_tables = self.rotaries.tables
-        self._embedding = weights["embed.weight"]
+        embedding = weights["embed.weight"]
         self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
         how = How(table, formats, low_rank, capture, kv_scales)
         self._capture = capture
         # The largest matrix is packed first: its floats are released before others are read.
-        self._head = _head(spec, weights, self._embedding, how)
+        self._head = _head(spec, weights, embedding, how)
+        self._lookup = self._lookup_in(embedding)
         self._final_norm = _OuterNorm(spec.norm, "norm", weights, table)
         self._final_scale = residual_scale(spec.layers[-1])
         self._blocks = self._layers(lambda: _blocks(spec, weights, how))
@@ -157,9 +158,16 @@ class Model:
 
     def lookup(self, ids: Array) -> Array:
         """Return rows [n, hidden_size] of the embedding, without the model's scale and learned positions."""
-        if isinstance(self._embedding, QuantizedMatrix):
-            return self._coded_rows(self._embedding, ids)
-        return self._table_rows(self._embedding, ids)
+        return self._lookup(ids)
+
+    def _lookup_in(self, embedding: Array) -> Callable[[Array], Array]:
+        """Return the function that looks rows up. Rows of a tied matrix of codes are those of the head, if it has them,
+        so that the matrix is in memory only once.
+        """
+        if not isinstance(embedding, QuantizedMatrix):
+            return partial(self._table_rows, embedding)
+        of_head = self._head.rows if self.spec.tie_word_embeddings else None
+        return of_head or partial(self._coded_rows, embedding)
 
 
 class How(NamedTuple):

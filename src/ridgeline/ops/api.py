@@ -123,6 +123,11 @@ class HeadStage(Protocol):
         """Return the logits of rows [n, width] that are normalized already."""
         ...
 
+    @property
+    def rows(self) -> Callable[[Array], Array] | None:
+        """Function that returns rows [n, width] of the matrix by their ids [n], float32; None if it has none."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Op(Generic[F]):

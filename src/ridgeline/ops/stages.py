@@ -287,6 +287,8 @@ def _product(case: Format, weights: Weights, table: Ops) -> api.Product:
 class _Head:
     """The last norm and the output head; an `ops.api.HeadStage`."""
 
+    rows = None
+
     def __init__(self, case: Head, weights: Weights, table: Ops) -> None:
         self._case = case
         self._accumulate = _accumulate(case.residual_scale, table)

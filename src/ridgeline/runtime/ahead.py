@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-AHEAD_TOKENS = 512  # the pages of at least so many tokens after the last one ever handed out are touched
-STEP_TOKENS = 128  # touched memory ends at a multiple of the pages of so many tokens
+from ridgeline.spec.groups import NULL_PAGE, StateGroup
+
 POPULATE_WRITE = 23  # advice of madvise since Linux 5.14: provide memory and keep its contents
 PIECE_BYTES = 1 << 21  # touched at once: between two pieces the system can suspend the thread
 
@@ -26,28 +26,41 @@ PIECE_BYTES = 1 << 21  # touched at once: between two pieces the system can susp
 class Ahead:
     """Touches the pages of a buffer [num_pages, page_bytes] ahead of their use, in threads of the lowest priority.
 
-    Pages are handed out from the first one on; those of AHEAD_TOKENS tokens after the highest one are kept touched.
+    Pages that were never used are handed out in ascending order. After the highest one that was, so many are kept
+    touched as the group asks for (`ahead_pages`), and after a longer chunk of a prompt as many as it took: the next
+    chunk needs as many. So the first chunk of a prompt finds what was touched while the engine was idle, and the next
+    one what was touched while the first was computed, as far as a core was free.
     """
 
-    def __init__(self, pages: np.ndarray[Any, np.dtype[np.uint8]], page_tokens: int) -> None:
-        self._pages = pages
-        self._ahead, self._step = -(-AHEAD_TOKENS // page_tokens), -(-STEP_TOKENS // page_tokens)
-        self._end = 0  # pages before this one are touched, or soon will be
-        self._reached(0)
+    def __init__(self, pages: np.ndarray[Any, np.dtype[np.uint8]], group: StateGroup) -> None:
+        self._pages, self._group = pages, group
+        self._used = 1  # pages before this one were handed out; the first one is never
+        self._touched = 0  # pages before this one are touched, or soon will be
+        self._touch(group.ahead_pages)
+
+    @property
+    def num_resident(self) -> int:
+        """Number of pages that were used or touched: the system has provided their memory."""
+        return min(max(self._used, self._touched), len(self._pages))
 
     def handed_out(self, pages: Sequence[int]) -> None:
-        """Touch pages after those that a step is about to use."""
-        self._reached(max(pages) + 1)
+        """Touch pages after those that a sequence is about to use."""
+        if (end := max(pages) + 1) > self._used:
+            self._used = end
+            self._touch(max(self._group.ahead_pages, len(pages) - list(pages).count(NULL_PAGE)))
 
-    def _reached(self, end: int) -> None:
-        begin, wanted = max(self._end, end), end + self._ahead
-        if self._end < min(wanted, len(self._pages)):
-            self._end = min(-(-wanted // self._step) * self._step, len(self._pages))
-            if sys.platform == "linux" and begin < self._end:
-                threading.Thread(target=_touch, args=(self._pages[begin : self._end],), daemon=True).start()
+    def _touch(self, count: int) -> None:
+        """Touch so many pages after the used ones."""
+        wanted, step = min(self._used + count, len(self._pages)), self._group.touch_pages
+        if sys.platform != "linux" or wanted <= self._touched:
+            return
+        begin = max(self._touched, self._used)
+        self._touched = min(-(-wanted // step) * step, len(self._pages))
+        if begin < self._touched:
+            threading.Thread(target=_populate, args=(self._pages[begin : self._touched],), daemon=True).start()
 
 
-def _touch(pages: np.ndarray[Any, Any]) -> None:
+def _populate(pages: np.ndarray[Any, Any]) -> None:
     with contextlib.suppress(PermissionError):  # a container may forbid priorities: then the thread has the usual one
         os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
     madvise, size = ctypes.CDLL(None).madvise, mmap.PAGESIZE

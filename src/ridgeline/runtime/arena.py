@@ -47,9 +47,7 @@ class Arena:
         sizes = [group.page_bytes for group in groups]
         self._pages = [memory.pages(n, size) for n, size in zip(num_pages, sizes, strict=True)]
         self._ahead = [
-            Ahead(np.asarray(pages), group.page_tokens)
-            for group, pages in zip(groups, self._pages, strict=True)
-            if memory.on_host
+            Ahead(np.asarray(pages), group) for group, pages in zip(groups, self._pages, strict=True) if memory.on_host
         ]
         self._host = [np.empty((n, size), np.uint8) for n, size in zip(num_host_pages, sizes, strict=True)]
         self._views: dict[int, tuple[int, tuple[Array, ...]]] = {}
@@ -67,6 +65,13 @@ class Arena:
     def layer(self, index: int) -> tuple[int, tuple[Array, ...]]:
         """Return a layer's group and its state's views, [pages, page_tokens, *shape]; of snapshots [pages, *shape]."""
         return self._views[index]
+
+    @property
+    def resident_pages(self) -> tuple[int, ...]:
+        """Number of pages of each group that have memory: on a host those that were used or touched, else all."""
+        if self._memory.on_host:
+            return tuple(ahead.num_resident for ahead in self._ahead)
+        return tuple(len(pages) for pages in self._pages)
 
     def handed_out(self, group: int, pages: Sequence[int]) -> None:
         """Prepare for a step that uses these pages; some may never have been used before."""

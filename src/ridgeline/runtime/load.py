@@ -146,6 +146,9 @@ def _load(
         check_memory(sizes.total - sizes.mapped + spec.frequency_bytes(max_model_len), table)
     scales = weights.kv_scales if isinstance(weights, StoredWeights) else {}
     model = build(spec, weights, table, max_model_len, formats, kv_scales=scales)
+    if files is not None and table.driver is not None:  # the kernels have copies, and the system read neighbors too
+        for tensor in files:
+            files.release(tensor)
     notes = (*checkpoint.notes, *missing_kernels(table.memory.device), *_dequantized(weights, format, dtype))
     return LoadedModel(
         model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), sizes.mapped, sizes.total,

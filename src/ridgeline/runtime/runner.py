@@ -191,6 +191,11 @@ class DeviceRunner:
         """Return why decode steps are not run from a recording; None where they are."""
         return self.graphs.refusal
 
+    @property
+    def resident_pages(self) -> tuple[int, ...]:
+        """Number of pages of each group that have memory, because they were used or touched ahead."""
+        return self.arena.resident_pages
+
     # ---- for measuring ----------------------------------------------------------------------------------
 
     def overwrite(self, group: int, pages: Sequence[int], content: Bytes) -> None:

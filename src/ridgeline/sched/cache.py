@@ -322,7 +322,8 @@ class StateCache:
             slots = 0 if group.snapshot else held * group.page_tokens
             wasted = 0 if group.snapshot else slots - read
             used, host, total = pool.num_used, self.host[g].num_used, max(pool.num_pages - 1, 0)
-            found.append(GroupStats(group.name, total, used, pool.peak, host, slots, wasted, held - used))
+            shared = held - used
+            found.append(GroupStats(group.name, total, used, pool.peak, host, slots, wasted, shared, pool.keep))
         return tuple(found)
 
     def settle(self, step: int) -> None:

@@ -56,6 +56,11 @@ class Runner(Protocol[Sampling, Row, Sampled, Handle]):
         """Return why decode steps are not run from a recording; None where they are."""
         ...
 
+    @property
+    def resident_pages(self) -> tuple[int, ...]:
+        """Number of pages of each group that have memory; () if the runner has none."""
+        ...
+
 
 AnyRunner = Runner[Any, Any, Any, Any]
 R = TypeVar("R", bound=AnyRunner)

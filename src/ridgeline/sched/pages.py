@@ -16,10 +16,15 @@ out in this order:
     3. fresh pages, which were never used: the system must provide and clear their memory
     4. the other pages with a key, the least recently used first
 
-So the pages that were ever used are at most those that were held or in limbo at one time, and `keep` more. `keep`
-begins small and grows by evidence: while fresh pages are left, the pool stores the keys of the pages that it handed
-out by rule 2. If a prompt looks for one of them (`missed`), so many pages are kept from then on that it would have been
-found.
+So a fresh page is taken only when the used ones are held, in limbo, or among the `keep` that stay. `keep` begins small
+and follows what prompts look for:
+
+    it grows     While fresh pages are left, the pool stores the keys of the pages that it handed out by rule 2. If a
+                 prompt looks for one of them (`missed`), so many pages are kept from then on that it would have been
+                 found, and at least twice as many.
+    it shrinks   An old page is one that half of `keep` might not have kept: since it was released, more than keep / 2
+                 pages with a key were. If PATIENCE * keep pages with a key are released, and meanwhile no prompt uses
+                 or misses an old page, `keep` is halved, down to its first value.
 """
 
 from __future__ import annotations
@@ -32,6 +37,8 @@ from ridgeline.sched.page_times import PageLifetimes
 from ridgeline.sched.sequence import PageKey
 from ridgeline.spec.groups import NULL_PAGE
 
+PATIENCE = 4  # times `keep` pages are released before `keep` shrinks
+
 
 class PagePool:
     """Manages pages 1 to num_pages - 1 of one state group on the device, or of its swap space on the host.
@@ -42,12 +49,13 @@ class PagePool:
     """
 
     __slots__ = (
-        "_bare", "_by_key", "_evicted", "_gone", "_keyed", "_keys", "_limbo", "_passed", "_refs", "_settled", "keep",
-        "name", "num_free", "num_fresh", "num_limbo", "num_pages", "peak", "residency",
+        "_bare", "_by_key", "_evicted", "_gone", "_keyed", "_keys", "_least", "_limbo", "_passed", "_quiet_since",
+        "_refs", "_released", "_released_at", "_settled", "keep", "name", "num_free", "num_fresh", "num_limbo",
+        "num_pages", "peak", "residency",
     )  # fmt: skip
 
     def __init__(self, name: str, num_pages: int, keep: int = 0) -> None:
-        self.name, self.num_pages, self.keep = name, num_pages, keep
+        self.name, self.num_pages, self.keep, self._least = name, num_pages, keep, keep
         self.residency: PageLifetimes | None = None
         self._refs = [0] * num_pages
         self._keys: list[PageKey | None] = [None] * num_pages
@@ -63,6 +71,9 @@ class PagePool:
         # which is `_evicted` now. The oldest comes first; those are left out that a larger `keep` could not have saved.
         self._gone: dict[PageKey, int] = {}
         self._evicted = 0
+        self._released = 0  # pages with a key that were released so far
+        self._released_at = [0] * num_pages  # its value when a page was released last
+        self._quiet_since = 0  # its value when a prompt last used or missed an old page, or `keep` changed
         # Fresh pages are the last num_fresh ones, and the first of them is handed out first.
         self.num_free = self.num_fresh = max(num_pages - 1, 0)
         self.num_limbo = self.peak = 0
@@ -124,6 +135,8 @@ class PagePool:
                 del self._limbo[page]
                 self.num_limbo -= 1
             else:  # found by its key
+                if self._released - self._released_at[page] > self.keep // 2:
+                    self._quiet_since = self._released
                 self.num_free -= 1
                 self._passed[page] += 1
                 if len(self._keyed) > 2 * self.num_pages:
@@ -204,6 +217,7 @@ class PagePool:
         before = self._gone.pop(key, None)
         if before is None:
             return
+        self._quiet_since = self._released
         enough = self.num_kept + self._evicted - before
         if enough > self.keep:
             self.keep = max(enough, 2 * self.keep)
@@ -277,7 +291,17 @@ class PagePool:
         if len(keyed) < len(pages):  # they hold nothing that a request can find, so they are reused first
             self._bare += [page for page in pages if keys[page] is None]
         self.num_free += len(pages)
+        self._note_released(keyed, len(keyed))
         return len(pages)
+
+    def _note_released(self, pages: Iterable[int], count: int) -> None:
+        """Count `count` released pages with a key; prompts can find `pages` of them. Shrink `keep` if it is time."""
+        self._released += count
+        for page in pages:
+            self._released_at[page] = self._released
+        if self._released - self._quiet_since >= PATIENCE * self.keep > PATIENCE * self._least:
+            self.keep = max(self.keep // 2, self._least)
+            self._quiet_since = self._released
 
     def _oldest(self, count: int) -> list[int]:
         """Remove the `count` least recently used pages with a key from the free list."""

@@ -20,7 +20,7 @@ class GroupStats:
     used_pages: pages that sequences hold; a shared page counts once. peak_pages: the highest used_pages so far. slots:
     tokens that fit into the pages of running sequences. wasted_slots: slots without a token that is still read. The
     slots of a shared page count once per holder; a snapshot has none. shared_pages: references of sequences to pages
-    beyond the first to each.
+    beyond the first to each. kept_pages: free pages that stay in the prefix index while others were never used.
     """
 
     name: str
@@ -31,6 +31,7 @@ class GroupStats:
     slots: int
     wasted_slots: int
     shared_pages: int
+    kept_pages: int = 0
 
 
 @dataclass(slots=True)
@@ -140,7 +141,8 @@ class Stats:
     recomputed_tokens: tokens that an earlier prompt shared, but after the nearest snapshot. drafts: counts of drafts.
     unrecorded: why decode steps are not run from a recording; None if they are. unproposed: why the proposer of drafts
     is not used any more; None if it is, or if there is none. untreed: why trees of drafts are cut to chains; None if
-    they are not, or if there was none. last_step: the sequences of the last step that computed. proposer: name of what
+    they are not, or if there was none. resident_pages: pages of each group that have memory, since they were used or
+    touched; () in the simulator. last_step: the sequences of the last step that computed. proposer: name of what
     proposes drafts. draft_acceptance: how drafts are accepted; "typical" is lossy. draft_speed: times with drafts and
     without; None if there are none, or if their depth is fixed. page_times: histograms that are still filled; None if
     they are not measured.
@@ -160,6 +162,7 @@ class Stats:
     unrecorded: str | None = None
     unproposed: str | None = None
     untreed: str | None = None
+    resident_pages: tuple[int, ...] = ()
     last_step: StepShape = ()
     proposer: str = "off"
     draft_acceptance: Acceptance = "same"

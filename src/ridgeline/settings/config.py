@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -105,31 +105,39 @@ class EngineConfig:
     @property
     def state_bytes(self) -> int:
         """Return the bytes of all pages."""
-        return sum(n * g.page_bytes for n, g in zip(self.num_pages, self.groups, strict=True))
+        return self.bytes_of(self.num_pages)
 
     @property
     def swap_bytes(self) -> int:
         """Return the bytes of all pages on the host."""
-        return sum(n * g.page_bytes for n, g in zip(self.num_host_pages, self.groups, strict=True))
+        return self.bytes_of(self.num_host_pages)
+
+    def bytes_of(self, pages: Sequence[int]) -> int:
+        """Return the bytes of so many pages of each group."""
+        return sum(n * g.page_bytes for n, g in zip(pages, self.groups, strict=True))
 
     @property
     def untreed(self) -> str | None:
         """Return why drafts are chains although draft_tree is above 1; None if they are not."""
         return CHAINS_ONLY if self.draft_tree > 1 and any(group.snapshot for group in self.groups) else None
 
-    def memory(self, weight_bytes: int, *, on_host: bool = True) -> tuple[tuple[str, int], ...]:
-        """Return the uses of memory and their bytes.
+    def memory(
+        self, weight_bytes: int, *, on_host: bool = True, program_bytes: int | None = None
+    ) -> tuple[tuple[str, int], ...]:
+        """Return the uses of memory and the most bytes that each can take.
 
-        on_host: whether the device computes in host memory, where swap space is too.
+        Args:
+            on_host: Whether the device computes in host memory, where swap space is too.
+            program_bytes: Memory of the process besides these uses, if it is to be counted: imports, and the tokenizer.
         """
-        left = self.free_bytes - self.state_bytes - self.workspace_bytes - (self.swap_bytes if on_host else 0)
-        return (
-            ("weights", weight_bytes),
-            ("state pages", self.state_bytes),
-            ("workspace", self.workspace_bytes),
+        engine = self.state_bytes + self.workspace_bytes + (self.swap_bytes if on_host else 0)
+        uses = [
+            ("weights", weight_bytes), ("state pages", self.state_bytes), ("workspace", self.workspace_bytes),
             ("swap space on the host", self.swap_bytes),
-            ("left free", left),
-        )
+        ]  # fmt: skip
+        if program_bytes is not None:
+            uses = [("program", program_bytes), *uses, ("process", program_bytes + weight_bytes + engine)]
+        return (*uses, ("left free", self.free_bytes - engine))
 
     def settings(self) -> tuple[Setting, ...]:
         """Return each setting with its reason and its option, for `explain`, `generate --verbose` and `serve`."""

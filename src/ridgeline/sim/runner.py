@@ -44,6 +44,7 @@ class ClockRunner:
     """
 
     unrecorded = "the simulator records no steps"
+    resident_pages = ()
 
     def __init__(
         self, costs: CostTable, beside: Callable[[int], Beside] = nobody,

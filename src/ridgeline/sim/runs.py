@@ -58,9 +58,11 @@ class RunPool(PagePool):
         if not any(page in runs for page in pages):
             return super()._release(pages)
         self._keyed += [page for page in pages if page in runs or keys[page] is not None]
-        self._bare += [page for page in pages if page not in runs and keys[page] is None]
+        bare = [page for page in pages if page not in runs and keys[page] is None]
+        self._bare += bare
         size = sum(len(runs.get(page, (page,))) for page in pages)
         self.num_free += size
+        self._note_released((page for page in pages if keys[page] is not None), size - len(bare))
         return size
 
     def _oldest(self, count: int) -> list[int]:

@@ -10,7 +10,7 @@ from ridgeline.spec.dtype import DTYPE_BYTES, DType
 from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.model import ModelSpec
-from ridgeline.spec.quant import PLAIN, FormatTable, coded_bytes, has_layout, packed_bytes
+from ridgeline.spec.quant import PLAIN, Format, FormatTable, coded_bytes, has_layout, packed_bytes
 from ridgeline.spec.weight import Weight
 
 TABLES = ("embed.weight", "position_embed.weight")  # tables whose rows are looked up
@@ -46,7 +46,7 @@ def footprint(
             own_type = dtypes.get(weight.name, dtype)
             products += _matrix(weight, formats, own_type, packs, weight.name in paired)
         elif (own := (formats.by_name or {}).get(weight.name)) is not None and own.is_lossy:
-            rest += coded_bytes(own, *weight.shape)
+            rest += 0 if packs and rows_of_head(weight, spec, own) else coded_bytes(own, *weight.shape)
         else:
             rest += weight.num_params * (DTYPE_BYTES[dtypes.get(weight.name, dtype)] if weight.is_matrix else 4)
     if spec.tie_word_embeddings and (packs or formats.is_lossy):
@@ -87,12 +87,22 @@ def _packed_as_one(spec: ModelSpec) -> Iterator[tuple[dict[str, Weight], bool]]:
             yield {key: every[key] for key in keys if key in every}, is_split
 
 
+def rows_of_head(weight: Weight, spec: ModelSpec | HeadSpec, own: Format) -> bool:
+    """Return whether kernels look the rows of a matrix up in the head, so that it takes no memory of its own.
+
+    They do for the embedding of a model that ties it to the head, if the checkpoint has it as codes.
+    """
+    return weight.name == TABLES[0] and spec.tie_word_embeddings and own.is_lossy and has_layout(own)
+
+
 def one_matrix(weight: Weight, spec: ModelSpec, formats: FormatTable, dtype: DType) -> int:
     """Return the bytes of one matrix, or of all experts of a weight, with the kernels of device cpu.
 
     dtype: its type if it is not rounded. A matrix of each head counts as it is stored.
     """
     own = formats.stored(weight)
+    if own is not None and rows_of_head(weight, spec, own):
+        return 0
     if weight.name in TABLES or not (len(weight.shape) == 2 or _is_expert(weight)):
         is_coded = own is not None and own.is_lossy and len(weight.shape) == 2
         return coded_bytes(own, *weight.shape) if own and is_coded else weight.num_params * DTYPE_BYTES[dtype]

@@ -22,6 +22,8 @@ from ridgeline.spec.state import ALL, State
 from ridgeline.spec.storage import ALIGNMENT, EXACT, StateDType, Storage
 
 KEPT_TOKENS = 1024  # free pages of so many tokens stay in the prefix index before untouched memory is used
+AHEAD_TOKENS = 512  # pages of so many tokens, or of the last chunk if it was longer, are touched before their use
+TOUCH_TOKENS = 128  # touched memory ends at a multiple of the pages of so many tokens
 NULL_PAGE = 0  # never handed out: "this position is not kept". Kernels may point padding at it.
 
 
@@ -82,6 +84,16 @@ class StateGroup:
     def kept_pages(self) -> int:
         """Free pages that stay in the prefix index at first before pages are taken that were never used."""
         return max(1, KEPT_TOKENS // self.page_tokens)
+
+    @property
+    def ahead_pages(self) -> int:
+        """Pages that are touched before they are used: those of AHEAD_TOKENS tokens, and of a sequence that begins."""
+        return max(self.num_pages(AHEAD_TOKENS), self.most_pages(AHEAD_TOKENS))
+
+    @property
+    def touch_pages(self) -> int:
+        """The end of the touched pages is a multiple of so many pages."""
+        return self.num_pages(TOUCH_TOKENS)
 
     def page_of(self, token: int) -> int:
         """Return the index of the page that covers a token."""

@@ -45,7 +45,36 @@ def expected(llm: LLM, requests: Sequence[Asked]) -> tuple[Predicted | None, str
     machine, note = calibrated_machine(llm.loaded.table.driver)
     if machine is None:
         return None, note
-    return predict(llm.loaded, llm.config, requests, machine, note), f"predictions: {note}"
+    return predict(llm.loaded, llm.config, requests, machine, note, kept_pages(llm)), f"predictions: {note}"
+
+
+def kept_pages(llm: LLM) -> tuple[int, ...]:
+    """Return how many free pages of each group stay in the prefix cache now."""
+    stats = llm.stats()
+    return () if stats is None else tuple(group.kept_pages for group in stats.groups)
+
+
+def memory_line(llm: LLM, requests: Sequence[Asked], base_bytes: int) -> str:
+    """Return a line with the memory of the process now, as it is and as it was predicted.
+
+    base_bytes: memory of the process before the model was loaded.
+    """
+    from ridgeline.cli.show.report import resident_now
+    from ridgeline.cost.process_memory import TOKEN_BYTES
+    from ridgeline.measure.predict import memory_of
+    from ridgeline.spec.text import num_bytes
+
+    config, now, longest = llm.config, resident_now(llm), max(requests, key=lambda r: r.prompt + r.new)
+    assert config is not None
+    count = min(len(requests), config.max_num_seqs)
+    size = memory_of(
+        llm.loaded, config, count, longest.prompt, longest.new, earlier=len(requests) - count, kept=kept_pages(llm)
+    ).total
+    size += base_bytes + (0 if llm.tokenizer is None else TOKEN_BYTES * llm.loaded.spec.vocab_size)
+    return (
+        f"memory now: {num_bytes(now['process'])} in this process, {num_bytes(size)} predicted; of it "
+        f"{num_bytes(now['state pages'])} in pages of state, at most {num_bytes(config.state_bytes)}"
+    )
 
 
 def predicted_json(found: Predicted | None) -> dict[str, Any] | None:
@@ -80,7 +109,10 @@ def say_beside(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, bas
     from ridgeline.cli.show.report import say, say_tables
     from ridgeline.system import resident_bytes
 
-    found, note = expected(llm, asked_of(outputs))
+    asked = asked_of(outputs)
+    if llm.config is not None and asked and base_bytes is not None:
+        say(memory_line(llm, asked, base_bytes))
+    found, note = expected(llm, asked)
     if found is None:
         say(note)
         return

@@ -20,7 +20,8 @@ class MatrixRow:
     """One matrix, or all experts of a weight.
 
     scheme: how it is in memory. stored: its scheme in the checkpoint, where that is another one. bits: bits of a weight
-    in memory, scales included. kernel: the backend of its products; "rows" for a table whose rows are looked up.
+    in memory, scales included. kernel: the backend of its products; "rows" for a table whose rows are looked up, "rows
+    of the head" if they are looked up in the tied head, so that the table takes no memory.
     """
 
     name: str
@@ -35,7 +36,7 @@ def matrix_rows(spec: ModelSpec, stored: StoredMatrices, dtype: DType) -> Iterat
     """Yield the matrices of a model in the order of its weights; a tied head is the last one."""
     from ridgeline.ops import api, open_table
     from ridgeline.spec import Weight
-    from ridgeline.spec.footprint import TABLES, one_matrix, packed_types
+    from ridgeline.spec.footprint import TABLES, one_matrix, packed_types, rows_of_head
 
     table = open_table("cpu")
     types = packed_types(spec, stored.formats, dtype, stored.dtypes)
@@ -46,8 +47,10 @@ def matrix_rows(spec: ModelSpec, stored: StoredMatrices, dtype: DType) -> Iterat
             continue
         kind = types.get(TABLES[0] if weight is head else weight.name, dtype)
         size = one_matrix(weight, spec, stored.formats, kind)
-        is_looked_up = weight.name in TABLES
-        kernel = "rows" if is_looked_up else table.choose(api.PRODUCT, format).backend
+        if weight.name in TABLES:
+            kernel = "rows of the head" if rows_of_head(weight, spec, format) else "rows"
+        else:
+            kernel = table.choose(api.PRODUCT, format).backend
         was = stored.dequantized.get(weight.name)
         yield MatrixRow(
             weight.name, _scheme(format, kind), was.name if was else "", size,

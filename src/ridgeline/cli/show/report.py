@@ -41,10 +41,28 @@ def say_engine(llm: LLM, verbose: bool) -> None:
     if not verbose or llm.config is None:
         say(*chosen(llm))
         return
-    from ridgeline.cli.flags.settings import settings_tables
+    from ridgeline.cli.flags.settings import huge_line, settings_tables
+    from ridgeline.measure.predict import memory_of
 
-    on_host = llm.loaded.table.memory.on_host
-    say_tables(*settings_tables("engine", llm.config, llm.loaded.weight_bytes, on_host=on_host))
+    if not llm.loaded.table.memory.on_host:
+        say_tables(*settings_tables("engine", llm.config, llm.loaded.weight_bytes, on_host=False))
+        return
+    program = memory_of(llm.loaded, llm.config, 1, 1, 1).by_use(llm.loaded.spec.vocab_size)["program"]
+    now = {"now": resident_now(llm)}
+    say_tables(*settings_tables("engine", llm.config, llm.loaded.weight_bytes, program_bytes=program, resident=now))
+    say(huge_line())
+
+
+def resident_now(llm: LLM) -> dict[str, int]:
+    """Return the bytes that are resident now: pages of state, by the count of those that were used or touched, and the
+    process, by the system's count.
+    """
+    from ridgeline.system import resident_bytes
+
+    found, stats = {"process": resident_bytes()}, llm.stats()
+    if stats is None or llm.config is None:
+        return found
+    return {"state pages": llm.config.bytes_of(stats.resident_pages), **found}
 
 
 def chosen(llm: LLM) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from ridgeline._kernels import Heads, Matrix, Mlp, Norm, Pool, Projection
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, Rotary, Weights
-from ridgeline.ops.cpu.coded import packing_key
+from ridgeline.ops.cpu.coded import order_of, packing_key
 from ridgeline.ops.cpu.elementwise import add, sigmoid_gate
 from ridgeline.ops.cpu.experts import build_experts, experts, route
 from ridgeline.ops.cpu.kernel import empty, never
@@ -190,6 +190,7 @@ class HeadKernel:
 
     def __init__(self, case: Head, weights: Weights, pool: Pool) -> None:
         self._matrix, self._pool = _matrix(weights, ("head",), pool), pool
+        self.rows = None if order_of(weights.linears["head"].data) is not None else self._rows
         cap = case.logit_softcap or 0.0
         norm = norm_of(case.norm, "norm", weights)
         self._kernel = Projection(pool, self._matrix, norm, case.residual_scale, case.logit_scale, cap)
@@ -203,6 +204,11 @@ class HeadKernel:
     def project(self, x: Floats) -> Floats:
         out = empty(self._pool, len(x), self._matrix.rows)
         self._plain(x, None, None, None, out)
+        return out
+
+    def _rows(self, ids: Ints) -> Floats:
+        out = empty(self._pool, ids.size, self._matrix.columns)
+        self._matrix.take(self._pool, ids, out)
         return out
 
 

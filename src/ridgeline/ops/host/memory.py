@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from ridgeline.ops.arrays import QuantizedMatrix
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.storage import StateDType
-from ridgeline.system import free_bytes
+from ridgeline.system import free_bytes, huge_pages
 
 Ndarray = np.ndarray[Any, Any]
 ALIGNMENT = 64  # bytes: a cache line, which is also the widest vector
@@ -49,14 +50,19 @@ def widen(x: Ndarray) -> Ndarray:
     return wide if is_finite else x.astype(np.float32)
 
 
-def aligned(shape: tuple[int, ...]) -> Ndarray:
-    """Return a new array of bytes that begins at a cache line; its contents are undefined.
-
-    numpy requests huge pages from the system for large arrays.
+def untouched(shape: tuple[int, ...]) -> Ndarray:
+    """Return a new array of bytes, whose memory the system provides at the first touch: cleared, in huge pages if it
+    has them. It begins at a huge page, so that each of its pages lies in as few of them as possible.
     """
-    size = math.prod(shape)
-    room = np.empty(size + ALIGNMENT - 1, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
+    size, huge = math.prod(shape), huge_pages().size or ALIGNMENT
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        room: Ndarray = np.empty(size + huge, np.uint8)
+        return room[(start := -room.ctypes.data % huge) : start + size].reshape(shape)
+    mapping = mmap.mmap(-1, size + huge, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    room = np.frombuffer(mapping, np.uint8)
+    start = -room.ctypes.data % huge
+    if huge > ALIGNMENT:
+        mapping.madvise(mmap.MADV_HUGEPAGE, start, size)
     return room[start : start + size].reshape(shape)
 
 
@@ -87,7 +93,7 @@ class NumpyMemory:
         return widen(array)
 
     def pages(self, num_pages: int, num_bytes: int) -> Ndarray:
-        return aligned((num_pages, num_bytes))
+        return untouched((num_pages, num_bytes))
 
     def page_view(self, pages: Any, offset: int, shape: tuple[int, ...], dtype: StateDType) -> Ndarray:
         stored = dtype_of(dtype)

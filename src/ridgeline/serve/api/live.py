@@ -1,6 +1,6 @@
 """GET /live and GET /plan: the figures that the page shows.
 
-Times are in seconds. Counters start at 0 with each engine process.
+Times are in seconds, memory in bytes. Counters start at 0 with each engine process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ridgeline.serve.engine.client import EngineDown
 from ridgeline.serve.engine.messages import Report
 from ridgeline.serve.engine.meters import RECENT_SECONDS, RecentHistogram
 from ridgeline.serve.service import Service
+from ridgeline.system import resident_bytes
 
 ENGINE = ("steps", "busy_s", "alive_s", "step_bytes", "step_flops")
 PATIENCE_SECONDS = 2.0  # to wait for an engine that is in a long step
@@ -57,6 +58,10 @@ def _engine(service: Service, report: Report) -> dict[str, Any]:
             "max_running": config.max_num_seqs, "refused": service.gate.refused,
         },
         "pages": [{"group": g.name, "used": g.used_pages, "total": g.num_pages} for g in groups],
+        "memory": {
+            "http": resident_bytes(), "engine": m.resident_bytes,
+            "state": config.bytes_of(stats.resident_pages) if stats else 0, "max_state": config.state_bytes,
+        },
         "tokens": {"prompt": m.prompt_tokens, "cached": m.cached_tokens, "generated": m.generation_tokens},
         "window_s": RECENT_SECONDS,
         "ttft_s": _recent(m.ttft),

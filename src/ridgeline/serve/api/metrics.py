@@ -15,6 +15,7 @@ from ridgeline.serve.engine.messages import Report
 from ridgeline.serve.http.connections import REASONS, Connections
 from ridgeline.serve.service import Service
 from ridgeline.settings import EngineConfig
+from ridgeline.system import resident_bytes
 
 PATIENCE_SECONDS = 2.0  # to wait for an engine that is in a long step
 
@@ -72,6 +73,7 @@ async def exposition(service: Service) -> str:
     if report is not None:
         _requests(page, report)
         _engine(page, report)
+        _memory(page, service.ready.config, report)
     return page.text()
 
 
@@ -105,6 +107,17 @@ def _cache(page: Page, config: EngineConfig) -> None:
     page.value("gauge", "vllm:cache_config_info", "Settings of the KV cache, as labels. The value is always 1.", 1.0,
                block_size=str(config.block_size), cache_dtype=config.kv_cache_dtype,
                num_gpu_blocks=str(sum(config.num_pages)))  # fmt: skip
+
+
+def _memory(page: Page, config: EngineConfig, report: Report) -> None:
+    page.values("gauge", "ridgeline:resident_bytes", "Memory that a process of the server has in RAM, in bytes.",
+                [({"process": "http"}, float(resident_bytes())),
+                 ({"process": "engine"}, float(report.meters.resident_bytes))])  # fmt: skip
+    if report.stats is not None:
+        page.value("gauge", "ridgeline:state_resident_bytes",
+                   "Memory of the pages of state that were used or touched ahead, in bytes.",
+                   config.bytes_of(report.stats.resident_pages))  # fmt: skip
+        page.value("gauge", "ridgeline:state_bytes", "Memory of all pages of state, in bytes.", config.state_bytes)
 
 
 def _connections(page: Page, connections: Connections) -> None:

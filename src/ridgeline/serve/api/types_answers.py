@@ -361,7 +361,8 @@ class VersionAnswer(Answer):
 
 class LiveAnswer(BaseModel):
     """The server at this moment. Times are in seconds. Counters start at 0 with each engine process. Most fields are
-    absent while there is no engine.
+    absent while there is no engine. memory: bytes that the two processes and the pages of state have in RAM, and the
+    most of the pages.
     """
 
     model: str
@@ -373,6 +374,7 @@ class LiveAnswer(BaseModel):
     engine: dict[str, Any]
     requests: dict[str, int] | None = None
     pages: list[dict[str, Any]] | None = None
+    memory: dict[str, int] | None = None
     tokens: dict[str, int] | None = None
     window_s: float | None = None
     ttft_s: dict[str, float] | None = None

@@ -39,6 +39,7 @@ from ridgeline.serve.engine.outgoing import Outgoing
 from ridgeline.serve.engine.pulse import Pulse
 from ridgeline.serve.engine.settle import settle
 from ridgeline.spec.request import OutputChunk
+from ridgeline.system import resident_bytes
 
 IDLE_SECONDS = 1.0  # without a step, after which the scheduler's bookkeeping is checked
 PROGRESS_SECONDS = 0.25
@@ -112,6 +113,7 @@ class Worker:
             self._embedder.add(message)
         elif isinstance(message, Ask):
             self._meters.alive_s = time.perf_counter() - self._started
+            self._meters.resident_bytes = resident_bytes()
             self._send(Report(message.id, self._session.stats(), self._meters))
 
     def _add(self, submit: Submit) -> None:
