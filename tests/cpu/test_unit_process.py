@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from oracle.build import build
+from oracle.families import CASES
+
 pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 HERE = Path(__file__).parent
 
@@ -27,7 +30,22 @@ def test_products_of_bf16() -> None:
     assert "skipped" not in said
 
 
-@pytest.mark.parametrize("options", [(), ("--activations", "bf16")], ids=["exact", "bf16"])
-def test_no_setting_changes_a_token_of_a_bf16_model(options: tuple[str, ...]) -> None:
-    """`ridgeline verify` compares batches, chunks, pages, preemption and drafts; few tokens are multiplied as many."""
-    run("-m", "ridgeline", "verify", "pocket", "--quick", "--dtype", "bfloat16", *options)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama", ()),
+        pytest.param("llama", ("--activations", "bf16"), marks=pytest.mark.nightly),
+        pytest.param("pocket", (), marks=pytest.mark.nightly),
+    ],
+)
+def test_no_setting_changes_a_token_of_a_bf16_model(name: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    """`ridgeline verify` compares batches, chunks, pages, preemption and drafts.
+
+    A step of three tokens uses vectors, and one of four the unit.
+    """
+    model = name
+    if name != "pocket":
+        build(CASES[name], tmp_path)
+        model = str(tmp_path)
+    run("-m", "ridgeline", "verify", model, "--quick", "--dtype", "bfloat16", *options)
