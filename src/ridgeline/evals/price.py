@@ -51,7 +51,8 @@ class Appraisal:
         self, model: str, options: LoadOptions, tokenizer: str | None, on_start: Callable[[str], None]
     ) -> None:
         is_lossy = format_of(options.weights).is_lossy
-        self._subject = f"weights in {options.weights}" if is_lossy else f"activations in {options.activations}"
+        kind = options.weights if is_lossy else options.activations
+        self._subject = f"{'weights' if is_lossy else 'activations'} in {kind}"
         self._known: Price | None = None
         self._recorded: Recorded | None = None
         self._why_not = ""
@@ -66,7 +67,7 @@ class Appraisal:
         self._path = cache_folder() / "prices" / f"{_key(folder, with_tokenizer, options)}.json"
         self._known = _read(self._path)
         if self._known is None:
-            on_start(f"{self._subject} on {model}: measuring the accuracy cost on a sample text, once")
+            on_start(f"{kind} on {model}: measuring the accuracy cost on a sample text, once")
             try:
                 self._recorded = _record(model, options, with_tokenizer)
             except RidgelineError as e:
