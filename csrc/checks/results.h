@@ -44,7 +44,7 @@ struct Output {
 
 struct Result {
     std::string name;
-    bool is_whole;  // sums of whole numbers, which are equal without a fused multiply-add too
+    bool is_whole;  // equal without a fused multiply-add too, as sums of whole numbers are
     std::vector<float> numbers;
 };
 

@@ -263,18 +263,20 @@ def test_the_price_falls_with_bits_and_with_smaller_groups(model: str) -> None:
         assert note.startswith(f"weights in {name}: KL to the stored model is ")
 
 
-def test_the_price_equals_a_measurement_side_by_side() -> None:
-    """The price of weights is measured with state in float32."""
+@pytest.mark.parametrize(("options", "kind"), [({"weights": "int8"}, "int8"), ({"activations": "bf16"}, "bf16")])
+def test_the_price_equals_a_measurement_side_by_side(options: dict[str, Any], kind: str) -> None:
+    """The price of weights and activations is measured with state in float32."""
     said: list[str] = []
     exact: dict[str, Any] = {"device": "cpu", "max_model_len": 512, "kv_cache_dtype": "float32"}
-    llm, plain = LLM("pocket", weights="int8", on_wait=said.append, **exact), LLM("pocket", **exact)
+    llm, plain = LLM("pocket", **options, on_wait=said.append, **exact), LLM("pocket", **exact)
     assert llm.tokenizer is not None
     documents = encode_texts([Text("sample", price.SAMPLE.read_text())], llm.tokenizer, price.MAX_TOKENS)
     wanted = measure_divergence(plain.loaded, llm.loaded, documents)
     (note,) = (n for n in llm.loaded.notes if "KL" in n)
+    assert note.startswith(f"{next(iter(options))} in {kind}: ")
     assert f"{wanted.kl.value:.2g} nats per token" in note
     assert f"{wanted.top1_agreement.value:.1%} of 256 tokens" in note
-    assert said == ["int8 on pocket: measuring the accuracy cost on a sample text, once"]
+    assert said == [f"{kind} on pocket: measuring the accuracy cost on a sample text, once"]
 
 
 def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
