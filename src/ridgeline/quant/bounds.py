@@ -48,7 +48,8 @@ def bound(
         # Both slices of a number are at most 1 + 2^-7 of it together. A product passes at most 16 sums of its chain,
         # the sum of the two chains, a sum for each slice of each block, and the bias.
         terms = BLOCK // 2 + 1 + slices * blocks + 1
-        return added + gamma(terms) * (1 + 2.0**-7) * rounded + 2 * FLUSHED * lost
+        most: Floats = added + gamma(terms) * (1 + 2.0**-7) * rounded + 2 * FLUSHED * lost
+        return most
     return added + gamma(_roundings(format, x.shape[1])) * rounded
 
 

@@ -68,10 +68,10 @@ class Arena:
 
     @property
     def resident_pages(self) -> tuple[int, ...]:
-        """Number of pages of each group that have memory: on a host those that were used or touched, else all."""
+        """Return the number of pages of each group that have memory: on a host those used or touched, else all."""
         if self._memory.on_host:
             return tuple(ahead.num_resident for ahead in self._ahead)
-        return tuple(len(pages) for pages in self._pages)
+        return tuple(pages.shape[0] for pages in self._pages)
 
     def handed_out(self, group: int, pages: Sequence[int]) -> None:
         """Prepare for a step that uses these pages; some may never have been used before."""

@@ -24,7 +24,7 @@ def rounds_here(format: Format) -> bool:
 def tokens_of(format: Format) -> Literal["exact", "bf16", "int8"]:
     """Return how the kernels take the activations of a format for which they have a layout."""
     kind = format.activations
-    if kind in ("outliers", "fp8"):
+    if kind == "outliers" or kind == "fp8":
         raise ValueError(f"kernels have no layout for {format.name}")
     return kind
 
