@@ -12,15 +12,15 @@ namespace ridgeline {
 #define RL_AVX2 (RL_CPU("avx2") && RL_CPU("fma") && RL_CPU("f16c") && RL_CPU("bmi2"))
 #define RL_AVX512BW (RL_AVX2 && RL_CPU("avx512f") && RL_CPU("avx512bw") && RL_CPU("avx512dq") && RL_CPU("avx512vl"))
 #define RL_AVX512 (RL_AVX512BW && RL_CPU("avx512vnni"))
+#endif
 #if defined(RL_TRAPPED_AMX)  // a program that checks AMX on CPUs without it (csrc/checks/unit)
 #define RL_ISAS(X, ...) X(avx2, RL_AVX2 __VA_OPT__(, ) __VA_ARGS__)
-#else
+#elif defined(__x86_64__)
 #define RL_ISAS(X, ...)                                 \
     X(avx512, RL_AVX512 __VA_OPT__(, ) __VA_ARGS__)     \
     X(avx512bw, RL_AVX512BW __VA_OPT__(, ) __VA_ARGS__) \
     X(avx2, RL_AVX2 __VA_OPT__(, ) __VA_ARGS__)         \
     X(portable, true __VA_OPT__(, ) __VA_ARGS__)
-#endif
 #elif defined(__aarch64__)
 #define RL_DOTPROD system::has(system::Feature::dot)
 #define RL_I8MM (RL_DOTPROD && system::has(system::Feature::mixed_dot))

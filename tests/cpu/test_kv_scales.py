@@ -83,8 +83,7 @@ def in_transformers() -> np.ndarray:
     model, _ = plain_model("llama")
     with torch.no_grad():
         found = [
-            model(torch.tensor([ids]), past_key_values=Rounding(), use_cache=True).logits[0]
-            for ids in prompts(CASES["llama"])
+            model(torch.tensor([ids]), cache=Rounding(), use_cache=True).logits[0] for ids in prompts(CASES["llama"])
         ]
     return torch.cat(found).numpy()
 

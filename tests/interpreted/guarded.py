@@ -33,7 +33,7 @@ def guarded(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments:
         poison = POISON.get(found.dtype, float("nan"))
         wide[name] = torch.full((found.numel() + 2 * GUARD,), poison, dtype=found.dtype)
         given[name] = wide[name][GUARD:-GUARD].view(found.shape)
-    with np.errstate(invalid="ignore"):  # of infinities and NaN; an overflow is an error
+    with np.errstate(invalid="ignore"):  # infinities and NaN are allowed; an overflow is an error
         launch(kernel, grid, compiled, **given)
     for name, whole in wide.items():
         for side in (whole[:GUARD], whole[-GUARD:]):

@@ -54,7 +54,7 @@ def test_best(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
     logits[0], logits[1], logits[2, last] = float("-inf"), 3.0, float("inf")
     logits[3, last], logits[4] = float("nan"), float("nan")
     ids, values = TABLE.primitive(api.BEST)(logits)
-    wanted = np.argmax(logits.numpy(), 1)  # of equal ones the first, or the first NaN
+    wanted = np.argmax(logits.numpy(), 1)  # the first of equal ones, or the first NaN
     assert ids.dtype == torch.int64
     assert ids.tolist() == wanted.tolist()
     assert torch.equal(values.nan_to_num(99), logits[torch.arange(9), ids].nan_to_num(99))
