@@ -11,6 +11,14 @@ namespace {
 // has written.
 constexpr int64_t ALONE = 6;
 
+// Bytes of its panels that a thread fetches before it prepares such tokens: memory would be idle meanwhile.
+constexpr int64_t FIRST_BYTES = 16 << 10;
+
+void fetch_first(const Matrix& w, int64_t begin, int64_t end) {
+    const int64_t bytes = std::min(FIRST_BYTES, (end - begin) * w.panel_bytes);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(w.panel(begin) + i, 0, 2);
+}
+
 struct Job {
     Pool::Hold& hold;
     const Matrix& w;
@@ -42,6 +50,7 @@ template <class After> void product(const Job& job, int64_t tokens, After&& afte
         const Activations a = alone ? activations(w, tokens, room + size * thread) : shared;
         const int64_t begin = grains * thread / threads * job.grain;
         const int64_t end = std::min(grains * (thread + 1) / threads * job.grain, w.panels);
+        if (alone) fetch_first(w, begin, end);
         if (alone && (begin < end || thread == 0)) load(a, 0, a.units(), thread, thread == 0);
         if (begin >= end) return;
         product_kernels().multiply(w, a, begin, end, job.epilogue, tiles + tile_room * thread);

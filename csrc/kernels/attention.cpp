@@ -105,6 +105,13 @@ Span span_of(uint64_t any, uint64_t all) {
     return {first, last, begin, after ? begin + __builtin_ctzll(after) : TILE};
 }
 
+// Calls f(n, v) for groups of n vectors from v on: N, and fewer where fewer are left.
+template <int N, class Each> RL_INLINE void in_groups(int64_t v, int64_t end, Each&& f) {
+    for (; v + N <= end; v += N) f(std::integral_constant<int, N>{}, v);
+    if constexpr (N > 1)
+        if (v < end) in_groups<N / 2>(v, end, f);
+}
+
 template <int R, class T> void tile_rows(const AttentionStep& a, const Tile<T>& t, const T* const* ahead,
                                          int64_t offset, const uint64_t* masks, int64_t own, const float* q,
                                          int64_t row, Room& m) {
@@ -117,21 +124,20 @@ template <int R, class T> void tile_rows(const AttentionStep& a, const Tile<T>& 
     if (!any) return;
     const Span span = span_of(any, all);
     const int end = span.last / W + 1;
-    int v = span.first / W;
-    for (; v + WIDE <= end; v += WIDE) scores<R, WIDE>(t, v, a.c.key_dim, q, m.scores + v * W);
-    for (; v < end; ++v) scores<R, 1>(t, v, a.c.key_dim, q, m.scores + v * W);
+    in_groups<WIDE>(span.first / W, end, [&](auto n, int64_t v) __attribute__((always_inline)) {
+        scores<R, n()>(t, int(v), a.c.key_dim, q, m.scores + v * W);
+    });
     weigh_rows<R>(a, {t.key_scales, t.value_scales}, seen_by, span, m.scores, m.most + row, m.sums + row * 16,
                   m.rescale);
     const int64_t numbers = a.c.value_dim;
     float* to = m.values + row * m.width;
-    int64_t d = 0;
     const bool some = ~all;
-    for (; d + WIDE * W <= numbers; d += WIDE * W)
-        (some ? add_values<T, R, WIDE, true> : add_values<T, R, WIDE, false>)(t, span, ahead, offset, d, numbers,
-                                                                              m.scores, m.rescale, to, m.width);
-    for (; d < numbers; d += W)
-        (some ? add_values<T, R, 1, true> : add_values<T, R, 1, false>)(t, span, ahead, offset, d, numbers, m.scores,
-                                                                        m.rescale, to, m.width);
+    const auto add = [&](auto n, int64_t v) __attribute__((always_inline)) {
+        (some ? add_values<T, R, n(), true> : add_values<T, R, n(), false>)(t, span, ahead, offset, v * W, numbers,
+                                                                            m.scores, m.rescale, to, m.width);
+    };
+    in_groups<WIDE>(0, numbers / W, add);
+    if (numbers % W) add(std::integral_constant<int, 1>{}, numbers / W);
 }
 
 template <class T, int... R>

@@ -10,8 +10,12 @@
 namespace ridgeline::RL_ISA {
 
 constexpr int BLOCK = REGISTERS == 32 ? 12 : 6;  // largest number of rows
-// Vectors at once: BLOCK * 2 accumulators and their operands fit into the registers; fewer rows allow more vectors.
-constexpr int wide(int rows) { return REGISTERS == 32 && rows <= BLOCK / 2 ? 4 : 2; }
+// Vectors at once. BLOCK * 2 accumulators and their operands fit into the registers, and fewer rows allow more vectors:
+// products wait for each other unless there are eight accumulators, and a line of memory should be read in one pass.
+constexpr int wide(int rows) {
+    if (REGISTERS == 32) return rows <= BLOCK / 2 ? 4 : 2;
+    return rows == 1 ? 8 : rows <= 3 ? 4 : 2;
+}
 constexpr int VECTORS = TILE / W;  // vectors of a tile
 
 // ---- addresses of keys and values -----------------------------------------------------------------------------

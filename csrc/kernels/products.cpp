@@ -10,7 +10,8 @@
 namespace ridgeline::RL_ISA {
 namespace {
 
-constexpr int64_t AHEAD = 4096;          // bytes that a single stream is prefetched
+// Bytes that a single stream is prefetched: measured with AVX2 (docs/log), and with AVX-512 on another machine.
+constexpr int64_t AHEAD = W == 16 ? 4096 : 1024;
 constexpr int64_t L1_BYTES = 16 << 10;   // weights that stay in the first cache while tiles use them
 constexpr int64_t L2_BYTES = 256 << 10;  // weights that stay in the second cache
 constexpr int64_t FEW_TILES = 8;         // tiles whose computation still takes less time than fetching a panel
