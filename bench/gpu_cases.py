@@ -105,9 +105,7 @@ def loads(sizes: Sequence[tuple[int, int, int]]) -> Iterator[Whole]:
 
 
 def _large(machine: Machine) -> Mapping[int, Sequence[Case]]:
-    agree = Command(
-        "kernels agree", ("pytest", "-q", "-p", "no:xdist", "tests/interpreted", "tests/gpu/test_columns.py")
-    )
+    agree = Command("kernels agree", ("pytest", "-q", "-p", "no:xdist", "tests/gpu/test_kernels.py"))
     prompts = [Kernel(f"prompt torchlib, {n}", lambda m, n=n: k.prompts(m, HEADS, n)) for n in PROMPTS]
     return {
         1: [
