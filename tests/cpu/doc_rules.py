@@ -52,6 +52,7 @@ DRAFTS = words(
     "--train-tokens 200 --continuation-tokens 64 --output-len 16 --batch-tokens 64 --warmup-steps 1 --save-every 4"
 )
 RULES = (
+    Rule(r"ridgeline .*--device cuda", How.PARSE, "it needs a GPU"),
     Rule(
         r"ridgeline quantize .*--scheme qat",
         How.RUN,

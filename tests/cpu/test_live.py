@@ -92,14 +92,15 @@ def test_the_total_cost_of_steps() -> None:
 def test_a_calibration_holds_for_its_threads_and_kernels(
     driver: int | None, calibrated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A calibration does not hold for a GPU, for torch on the CPU (without a driver), or for
-    another number of threads.
+    """The CPU's calibration does not hold for torch on the CPU (without a driver), or for another number of threads.
+    tests/cpu/test_gpu_calibration.py has a GPU's.
     """
     found = SimpleNamespace(rates=SimpleNamespace(threads=2))
     monkeypatch.setattr("ridgeline.measure.predict.this_machine", lambda: (found, ""))
     monkeypatch.setattr(machine, "_measured", lambda llm: "measured")
     monkeypatch.setattr(machine, "planner_of", lambda loaded, config, given: SimpleNamespace(deployment=given))
-    table = SimpleNamespace(driver=None if driver is None else SimpleNamespace(threads=driver))
+    device, threads = ("reference", None) if driver is None else ("cpu", SimpleNamespace(threads=driver))
+    table = SimpleNamespace(driver=threads, memory=SimpleNamespace(device=device))
     config = SimpleNamespace(speculative="off")
     llm: Any = SimpleNamespace(config=config, loaded=SimpleNamespace(table=table), draft_spec=None)
     assert (machine.deployment_of(llm) is found) == calibrated

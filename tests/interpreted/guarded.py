@@ -1,7 +1,9 @@
-"""A table whose kernels are interpreted, with poisoned outputs between guards."""
+"""A table whose kernels are interpreted, or run on a GPU if there is one, with poisoned outputs between guards."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,37 @@ OUTPUTS = {
     "write_rows": (), "best_of_parts": ("ids", "values"), "best_of_rows": ("ids", "values"),
 }  # fmt: skip
 GUARD = 64  # numbers on both sides of an output that no kernel may write
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 POISON = {torch.int8: 99, torch.int32: -7, torch.int64: -7}
+
+
+def on_gpu(kernel: Any, grid: tuple[int, ...], compiled: Compiled, device: str = "cuda", **arguments: Any) -> None:
+    """Start a kernel on a GPU over copies of its arguments, and copy everything back."""
+    given, copies = moved(arguments, device)
+    launch(kernel, grid, compiled, **given)
+    for own, copy in copies:
+        own.copy_(copy)
+
+
+def moved(arguments: Mapping[str, Any], device: str) -> tuple[dict[str, Any], list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Return arguments on another device, and the bytes of each array here with their copy there.
+
+    Arrays keep their strides, and views of one array stay so: kernels get strides as numbers.
+    """
+    given, copies = dict(arguments), {}
+    for name, x in arguments.items():
+        if isinstance(x, torch.Tensor):
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in copies:
+                own = torch.empty(0, dtype=torch.uint8).set_(storage)
+                copies[storage.data_ptr()] = own, torch.empty_like(own, device=device).copy_(own)
+            there = copies[storage.data_ptr()][1].untyped_storage()
+            view = torch.empty(0, dtype=x.dtype, device=device)
+            given[name] = view.set_(there, x.storage_offset(), x.size(), x.stride())
+    return given, list(copies.values())
+
+
+start = launch if IS_INTERPRETED else on_gpu
 
 
 def guarded(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments: Any) -> None:
@@ -34,7 +66,7 @@ def guarded(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments:
         wide[name] = torch.full((found.numel() + 2 * GUARD,), poison, dtype=found.dtype)
         given[name] = wide[name][GUARD:-GUARD].view(found.shape)
     with np.errstate(invalid="ignore"):  # infinities and NaN are allowed; an overflow is an error
-        launch(kernel, grid, compiled, **given)
+        start(kernel, grid, compiled, **given)
     for name, whole in wide.items():
         for side in (whole[:GUARD], whole[-GUARD:]):
             poison = POISON.get(side.dtype)

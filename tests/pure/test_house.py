@@ -116,6 +116,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 TORCH: dict[str, str] = {
     "ops/reference/": "the definition of every op is written in torch",
     "ops/triton/": "kernels for GPUs work on torch's tensors",
+    "ops/torchlib/": "calls torch's own kernels",
     "ops/devices.py": "asks torch for devices, in the functions that were asked for one",
     "train/": "gradients, optimizers and data parallelism are torch's",
 }

@@ -23,12 +23,31 @@ def calibrate(
         str | None, option("--plot", help="Write a picture to this file, .png or .svg. Default: none.")
     ] = None,
     show: Annotated[bool, option("--show", help="Print the saved calibration without measuring.")] = False,
+    device: Annotated[
+        str, option("--device", help="Device to measure: cpu, cuda or cuda:N. Default: auto, a GPU if there is one.")
+    ] = "auto",
 ) -> None:
     """Measure this machine's memory bandwidth, compute rates and step overheads, and save them for `plan`."""
+    from ridgeline.errors import RequestError
+    from ridgeline.ops import resolve_device
+    from ridgeline.ops.table import CPU, REFERENCE
+
+    name = resolve_device(device)
+    if name == REFERENCE:
+        raise RequestError(f"device {REFERENCE!r} is not calibrated: it defines results, not times; take cpu or cuda")
+    if name == CPU:
+        _calibrate_cpu(json_output=json_output, plot=plot, show_only=show)
+    else:
+        from ridgeline.cli.calibrate_gpu import calibrate_gpu
+
+        calibrate_gpu(name, json_output=json_output, plot=plot, show_only=show)
+
+
+def _calibrate_cpu(*, json_output: bool, plot: str | None, show_only: bool) -> None:
     from ridgeline.cost.calibration import calibration_path, load, save
     from ridgeline.errors import RequestError
 
-    if show:
+    if show_only:
         found = load()
         if found is None:
             raise RequestError("this machine has not been calibrated; run `ridgeline calibrate` first")

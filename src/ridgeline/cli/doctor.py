@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,7 +52,7 @@ def doctor(
     report = {
         "machine": machine(),
         "kernels": kernels(),
-        "devices": found | missing_devices(),
+        "devices": {name: f"{text}{_calibrated(name)}" for name, text in found.items()} | missing_devices(),
         "versions": versions(),
         "schemes": {name: scheme_rows(open_table(name, overrides)) for name in names},
         "ops": {name: op_rows(open_table(name, overrides)) for name in names},
@@ -110,6 +111,23 @@ def missing_devices() -> dict[str, str]:
 
     needs = "needs torch, as does training: pip install 'ridgeline[torch]'"
     return {} if has_torch() else {f"{REFERENCE}, cuda": needs}
+
+
+def _calibrated(device: str) -> str:
+    """Return what a GPU is and whether it was calibrated, to be added to its name; nothing for other devices."""
+    from ridgeline.cost.gpu_calibration import GPU_REMEDY, load_gpu
+    from ridgeline.ops.devices import gpu_facts
+
+    if not device.startswith("cuda"):
+        return ""
+    facts = gpu_facts(device)
+    found = load_gpu(facts)
+    size = f"{int(facts['memory']) / 2**30:.0f} GiB, compute capability {facts['capability']}"
+    if found is None:
+        return f", {size}; not calibrated: {GPU_REMEDY}"
+    rates = found.rates
+    peaks = ", ".join(f"{kind} {flops / 1e12:.0f}" for kind, flops in rates.flops_per_s.items())
+    return f", {size}; calibrated on {found.date}: copies {rates.copy_bytes_per_s / 1e12:.2f} TB/s, TFLOP/s: {peaks}"
 
 
 def versions() -> dict[str, str]:
@@ -194,12 +212,8 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
     cases: dict[str, list[tuple[str, object]]] = {
         "norm": [("RMSNorm", rms), ("LayerNorm", LayerNorm())],
         "rope": [("halves", rope), ("interleaved", Rope(64, interleaved=True))],
-        "attention": [
-            ("grouped", plain),
-            ("sliding window", Attention(8, 2, 64, 0.125, rope, window=4096)),
-            ("softcap", Attention(8, 2, 64, 0.125, rope, softcap=50.0)),
-            ("sinks", Attention(8, 2, 64, 0.125, rope, sinks=True)),
-        ],
+        **dict.fromkeys(("attention", "paged_attention"), _attention()),
+        "write_pages": [("grouped", plain), ("latent", latent)],
         **{name: [("latent", latent)] for name in ("latent_attention", "paged_latent_attention")},
         "store_rows": [(name, storage) for name, storage in STORAGES.items() if not storage.is_exact],
         "activation": [("GatedMLP", GatedMLP(1024))],
@@ -222,6 +236,18 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
     for op in (*api.PRIMITIVES, *api.STAGES):
         for label, case in cases.get(op.name, [("-", None)]):
             yield op, label, case
+
+
+def _attention() -> list[tuple[str, object]]:
+    from ridgeline.spec import Attention, Rope
+
+    plain = Attention(8, 2, 64, 0.125, Rope(64))
+    more: dict[str, dict[str, Any]] = {
+        "sliding window": {"window": 4096},
+        "softcap": {"softcap": 50.0},
+        "sinks": {"sinks": True},
+    }
+    return [("grouped", plain), *((name, replace(plain, **fields)) for name, fields in more.items())]
 
 
 def _gguf_types() -> list[tuple[str, object]]:

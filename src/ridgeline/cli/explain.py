@@ -52,14 +52,18 @@ def explain(
     """
     from ridgeline.cli.show.depth import depth_table, expected_speedups
     from ridgeline.cost.calibration import this_machine
+    from ridgeline.cost.gpu_calibration import calibrated_gpu
+    from ridgeline.ops.devices import first_gpu
 
     known = _known(model, storage, engine)
     machine, note = this_machine()
+    gpu = first_gpu()
+    notes = [note] if gpu is None else [note, f"the settings are those of the CPU; {calibrated_gpu(gpu)[1]}"]
     drafts = _drafts(model, storage, known.config, machine, draft_acceptance_rate)
     if json_output:
         import json
 
-        found = known.as_json() | {"machine": note}
+        found = known.as_json() | {"machine": "; ".join(notes)}
         if drafts is not None:
             found["draft_depth"] = expected_speedups(drafts)
         print(json.dumps(found, indent=2))
@@ -78,7 +82,14 @@ def explain(
     ]
     more = [matrix_table(known.matrices)] if known.matrices else []
     depths = depth_table(drafts) if drafts is not None else ()
-    show(screen(), *tables, *(Line(line, style="dim") for line in lines), *more, *depths, Line(note, style="dim"))
+    show(
+        screen(),
+        *tables,
+        *(Line(line, style="dim") for line in lines),
+        *more,
+        *depths,
+        *(Line(line, style="dim") for line in notes),
+    )
 
 
 def _drafts(

@@ -168,9 +168,10 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, D
     from ridgeline.cost.calibration import find_machine
     from ridgeline.cost.precision import storage_type
     from ridgeline.cost.shard import Scheme
+    from ridgeline.ops.devices import first_gpu
     from ridgeline.plan.planner import Deployment
 
-    machine, note = find_machine(options["hardware"])
+    machine, note = find_machine(options["hardware"], first_gpu)
     if options["link"]:
         joined = find_link(options["link"])
         machine = replace(machine, link=joined, sources={**machine.sources, "link": joined.source})
@@ -180,7 +181,7 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, D
         known, machine, weights=options["weights"], state=types["kv"], activations=types["activations"]
     )
     scheme = Scheme(**options["scheme"])
-    if machine.rates is not None and machine.link is not None and scheme.devices > scheme.replicas:
+    if machine.is_measured and machine.link is not None and scheme.devices > scheme.replicas:
         note += f"; {scheme.devices} machines like this one are assumed, joined by {machine.link.name} at "
         note += f"{machine.link.bytes_per_s / 1e9:.1f} GB/s each"
     return known, note, Deployment(known.spec, machine, precision, scheme, page_tokens=options["page"])

@@ -77,7 +77,7 @@ def _predicted(service: Service) -> tuple[str, str]:
     cost = service.ledger.cost(((1, context, 1),) * batch)
     hardware = service.ledger.deployment.hardware
     speed, source = f"{cost.seconds * 1e3:.2g} ms per step, {batch / cost.seconds:,.0f} tokens/s", hardware.sources
-    if hardware.rates is None:
+    if not hardware.is_measured:
         note = f"upper bound: the roofline, {source['bandwidth']}; run `ridgeline calibrate` for real predictions"
     else:
         note = f"{cost.roof_s / cost.seconds:.0%} of the roofline ({source['bandwidth']})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from importlib.metadata import version
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ridgeline.catalog.machines import hardware
+from ridgeline.cost.gpu_calibration import GPU_REMEDY, calibrated_gpu
 from ridgeline.spec.folders import cache_folder, write_whole
 from ridgeline.spec.hardware import HardwareSpec, Link
 from ridgeline.spec.rates import Curve, Passes, Rates
@@ -138,13 +139,21 @@ def this_machine() -> tuple[HardwareSpec, str]:
     return replace(generic, name=name, memory_bytes=total_bytes()), line
 
 
-def find_machine(name: str) -> tuple[HardwareSpec, str]:
+def find_machine(name: str, gpu: Callable[[], Mapping[str, str] | None] = lambda: None) -> tuple[HardwareSpec, str]:
     """Return a machine by its name, `local` for this one, and a line that says how far its times can be trusted.
 
+    gpu: returns the facts of this machine's GPU, or None. `local` is the GPU if it is calibrated, else the CPU.
     Raises RequestError with the nearest names.
     """
     if name.lower() == LOCAL:
-        return this_machine()
+        facts = gpu()
+        if facts is None:
+            return this_machine()
+        found, note = calibrated_gpu(facts)
+        if found is not None:
+            return found, note
+        machine, line = this_machine()
+        return machine, f"{line}; this is the CPU, because {facts['gpu']} is not calibrated: {GPU_REMEDY}"
     return hardware(name), (
         "times are lower bounds by the roofline: each operation takes as long as its arithmetic or its bytes at peak "
         "rates, whichever takes longer. Kernel launches and the host's work are not included"

@@ -108,13 +108,15 @@ def may_be_rounded(weight: Weight) -> bool:
 def products_type(hardware: HardwareSpec, weights: str, activations: str) -> str:
     """Return the type that products with weights of a type are computed in.
 
-    On a CPU, our kernels round the activations of each token to int8 if weights have 8 bits or fewer (docs/kernels.md).
-    On other machines, fp8 weights are multiplied with fp8 activations if there is a unit for that. Otherwise it is the
-    type of the activations.
+    On a CPU, and on a GPU that was calibrated for this engine, our kernels round the activations of each token to int8
+    if weights have 8 bits or fewer (docs/kernels.md). On other machines, fp8 weights are multiplied with fp8
+    activations if there is a unit for that. Otherwise it is the type of the activations.
     """
-    if hardware.kind == "cpu" and weights not in FLOATS and format_of(weights).activations in ("int8", "outliers"):
+    has_our_kernels = hardware.kind == "cpu" or hardware.is_measured
+    if has_our_kernels and weights not in FLOATS and format_of(weights).activations in ("int8", "outliers"):
         return "int8"
-    return "fp8" if weights == "fp8" and hardware.unit("fp8") == "fp8" else activations
+    has_unit = weights == "fp8" and hardware.unit("fp8") == "fp8" and not hardware.is_measured
+    return "fp8" if has_unit else activations
 
 
 @dataclass(frozen=True, slots=True)

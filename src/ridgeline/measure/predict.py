@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ridgeline.cost.calibration import REMEDY, this_machine
+from ridgeline.cost.gpu_calibration import calibrated_gpu
 from ridgeline.cost.operations import Slice
 from ridgeline.cost.precision import Precision, cpu_precision, stored_as
 from ridgeline.cost.process_memory import ProcessMemory, Run, idle_memory, process_memory
+from ridgeline.ops.devices import gpu_facts
 from ridgeline.ops.driver import Driver
+from ridgeline.ops.table import CPU, REFERENCE
 from ridgeline.plan.planner import Deployment, Planner
 from ridgeline.plan.speculation import NGRAM, Draft, Speculation, speculation_of
 from ridgeline.runtime.load import LoadedModel
@@ -90,13 +93,16 @@ def _precision(loaded: LoadedModel, machine: HardwareSpec) -> Precision:
     return stored_as(found, loaded.spec, loaded.model.formats, loaded.dtype, loaded.dtypes)
 
 
-def calibrated_machine(driver: Driver | None) -> tuple[HardwareSpec | None, str]:
-    """Return this machine as it was calibrated with as many threads as `driver` has, and a line that says when.
+def calibrated_machine(driver: Driver | None, device: str = CPU) -> tuple[HardwareSpec | None, str]:
+    """Return this machine as it was calibrated with as many threads as `driver` has, and a line that says when. A GPU
+    has no threads.
 
     Where there is no such calibration, return None, and a line that says why and how to get one.
     """
+    if device not in (CPU, REFERENCE):
+        return calibrated_gpu(gpu_facts(device))
     if driver is None:
-        return None, "no prediction: only the kernels of device cpu can be calibrated"
+        return None, "no prediction: only devices cpu and cuda can be calibrated"
     machine, note = this_machine()
     if machine.rates is None:
         return None, f"no prediction: this machine is not calibrated; {REMEDY}"
@@ -149,7 +155,7 @@ def roofline_times(
     config: settings of the engine. None: naive sampling; then all prompts are one step, and all sequences decode
     together.
     """
-    machine = replace(machine, rates=None)
+    machine = machine.roof()
     if config is None:
         planner = Planner(Deployment(loaded.spec, machine, _precision(loaded, machine)))
         tokens = sum(r.prompt for r in requests)

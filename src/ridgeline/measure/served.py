@@ -120,6 +120,6 @@ def _machine(described: Mapping[str, Any]) -> HardwareSpec:
 
 def _times(machine: HardwareSpec) -> str:
     said = machine.sources.get("operations", "it does not say how it knows")
-    if machine.rates is None:
+    if not machine.is_measured:
         return f"steps at the roof of the server's machine ({said}), a bound: nothing is faster"
     return f"steps as its engine is expected to take them ({said})"

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from ridgeline.errors import DeviceError
 from ridgeline.ops.table import CPU, REFERENCE, OpsTable
 from ridgeline.system import gpu_driver, num_cores
+
+if TYPE_CHECKING:
+    from ridgeline.ops.torchlib.probe import GpuProbe
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def open_table(
     if device != REFERENCE and has_triton():
         from ridgeline.ops.triton.backend import open_gpu
 
-        return OpsTable(*open_gpu(device), overrides)
+        return OpsTable(*open_gpu(device, overrides or {}), overrides)
     from ridgeline.ops.reference.backend import open_reference
 
     return OpsTable(*open_reference(device, exact=exact and device == REFERENCE), overrides)
@@ -129,6 +133,26 @@ def require_torch(what: str) -> None:
     """Raise DeviceError if torch, which `what` needs, is not installed."""
     if not has_torch():
         raise DeviceError(f"{what} needs torch: pip install 'ridgeline[torch]'")
+
+
+def gpu_facts(device: str) -> dict[str, str]:
+    """Return the facts about a GPU that its calibration depends on; `gpu` is its name."""
+    from ridgeline.ops.torchlib import probe
+
+    return probe.gpu_facts(device)
+
+
+def gpu_probe(device: str) -> GpuProbe:
+    """Return what times a GPU for its calibration."""
+    from ridgeline.ops.torchlib import probe
+
+    return probe.GpuProbe(device)
+
+
+def first_gpu() -> dict[str, str] | None:
+    """Return the facts about the first GPU; None without one. torch is imported only where a driver is installed."""
+    found = _gpus()
+    return gpu_facts(found[0].name) if found else None
 
 
 def _gpus() -> tuple[Device, ...]:

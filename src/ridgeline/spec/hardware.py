@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -42,7 +42,8 @@ class HardwareSpec:
         memory_bytes: Size of the memory, as its maker states it.
         read_bytes_per_s: Bandwidth of that memory.
         flops_per_s: Dense operations per second by type of the operands; a product and its sum are two.
-        op_overhead_s, step_overhead_s: Extra seconds of each kernel and of each step. Default: 0, the pure roofline.
+        op_overhead_s, step_overhead_s: Extra seconds of each kernel and of each step, as measured. Default: 0, the
+            pure roofline.
         kind: "cpu" means that its memory is the host's.
         sources: Source of each figure, by "memory", "bandwidth", "operations" and "link".
         rates: Measured rates of a calibrated machine; times are then computed from these.
@@ -69,6 +70,15 @@ class HardwareSpec:
             raise ValueError(f"{self.name}: operations per second must be positive, of one type at least")
         if not min(self.op_overhead_s, self.step_overhead_s) >= 0:
             raise ValueError(f"{self.name}: overheads must not be negative")
+
+    @property
+    def is_measured(self) -> bool:
+        """Return whether times on this machine are predictions for this engine, and not only lower bounds."""
+        return self.rates is not None or self.step_overhead_s > 0
+
+    def roof(self) -> HardwareSpec:
+        """Return the machine with its peaks alone, which gives lower bounds of times."""
+        return replace(self, rates=None, op_overhead_s=0.0, step_overhead_s=0.0)
 
     def unit(self, kind: str) -> str:
         """Return the type that products of a type are computed in: the next wider one if there is no unit."""

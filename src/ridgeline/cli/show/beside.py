@@ -42,7 +42,7 @@ def expected(llm: LLM, requests: Sequence[Asked]) -> tuple[Predicted | None, str
 
     if llm.config is None or not requests:
         return None, "no prediction: only the engine with its cache can be predicted"
-    machine, note = calibrated_machine(llm.loaded.table.driver)
+    machine, note = calibrated_machine(llm.loaded.table.driver, llm.loaded.table.memory.device)
     if machine is None:
         return None, note
     return predict(llm.loaded, llm.config, requests, machine, note, kept_pages(llm)), f"predictions: {note}"

@@ -145,7 +145,7 @@ def _bf16(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
 
 def _fp8(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
     """Round each token to e4m3, with its largest magnitude as 448, and multiply the rounded numbers."""
-    scale, _ = _token_scales(x, FP8_MOST, matrix.input_scale)
+    scale, _ = token_scales(x, FP8_MOST, matrix.input_scale)
     codes = to_fp8((x / scale).clamp(-FP8_MOST, FP8_MOST).float())
     rounded = codes.view(torch.float8_e4m3fn).to(x.dtype) * scale
     return _exact(case, rounded, matrix)
@@ -156,7 +156,7 @@ def _int8(case: Format, x: Tensor, matrix: Matrix) -> Tensor:
 
     Kernels on every device compute these bits; only with blocks or minimums do they differ, within the bound.
     """
-    scale, inverse = _token_scales(x, 127, matrix.input_scale)
+    scale, inverse = token_scales(x, 127, matrix.input_scale)
     steps = torch.where(scale.isfinite(), (x * inverse).round().clamp(-127, 127), torch.zeros_like(x)).double()
     group = case.group or matrix.codes.shape[1]
     parts = steps.split(group, -1)
@@ -213,7 +213,7 @@ def _numbers(case: Format, matrix: Matrix, rows: slice) -> Tensor:
     return wide - spread(matrix.zero_points[rows].float(), wide.shape[1], case.group or wide.shape[1])
 
 
-def _token_scales(x: Tensor, most: int, given: float | None) -> tuple[Tensor, Tensor]:
+def token_scales(x: Tensor, most: int, given: float | None) -> tuple[Tensor, Tensor]:
     """Return the scale of each token and its inverse, [..., 1]: those of its matrix where it has them.
 
     The scale of a token that is not finite is NaN.

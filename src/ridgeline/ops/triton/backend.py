@@ -10,6 +10,7 @@ import torch
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
 from ridgeline.ops.reference.backend import open_reference
+from ridgeline.ops.torchlib.backend import TorchlibBackend, chosen_ops
 from ridgeline.ops.triton.launch import Launch, launch
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import paged_attention, refuses_attention
@@ -78,12 +79,12 @@ class TritonBackend:
         return STAGES[op].make(case, weights, self._kernels)
 
 
-def open_gpu(device: str) -> tuple[Memory, tuple[Backend, ...]]:
-    """Return torch's memory on a GPU, and the backends that work on it, best first."""
+def open_gpu(device: str, overrides: Mapping[str, str]) -> tuple[Memory, tuple[Backend, ...]]:
+    """Return torch's memory on a GPU, and the backends that work on it, best first. overrides: as in `open_table`."""
     found = torch.cuda.get_device_capability(device)
     refusal = None
     if found < LEAST_CAPABILITY:
         wanted, has = (".".join(map(str, version)) for version in (LEAST_CAPABILITY, found))
         refusal = f"kernels need a GPU of compute capability {wanted} or higher, and this one has {has}"
     memory, backends = open_reference(device)
-    return memory, (TritonBackend(refusal=refusal), *backends)
+    return memory, (TorchlibBackend(chosen_ops(overrides)), TritonBackend(refusal=refusal), *backends)

@@ -26,7 +26,7 @@ def deployment_of(llm: LLM) -> Deployment:
     Otherwise its peak bandwidth and compute are measured, which takes about a second.
     """
     assert llm.config is not None
-    machine, _ = calibrated_machine(llm.loaded.table.driver)
+    machine, _ = calibrated_machine(llm.loaded.table.driver, llm.loaded.table.memory.device)
     found = planner_of(llm.loaded, llm.config, machine or _measured(llm)).deployment
     drafts = speculation_of_engine(llm.config, llm.draft_spec)
     return found if drafts is None else replace(found, speculation=drafts)
@@ -75,7 +75,7 @@ class StepLedger:
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self._planner = Planner(deployment)
-        self._roof = Planner(replace(deployment, hardware=replace(deployment.hardware, rates=None)))
+        self._roof = Planner(replace(deployment, hardware=deployment.hardware.roof()))
         self._costs: dict[tuple[Slice, ...], StepEstimate] = {}
 
     def cost(self, shape: StepShape) -> StepEstimate:
@@ -103,7 +103,7 @@ class StepLedger:
     @property
     def predicts(self) -> bool:
         """Return whether predicted times are available, which needs a calibrated machine."""
-        return self.deployment.hardware.rates is not None
+        return self.deployment.hardware.is_measured
 
     def roof(self) -> dict[str, float]:
         """Return the peak bandwidth in bytes per second and the peak compute in operations per second."""

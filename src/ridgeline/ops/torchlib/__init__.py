@@ -1,0 +1,1 @@
+"""Kernels of torch and of the libraries beside it, as candidates that a user selects by name."""
