@@ -17,9 +17,9 @@ from ridgeline.ops.triton.paged import paged_attention
 from ridgeline.ops.triton.products import product_of
 from ridgeline.ops.triton.tokens import Normalizer, best, write_pages
 from ridgeline.quant import StoredLinear
-from ridgeline.spec import Attention, GatedMLP, LayerNorm, RMSNorm, Rope
+from ridgeline.spec import Attention, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
 from ridgeline.spec.activation import Activation
-from ridgeline.spec.quant import PLAIN, format_of
+from ridgeline.spec.quant import PLAIN, Format, format_of
 
 WIDTH = 4096
 
@@ -72,6 +72,24 @@ def rows() -> list[Launched]:
     for rope, norm in ((Rope(128), None), (Rope(64, interleaved=True), RMSNorm())):
         rotating(recorder, Attention(32, 8, 128, 1.0, rope=rope, qk_norm=norm))
     return recorder.launches
+
+
+def experts(case: MoE, width: int, format: Format, tokens: int) -> list[Launched]:
+    """Return the launches of a layer of experts, the norm and the router included."""
+    recorder = Recorder()
+    table, inner = gpu(recorder), case.intermediate_size
+    shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+    matrices = {n: [stored(format, *shape, table)] * case.num_experts for n, shape in shapes.items()}
+    router = {"router": stored(PLAIN, case.num_experts, width, table)}
+    weights = Weights(router, {"norm.weight": meta(width)}, matrices)
+    table.stage(api.MLP_BLOCK, MLPBlock(case, RMSNorm(), 1.0), weights)(meta(tokens, width), meta(tokens, width))
+    return recorder.launches
+
+
+def stored(format: Format, rows: int, columns: int, table: OpsTable) -> StoredLinear:
+    plain = not format.is_lossy
+    data = meta(rows, columns, dtype=torch.bfloat16) if plain else matrix(format.name, rows, columns)
+    return StoredLinear(data, None, table, format)
 
 
 def linears(shapes: dict[str, tuple[int, int]], table: OpsTable) -> dict[str, StoredLinear]:

@@ -11,7 +11,8 @@ from triton.backends.compiler import GPUTarget
 
 from compiled import launches as l
 from compiled.building import AMPERE, CDNA3, HOPPER, Built, Launched, build, compile_for
-from ridgeline.spec import Attention
+from ridgeline.spec import Attention, ExpertGroups, MoE
+from ridgeline.spec.quant import PLAIN, format_of
 
 TARGETS = pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
 
@@ -55,6 +56,30 @@ LLAMA = Attention(32, 8, 128, 128**-0.5)
 def test_attention(case: Attention, tokens: int, sequences: int, dtype: torch.dtype, target: GPUTarget) -> None:
     (launched,) = l.attention(case, tokens, sequences, dtype)
     check(launched, target, "HGMMA")
+
+
+QWEN3 = MoE(128, 8, 768)
+GROUPED = MoE(160, 6, 1536, normalize=False, groups=ExpertGroups(8, 3, "best"), scale=16.0)
+EXPERT_KERNELS = {"choose_experts", "sort_visits", "expert_product", "sum_visits"}
+
+
+@pytest.mark.slow
+@TARGETS
+@pytest.mark.parametrize("tokens", [1, 600, 2048])
+@pytest.mark.parametrize(
+    ("case", "width", "name"),
+    [(QWEN3, 2048, "auto"), (QWEN3, 2048, "int8"), (QWEN3, 2048, "int4-128"), (GROUPED, 5120, "fp8")],
+)
+def test_experts(case: MoE, width: int, name: str, tokens: int, target: GPUTarget) -> None:
+    launches = l.experts(case, width, PLAIN if name == "auto" else format_of(name), tokens)
+    assert len(launches) == (9 if name.startswith("int") else 7)
+    for launched in {str(launched.key): launched for launched in launches}.values():
+        kernel, unit = launched.kernel.fn.__name__, None
+        if kernel == "expert_product":
+            is_low = launched.arguments["BLOCK_R"] < 64
+            unit = "HGMMA" if not launched.arguments["WHOLE"] else "IMMA" if is_low else "IGMMA"
+        if kernel in EXPERT_KERNELS:
+            check(launched, target, unit, is_wide=kernel not in ("choose_experts", "sort_visits"))
 
 
 SEEN_ELSEWHERE = {"dense_product", "whole_product", "round_tokens"}  # by test_products

@@ -13,11 +13,13 @@ from ridgeline.ops.table import OpsTable
 from ridgeline.ops.triton.backend import TritonBackend
 from ridgeline.ops.triton.launch import Compiled, launch
 
-# The arrays that each kernel writes in full.
+# The arrays that each kernel writes, as far as they are read.
 OUTPUTS = {
     "dense_product": ("out", "parts"), "round_tokens": ("steps", "token_scales"), "whole_product": ("out",),
     "attend": ("out", "parts"), "normalize": ("out", "total"), "activate": ("out",), "rotate": ("q", "k"),
     "write_rows": (), "best_of_parts": ("ids", "values"), "best_of_rows": ("ids", "values"),
+    "choose_experts": ("ids", "weights"), "sort_visits": ("visits", "table", "num_blocks"),
+    "expert_product": ("out",), "sum_visits": ("out",),
 }  # fmt: skip
 GUARD = 64  # numbers on both sides of an output that no kernel may write
 POISON = {torch.int8: 99, torch.int32: -7, torch.int64: -7}

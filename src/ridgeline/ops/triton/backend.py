@@ -10,11 +10,12 @@ import torch
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
 from ridgeline.ops.reference.backend import open_reference
+from ridgeline.ops.triton import experts, stages
 from ridgeline.ops.triton.launch import Launch, launch
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import paged_attention, refuses_attention
 from ridgeline.ops.triton.products import refuses_linear, refuses_together
-from ridgeline.ops.triton.stages import STAGES, TOGETHER, Kernels
+from ridgeline.ops.triton.stages import TOGETHER, Kernels, Stage
 from ridgeline.ops.triton.tokens import best, norm, refuses_writing, write_pages
 
 LEAST_CAPABILITY = 8, 0  # older GPUs have no products of bfloat16
@@ -36,7 +37,9 @@ PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.NORM: Primitive(never, lambda case, k: norm(case, k.launch)),
     api.WRITE_PAGES: Primitive(refuses_writing, lambda case, k: write_pages(case, k.launch)),
     api.BEST: Primitive(never, lambda case, k: best(k.launch)),
+    api.ROUTE: Primitive(experts.refuses_route, lambda case, k: experts.route(case, k.launch)),
 }
+STAGES: Mapping[Op[Any], Stage] = {**stages.STAGES, **experts.STAGES}
 
 
 class TritonBackend:
@@ -66,6 +69,8 @@ class TritonBackend:
                 return f"{name} {linear.unfused}"
             if reason := refuses_format(linear.format) or refuses_linear(linear):
                 return f"{name}: {reason}"
+        if reason := experts.refuses_experts(weights.experts):
+            return reason
         for names in TOGETHER:
             if reason := refuses_together([weights.linears[n] for n in names if n in weights.linears]):
                 return f"among matrices that one kernel multiplies with at once, {reason}"

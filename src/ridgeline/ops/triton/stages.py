@@ -16,7 +16,7 @@ from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import StoredProduct
 from ridgeline.ops.triton.rows import activate, rotate
 from ridgeline.ops.triton.tokens import Normalizer
-from ridgeline.spec import GatedMLP, MoE, RMSNorm
+from ridgeline.spec import GatedMLP, RMSNorm
 
 ACTIVATE_BLOCK = 1024  # numbers that one program activates
 
@@ -123,30 +123,33 @@ def query_input(case: AttentionInput, weights: Weights, kernels: Kernels) -> Cal
     return stage
 
 
-def refuses_mlp(case: MLPBlock) -> str | None:
-    """Return why no kernel serves an MLP; None if one does."""
-    return "no kernel computes experts" if isinstance(case.mlp, MoE) else refuses_begin(case)
+class Mlp:
+    """An MLP: one product of gate and up, the activation, and the product with down."""
+
+    def __init__(self, mlp: Any, weights: Weights, kernels: Kernels) -> None:
+        self._mlp, self._gated, self._launch = mlp, isinstance(mlp, GatedMLP), kernels.launch
+        names = ("gate", "up") if self._gated else ("up",)
+        self._up = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch)
+        self._down = StoredProduct([weights.linears["down"]], kernels.slices, kernels.launch)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raised, width = self._up(x), self._mlp.intermediate_size
+        inner = raised.new_empty((raised.shape[0], width))
+        if raised.shape[0]:
+            self._launch(
+                activate, (raised.shape[0], -(-width // ACTIVATE_BLOCK)), Compiled(4),
+                x=raised, out=inner, width=width, stride=raised.stride(0), NAME=self._mlp.activation,
+                GATED=self._gated, BLOCK=ACTIVATE_BLOCK,
+            )  # fmt: skip
+        return self._down(inner)
 
 
 def mlp_block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
-    mlp: Any = case.mlp
-    gated = isinstance(mlp, GatedMLP)
-    begin, names = Begin(case, weights, kernels), ("gate", "up") if gated else ("up",)
-    up = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch)
-    down = StoredProduct([weights.linears["down"]], kernels.slices, kernels.launch)
-    width = mlp.intermediate_size
+    begin, mlp = Begin(case, weights, kernels), Mlp(case.mlp, weights, kernels)
 
     def stage(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         total, x = begin(residual, delta)
-        raised = up(x)
-        inner = raised.new_empty((raised.shape[0], width))
-        if raised.shape[0]:
-            kernels.launch(
-                activate, (raised.shape[0], -(-width // ACTIVATE_BLOCK)), Compiled(4),
-                x=raised, out=inner, width=width, stride=raised.stride(0), NAME=mlp.activation, GATED=gated,
-                BLOCK=ACTIVATE_BLOCK,
-            )  # fmt: skip
-        return total, down(inner)
+        return total, mlp(x)
 
     return stage
 
@@ -173,8 +176,7 @@ STAGES: Mapping[Op[Any], Stage] = {
     api.PRODUCT: Stage(refuses_format, product),
     api.ATTENTION_INPUT: Stage(refuses_heads, attention_input),
     api.QUERY_INPUT: Stage(refuses_heads, query_input),
-    api.MLP_BLOCK: Stage(refuses_mlp, mlp_block),
     api.HEAD: Stage(refuses_head, HeadStage),
 }
 # Matrices that one kernel multiplies with at once, by their names in a stage.
-TOGETHER = (("q", "k", "v"), ("gate", "up"))
+TOGETHER = (("q", "k", "v"), ("gate", "up"), ("shared.gate", "shared.up"), ("router", "shared_gate"))
