@@ -8,16 +8,25 @@ import torch
 
 from compiled.building import Launched, Recorder
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Buckets, PagedKeyValues, PagedLayout, QuantizedMatrix, Rotary, Weights
+from ridgeline.ops.api import (
+    Buckets,
+    PagedKeyValues,
+    PagedLayout,
+    QuantizedMatrix,
+    Rotary,
+    Segments,
+    SequenceBucket,
+    Weights,
+)
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory
-from ridgeline.ops.stages import AttentionInput, MLPBlock
+from ridgeline.ops.stages import AttentionInput, MLPBlock, RecurrentBlock
 from ridgeline.ops.triton.backend import TritonBackend
 from ridgeline.ops.triton.packing import pack_codes, pack_plain
 from ridgeline.ops.triton.paged import paged_attention
 from ridgeline.ops.triton.products import product_of
 from ridgeline.ops.triton.tokens import Normalizer, best, write_pages
 from ridgeline.quant import StoredLinear
-from ridgeline.spec import Attention, GatedMLP, LayerNorm, MoE, RMSNorm, Rope
+from ridgeline.spec import Attention, GatedMLP, LayerNorm, MoE, RecurrentMixer, RMSNorm, Rope
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.quant import PLAIN, Format, format_of
 
@@ -90,6 +99,29 @@ def stored(format: Format, rows: int, columns: int, table: OpsTable) -> StoredLi
     plain = not format.is_lossy
     data = meta(rows, columns, dtype=torch.bfloat16) if plain else matrix(format.name, rows, columns)
     return StoredLinear(data, None, table, format)
+
+
+def recurrent(mixer: RecurrentMixer, width: int, sequences: int, tokens: int) -> list[Launched]:
+    """Return the launches of a recurrent block for some sequences of some tokens each, whose states are in pages."""
+    recorder = Recorder()
+    table, integers = gpu(recorder), torch.int64
+    shapes = {w.name: w.shape for w in mixer.weights(width)}
+    matrices = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if len(shape) == 2}
+    arrays = {name: meta(*shape) for name, shape in shapes.items() if name.removesuffix(".weight") not in matrices}
+    weights = Weights(
+        {n: stored(PLAIN, *shape, table) for n, shape in matrices.items() if n not in ("A_log", "A_imag")},
+        {**arrays, "norm.weight": meta(width), **{n: meta(*s) for n, s in matrices.items() if n == "A_log"}},
+    )
+    stage = table.stage(api.RECURRENT_BLOCK, RecurrentBlock(mixer, RMSNorm(), 1.0), weights)
+    at = [meta(sequences, dtype=integers) for _ in range(3)]
+    states = [table.primitive(api.READ_STATE)(meta(64, *shape), *at) for shape in mixer.state().parts]
+    count = sequences * tokens
+    rows = meta(sequences, tokens, dtype=integers)
+    segments = Segments((SequenceBucket(at[0], rows, at[1]),), meta(count, dtype=integers), at[2])
+    left = stage(meta(count, width), meta(count, width), states, (), segments)[2]
+    for state in left:
+        table.primitive(api.WRITE_STATE)(meta(64), at[2], state)
+    return recorder.launches
 
 
 def linears(shapes: dict[str, tuple[int, int]], table: OpsTable) -> dict[str, StoredLinear]:

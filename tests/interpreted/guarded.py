@@ -20,6 +20,8 @@ OUTPUTS = {
     "write_rows": (), "best_of_parts": ("ids", "values"), "best_of_rows": ("ids", "values"),
     "choose_experts": ("ids", "weights"), "sort_visits": ("visits", "table", "num_blocks"),
     "expert_product": ("out",), "sum_visits": ("out",),
+    "convolve": ("y",), "linear_scan": ("y",), "selective_scan": ("y",), "delta_scan": ("y",), "gated_rows": ("out",),
+    "multiply_rows": ("out",),
 }  # fmt: skip
 GUARD = 64  # numbers on both sides of an output that no kernel may write
 POISON = {torch.int8: 99, torch.int32: -7, torch.int64: -7}
@@ -28,7 +30,8 @@ POISON = {torch.int8: 99, torch.int32: -7, torch.int64: -7}
 def guarded(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments: Any) -> None:
     """Start a kernel whose outputs are poison between guards, and check the guards afterwards."""
     given, wide = dict(arguments), {}
-    for name in OUTPUTS[kernel.fn.__name__]:
+    states = ("after",) if arguments.get("IN_PAGES") is False else ()  # pages keep other states
+    for name in (*OUTPUTS[kernel.fn.__name__], *states):
         found = arguments[name]
         if found is None:
             continue

@@ -10,7 +10,7 @@ import torch
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
 from ridgeline.ops.reference.backend import open_reference
-from ridgeline.ops.triton import experts, stages
+from ridgeline.ops.triton import experts, recurrent, stages, state
 from ridgeline.ops.triton.launch import Launch, launch
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import paged_attention, refuses_attention
@@ -28,6 +28,10 @@ class Primitive(NamedTuple):
     make: Callable[[Any, Kernels], Callable[..., Any]]
 
 
+def _maker(make: Callable[[Any, Launch], Callable[..., Any]]) -> Callable[[Any, Kernels], Callable[..., Any]]:
+    return lambda case, kernels: make(case, kernels.launch)
+
+
 def never(case: object) -> None:
     """Refuse nothing."""
 
@@ -37,9 +41,13 @@ PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.NORM: Primitive(never, lambda case, k: norm(case, k.launch)),
     api.WRITE_PAGES: Primitive(refuses_writing, lambda case, k: write_pages(case, k.launch)),
     api.BEST: Primitive(never, lambda case, k: best(k.launch)),
+    api.READ_STATE: Primitive(never, lambda case, k: state.read_state),
+    api.WRITE_STATE: Primitive(never, lambda case, k: state.write_state),
+    **{op: Primitive(recurrent.refuses_states, _maker(make)) for op, make in recurrent.RECURRENCES.items()},
+    **{op: Primitive(never, _maker(make)) for op, make in recurrent.ROWS.items()},
     api.ROUTE: Primitive(experts.refuses_route, lambda case, k: experts.route(case, k.launch)),
 }
-STAGES: Mapping[Op[Any], Stage] = {**stages.STAGES, **experts.STAGES}
+STAGES: Mapping[Op[Any], Stage] = {**stages.STAGES, **experts.STAGES, **recurrent.STAGES}
 
 
 class TritonBackend:

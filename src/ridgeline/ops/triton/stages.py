@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, Rotary, Weights
-from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
+from ridgeline.ops.stages import AttentionInput, Head, MLPBlock, RecurrentBlock
 from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import power_above
@@ -39,10 +39,13 @@ def product(case: Any, weights: Weights, kernels: Kernels) -> StoredProduct:
     return StoredProduct([weights.linears["matrix"]], kernels.slices, kernels.launch)
 
 
+Case = AttentionInput | MLPBlock | RecurrentBlock | Head
+
+
 class Begin:
     """The residual sum and the norm, which begin a stage."""
 
-    def __init__(self, case: AttentionInput | MLPBlock | Head, weights: Weights, kernels: Kernels) -> None:
+    def __init__(self, case: Case, weights: Weights, kernels: Kernels) -> None:
         arrays: Any = weights.arrays
         assert case.norm is not None  # refused otherwise
         self._scale = case.residual_scale
@@ -52,7 +55,7 @@ class Begin:
         return self._norm(residual, delta, self._scale, rows)
 
 
-def refuses_begin(case: AttentionInput | MLPBlock | Head) -> str | None:
+def refuses_begin(case: Case) -> str | None:
     """Return why no kernel begins a stage as its case says; None if one does."""
     return None if case.norm is not None else "the input has no norm"
 
