@@ -8,18 +8,27 @@ import torch
 
 from compiled.building import Launched, Recorder
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Buckets, PagedKeyValues, PagedLayout, QuantizedMatrix, Rotary, Weights
+from ridgeline.ops.api import (
+    Buckets,
+    PagedKeyValues,
+    PagedLayout,
+    QuantizedMatrix,
+    Rotary,
+    Segments,
+    SequenceBucket,
+    Weights,
+)
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory
-from ridgeline.ops.stages import AttentionInput, MLPBlock
+from ridgeline.ops.stages import AttentionInput, MLPBlock, RecurrentBlock
 from ridgeline.ops.triton.backend import TritonBackend
 from ridgeline.ops.triton.packing import pack_codes, pack_plain
 from ridgeline.ops.triton.paged import paged_attention
 from ridgeline.ops.triton.products import product_of
 from ridgeline.ops.triton.tokens import Normalizer, best, write_pages
 from ridgeline.quant import StoredLinear
-from ridgeline.spec import Attention, GatedMLP, LayerNorm, RMSNorm, Rope
+from ridgeline.spec import Attention, GatedMLP, LayerNorm, MoE, RecurrentMixer, RMSNorm, Rope
 from ridgeline.spec.activation import Activation
-from ridgeline.spec.quant import PLAIN, format_of
+from ridgeline.spec.quant import PLAIN, Format, format_of
 
 WIDTH = 4096
 
@@ -71,6 +80,47 @@ def rows() -> list[Launched]:
         activating(recorder, GatedMLP(14336, name))
     for rope, norm in ((Rope(128), None), (Rope(64, interleaved=True), RMSNorm())):
         rotating(recorder, Attention(32, 8, 128, 1.0, rope=rope, qk_norm=norm))
+    return recorder.launches
+
+
+def experts(case: MoE, width: int, format: Format, tokens: int) -> list[Launched]:
+    """Return the launches of a layer of experts, the norm and the router included."""
+    recorder = Recorder()
+    table, inner = gpu(recorder), case.intermediate_size
+    shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
+    matrices = {n: [stored(format, *shape, table)] * case.num_experts for n, shape in shapes.items()}
+    router = {"router": stored(PLAIN, case.num_experts, width, table)}
+    weights = Weights(router, {"norm.weight": meta(width)}, matrices)
+    table.stage(api.MLP_BLOCK, MLPBlock(case, RMSNorm(), 1.0), weights)(meta(tokens, width), meta(tokens, width))
+    return recorder.launches
+
+
+def stored(format: Format, rows: int, columns: int, table: OpsTable) -> StoredLinear:
+    plain = not format.is_lossy
+    data = meta(rows, columns, dtype=torch.bfloat16) if plain else matrix(format.name, rows, columns)
+    return StoredLinear(data, None, table, format)
+
+
+def recurrent(mixer: RecurrentMixer, width: int, sequences: int, tokens: int) -> list[Launched]:
+    """Return the launches of a recurrent block for some sequences of some tokens each, whose states are in pages."""
+    recorder = Recorder()
+    table, integers = gpu(recorder), torch.int64
+    shapes = {w.name: w.shape for w in mixer.weights(width)}
+    matrices = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if len(shape) == 2}
+    arrays = {name: meta(*shape) for name, shape in shapes.items() if name.removesuffix(".weight") not in matrices}
+    weights = Weights(
+        {n: stored(PLAIN, *shape, table) for n, shape in matrices.items() if n not in ("A_log", "A_imag")},
+        {**arrays, "norm.weight": meta(width), **{n: meta(*s) for n, s in matrices.items() if n == "A_log"}},
+    )
+    stage = table.stage(api.RECURRENT_BLOCK, RecurrentBlock(mixer, RMSNorm(), 1.0), weights)
+    at = [meta(sequences, dtype=integers) for _ in range(3)]
+    states = [table.primitive(api.READ_STATE)(meta(64, *shape), *at) for shape in mixer.state().parts]
+    count = sequences * tokens
+    rows = meta(sequences, tokens, dtype=integers)
+    segments = Segments((SequenceBucket(at[0], rows, at[1]),), meta(count, dtype=integers), at[2])
+    left = stage(meta(count, width), meta(count, width), states, (), segments)[2]
+    for state in left:
+        table.primitive(api.WRITE_STATE)(meta(64), at[2], state)
     return recorder.launches
 
 

@@ -11,7 +11,19 @@ from triton.backends.compiler import GPUTarget
 
 from compiled import launches as l
 from compiled.building import AMPERE, CDNA3, HOPPER, Built, Launched, build, compile_for
-from ridgeline.spec import Attention
+from ridgeline.spec import (
+    Attention,
+    ExpertGroups,
+    GatedDelta,
+    KimiDelta,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    MoE,
+    RMSNorm,
+    ShortConvolution,
+)
+from ridgeline.spec.quant import PLAIN, format_of
 
 TARGETS = pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
 
@@ -57,6 +69,56 @@ def test_attention(case: Attention, tokens: int, sequences: int, dtype: torch.dt
     check(launched, target, "HGMMA")
 
 
+QWEN3 = MoE(128, 8, 768)
+GROUPED = MoE(160, 6, 1536, normalize=False, groups=ExpertGroups(8, 3, "best"), scale=16.0)
+EXPERT_KERNELS = {"choose_experts", "sort_visits", "expert_product", "sum_visits"}
+
+
+@pytest.mark.slow
+@TARGETS
+@pytest.mark.parametrize("tokens", [1, 600, 2048])
+@pytest.mark.parametrize(
+    ("case", "width", "name"),
+    [(QWEN3, 2048, "auto"), (QWEN3, 2048, "int8"), (QWEN3, 2048, "int4-128"), (GROUPED, 5120, "fp8")],
+)
+def test_experts(case: MoE, width: int, name: str, tokens: int, target: GPUTarget) -> None:
+    launches = l.experts(case, width, PLAIN if name == "auto" else format_of(name), tokens)
+    assert len(launches) == (9 if name.startswith("int") else 7)
+    for launched in {str(launched.key): launched for launched in launches}.values():
+        kernel, unit = launched.kernel.fn.__name__, None
+        if kernel == "expert_product":
+            is_low = launched.arguments["BLOCK_R"] < 64
+            unit = "HGMMA" if not launched.arguments["WHOLE"] else "IMMA" if is_low else "IGMMA"
+        if kernel in EXPERT_KERNELS:
+            check(launched, target, unit, is_wide=kernel not in ("choose_experts", "sort_visits"))
+
+
+MIXERS = {  # a published model's mixer, its hidden size, and the launches of a step that only decodes
+    "mamba": (Mamba(5120, 16, 4, 160), 2560, 8),
+    "mamba2": (Mamba2(80, 64, 128, 1, 4, RMSNorm()), 2560, 6),
+    "gated delta": (GatedDelta(32, 16, 128, 128, 4, RMSNorm()), 2048, 8),
+    "kimi delta": (KimiDelta(32, 128, 4, 128, RMSNorm()), 2304, 10),
+    "lightning": (LightningAttention(64, 96, RMSNorm()), 6144, 7),
+    "short convolution": (ShortConvolution(2048, 3), 2048, 6),
+}
+ALONG = {"convolve", "linear_scan", "selective_scan", "delta_scan", "gated_rows", "multiply_rows"}
+NARROW_ALONG = {"selective_scan", "gated_rows"}  # a program reads few numbers of a row
+
+
+@pytest.mark.slow
+@TARGETS
+@pytest.mark.parametrize("shape", [(8, 1), (1, 512)], ids=["decode", "prompt"])
+@pytest.mark.parametrize("name", MIXERS)
+def test_recurrences(name: str, shape: tuple[int, int], target: GPUTarget) -> None:
+    mixer, width, count = MIXERS[name]
+    launches = l.recurrent(mixer, width, *shape)
+    assert len(launches) == count, [launched.kernel.fn.__name__ for launched in launches]
+    for launched in {str(launched.key): launched for launched in launches}.values():
+        kernel = launched.kernel.fn.__name__
+        if kernel in ALONG:
+            check(launched, target, is_wide=kernel not in NARROW_ALONG)
+
+
 SEEN_ELSEWHERE = {"dense_product", "whole_product", "round_tokens"}  # by test_products
 NARROW = {"rotate": "a program has one head of 128 numbers", "best_of_rows": "a row has few parts"}
 
@@ -77,6 +139,8 @@ def test_kernels_compile_for_rocm() -> None:
     """One launch of each kernel compiles for gfx942. Nothing was run there."""
     launches = [
         *l.product("plain", 8), *l.product("int4-128", 8), *l.attention(LLAMA, 8, 8, torch.float16), *l.rows(),
+        *l.experts(MoE(8, 2, 768), 2048, PLAIN, 8),
+        *(launched for mixer, width, _ in MIXERS.values() for launched in l.recurrent(mixer, width, 8, 1)),
     ]  # fmt: skip
     for launched in {launched.kernel.fn.__name__: launched for launched in launches}.values():
         assert compile_for(launched, CDNA3).asm["hsaco"]

@@ -15,11 +15,15 @@ from ridgeline.ops.table import OpsTable
 from ridgeline.ops.triton.backend import TritonBackend
 from ridgeline.ops.triton.launch import Compiled, launch
 
-# The arrays that each kernel writes in full.
+# The arrays that each kernel writes, as far as they are read.
 OUTPUTS = {
     "dense_product": ("out", "parts"), "round_tokens": ("steps", "token_scales"), "whole_product": ("out",),
     "attend": ("out", "parts"), "normalize": ("out", "total"), "activate": ("out",), "rotate": ("q", "k"),
     "write_rows": (), "best_of_parts": ("ids", "values"), "best_of_rows": ("ids", "values"),
+    "choose_experts": ("ids", "weights"), "sort_visits": ("visits", "table", "num_blocks"),
+    "expert_product": ("out",), "sum_visits": ("out",),
+    "convolve": ("y",), "linear_scan": ("y",), "selective_scan": ("y",), "delta_scan": ("y",), "gated_rows": ("out",),
+    "multiply_rows": ("out",),
 }  # fmt: skip
 GUARD = 64  # numbers on both sides of an output that no kernel may write
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -58,7 +62,8 @@ start = launch if IS_INTERPRETED else on_gpu
 def guarded(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments: Any) -> None:
     """Start a kernel whose outputs are poison between guards, and check the guards afterwards."""
     given, wide = dict(arguments), {}
-    for name in OUTPUTS[kernel.fn.__name__]:
+    states = ("after",) if arguments.get("IN_PAGES") is False else ()  # pages keep other states
+    for name in (*OUTPUTS[kernel.fn.__name__], *states):
         found = arguments[name]
         if found is None:
             continue

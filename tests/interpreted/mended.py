@@ -38,11 +38,10 @@ def mend() -> None:
 
     def dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
         a, b = (widen(x) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        with np.errstate(all="ignore"):
+            product = a.data.astype(np.float64) @ b.data.astype(np.float64)
         if a.dtype.scalar.is_int():
-            product = a.data.astype(np.int64) @ b.data.astype(np.int64)
-        else:
-            with np.errstate(all="ignore"):
-                product = a.data.astype(np.float64) @ b.data.astype(np.float64)
+            product = product.astype(np.int64)  # exact: sums of products of bytes are far below 2^53
         with np.errstate(all="ignore"):
             return it.TensorHandle((d.data + product).astype(d.data.dtype), d.dtype.scalar)
 

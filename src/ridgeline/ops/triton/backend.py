@@ -11,11 +11,12 @@ from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
 from ridgeline.ops.reference.backend import open_reference
 from ridgeline.ops.torchlib.backend import TorchlibBackend, chosen_ops
+from ridgeline.ops.triton import experts, recurrent, stages, state
 from ridgeline.ops.triton.launch import Launch, launch
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import paged_attention, refuses_attention
 from ridgeline.ops.triton.products import refuses_linear, refuses_together
-from ridgeline.ops.triton.stages import STAGES, TOGETHER, Kernels
+from ridgeline.ops.triton.stages import TOGETHER, Kernels, Stage
 from ridgeline.ops.triton.tokens import best, norm, refuses_writing, write_pages
 
 LEAST_CAPABILITY = 8, 0  # older GPUs have no products of bfloat16
@@ -28,6 +29,10 @@ class Primitive(NamedTuple):
     make: Callable[[Any, Kernels], Callable[..., Any]]
 
 
+def _maker(make: Callable[[Any, Launch], Callable[..., Any]]) -> Callable[[Any, Kernels], Callable[..., Any]]:
+    return lambda case, kernels: make(case, kernels.launch)
+
+
 def never(case: object) -> None:
     """Refuse nothing."""
 
@@ -37,7 +42,13 @@ PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.NORM: Primitive(never, lambda case, k: norm(case, k.launch)),
     api.WRITE_PAGES: Primitive(refuses_writing, lambda case, k: write_pages(case, k.launch)),
     api.BEST: Primitive(never, lambda case, k: best(k.launch)),
+    api.READ_STATE: Primitive(never, lambda case, k: state.read_state),
+    api.WRITE_STATE: Primitive(never, lambda case, k: state.write_state),
+    **{op: Primitive(recurrent.refuses_states, _maker(make)) for op, make in recurrent.RECURRENCES.items()},
+    **{op: Primitive(never, _maker(make)) for op, make in recurrent.ROWS.items()},
+    api.ROUTE: Primitive(experts.refuses_route, lambda case, k: experts.route(case, k.launch)),
 }
+STAGES: Mapping[Op[Any], Stage] = {**stages.STAGES, **experts.STAGES, **recurrent.STAGES}
 
 
 class TritonBackend:
@@ -67,6 +78,8 @@ class TritonBackend:
                 return f"{name} {linear.unfused}"
             if reason := refuses_format(linear.format) or refuses_linear(linear):
                 return f"{name}: {reason}"
+        if reason := experts.refuses_experts(weights.experts):
+            return reason
         for names in TOGETHER:
             if reason := refuses_together([weights.linears[n] for n in names if n in weights.linears]):
                 return f"among matrices that one kernel multiplies with at once, {reason}"

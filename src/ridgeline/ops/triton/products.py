@@ -137,6 +137,19 @@ class Dense:
         )  # fmt: skip
 
 
+def round_rows(packed: Packed, x: Tensor, launch: Launch) -> tuple[Tensor, Tensor]:
+    """Return tokens [T, columns] as whole numbers [T, filled], int8, for products with a matrix; and their scales."""
+    filled, given = packed.tiles * packed.tiling.width, packed.input_scale
+    steps = torch.empty((x.shape[0], filled), dtype=torch.int8, device=x.device)
+    token_scales = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+    launch(
+        round_tokens, (x.shape[0],), Compiled(4),
+        x=x, steps=steps, token_scales=token_scales, columns=packed.columns, filled=filled, x_stride=x.stride(0),
+        given=1.0 if given is None else given, HAS_SCALE=given is not None, BLOCK=ROUND_BLOCK,
+    )  # fmt: skip
+    return steps, token_scales
+
+
 class Whole:
     """A product with tokens that are rounded to int8."""
 
@@ -145,21 +158,13 @@ class Whole:
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
         packed, t, tokens = self._packed, self._packed.tiling, x.shape[0]
-        filled = packed.tiles * t.width
-        steps = torch.empty((tokens, filled), dtype=torch.int8, device=x.device)
-        token_scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
-        given = packed.input_scale
-        self._launch(
-            round_tokens, (tokens,), Compiled(4),
-            x=x, steps=steps, token_scales=token_scales, columns=packed.columns, filled=filled, x_stride=x.stride(0),
-            given=1.0 if given is None else given, HAS_SCALE=given is not None, BLOCK=ROUND_BLOCK,
-        )  # fmt: skip
+        steps, token_scales = round_rows(packed, x, self._launch)
         block = whole_block(tokens)
         self._launch(
             whole_product, (-(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)), block.compiled,
             steps=steps, token_scales=token_scales, codes=packed.codes, scales=packed.scales,
-            zero_points=packed.zero_points, bias=self._bias, out=out, tokens=tokens, rows=packed.rows, filled=filled,
-            tiles=packed.tiles, groups=packed.groups, KIND=t.kind, LOW=low_of(packed),
+            zero_points=packed.zero_points, bias=self._bias, out=out, tokens=tokens, rows=packed.rows,
+            filled=steps.shape[1], tiles=packed.tiles, groups=packed.groups, KIND=t.kind, LOW=low_of(packed),
             HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None, ROWS=ROWS, COLUMNS=t.columns,
             HALVES=t.halves, GROUP=t.group, UNIT=t.unit, BLOCK_T=block.tokens, BLOCK_R=block.rows,
         )  # fmt: skip

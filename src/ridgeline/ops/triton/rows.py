@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ridgeline.ops.triton.numbers import tanh
+from ridgeline.ops.triton.activation import activated
 
 
 @triton.jit
@@ -39,16 +39,7 @@ def activate(x, out, width, stride, NAME: tl.constexpr, GATED: tl.constexpr, BLO
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     x_here = tl.load(x + row * stride + at, mask=inside, other=0.0)
-    if NAME == "silu":
-        found = tl.div_rn(x_here, 1.0 + tl.exp(-x_here))
-    elif NAME == "gelu":
-        found = 0.5 * x_here * (1.0 + tl.erf(x_here * 0.7071067811865476))
-    elif NAME == "gelu_tanh":
-        found = 0.5 * x_here * (1.0 + tanh(0.7978845608028654 * (x_here + 0.044715 * x_here * x_here * x_here)))
-    else:
-        found = tl.maximum(x_here, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        if NAME == "relu2":
-            found = found * found
+    found = activated(x_here, NAME)
     if GATED:
         found *= tl.load(x + row * stride + width + at, mask=inside, other=0.0)
     tl.store(out + row * width + at, found, mask=inside)

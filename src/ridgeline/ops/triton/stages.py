@@ -9,14 +9,14 @@ from torch import Tensor
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, Rotary, Weights
-from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
+from ridgeline.ops.stages import AttentionInput, Head, MLPBlock, RecurrentBlock
 from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import StoredProduct
 from ridgeline.ops.triton.rows import activate, rotate
 from ridgeline.ops.triton.tokens import Normalizer
-from ridgeline.spec import GatedMLP, MoE, RMSNorm
+from ridgeline.spec import GatedMLP, RMSNorm
 
 ACTIVATE_BLOCK = 1024  # numbers that one program activates
 
@@ -39,10 +39,13 @@ def product(case: Any, weights: Weights, kernels: Kernels) -> StoredProduct:
     return StoredProduct([weights.linears["matrix"]], kernels.slices, kernels.launch)
 
 
+Case = AttentionInput | MLPBlock | RecurrentBlock | Head
+
+
 class Begin:
     """The residual sum and the norm, which begin a stage."""
 
-    def __init__(self, case: AttentionInput | MLPBlock | Head, weights: Weights, kernels: Kernels) -> None:
+    def __init__(self, case: Case, weights: Weights, kernels: Kernels) -> None:
         arrays: Any = weights.arrays
         assert case.norm is not None  # refused otherwise
         self._scale = case.residual_scale
@@ -52,7 +55,7 @@ class Begin:
         return self._norm(residual, delta, self._scale, rows)
 
 
-def refuses_begin(case: AttentionInput | MLPBlock | Head) -> str | None:
+def refuses_begin(case: Case) -> str | None:
     """Return why no kernel begins a stage as its case says; None if one does."""
     return None if case.norm is not None else "the input has no norm"
 
@@ -123,30 +126,33 @@ def query_input(case: AttentionInput, weights: Weights, kernels: Kernels) -> Cal
     return stage
 
 
-def refuses_mlp(case: MLPBlock) -> str | None:
-    """Return why no kernel serves an MLP; None if one does."""
-    return "no kernel computes experts" if isinstance(case.mlp, MoE) else refuses_begin(case)
+class Mlp:
+    """An MLP: one product of gate and up, the activation, and the product with down."""
+
+    def __init__(self, mlp: Any, weights: Weights, kernels: Kernels) -> None:
+        self._mlp, self._gated, self._launch = mlp, isinstance(mlp, GatedMLP), kernels.launch
+        names = ("gate", "up") if self._gated else ("up",)
+        self._up = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch)
+        self._down = StoredProduct([weights.linears["down"]], kernels.slices, kernels.launch)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raised, width = self._up(x), self._mlp.intermediate_size
+        inner = raised.new_empty((raised.shape[0], width))
+        if raised.shape[0]:
+            self._launch(
+                activate, (raised.shape[0], -(-width // ACTIVATE_BLOCK)), Compiled(4),
+                x=raised, out=inner, width=width, stride=raised.stride(0), NAME=self._mlp.activation,
+                GATED=self._gated, BLOCK=ACTIVATE_BLOCK,
+            )  # fmt: skip
+        return self._down(inner)
 
 
 def mlp_block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
-    mlp: Any = case.mlp
-    gated = isinstance(mlp, GatedMLP)
-    begin, names = Begin(case, weights, kernels), ("gate", "up") if gated else ("up",)
-    up = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch)
-    down = StoredProduct([weights.linears["down"]], kernels.slices, kernels.launch)
-    width = mlp.intermediate_size
+    begin, mlp = Begin(case, weights, kernels), Mlp(case.mlp, weights, kernels)
 
     def stage(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         total, x = begin(residual, delta)
-        raised = up(x)
-        inner = raised.new_empty((raised.shape[0], width))
-        if raised.shape[0]:
-            kernels.launch(
-                activate, (raised.shape[0], -(-width // ACTIVATE_BLOCK)), Compiled(4),
-                x=raised, out=inner, width=width, stride=raised.stride(0), NAME=mlp.activation, GATED=gated,
-                BLOCK=ACTIVATE_BLOCK,
-            )  # fmt: skip
-        return total, down(inner)
+        return total, mlp(x)
 
     return stage
 
@@ -173,8 +179,7 @@ STAGES: Mapping[Op[Any], Stage] = {
     api.PRODUCT: Stage(refuses_format, product),
     api.ATTENTION_INPUT: Stage(refuses_heads, attention_input),
     api.QUERY_INPUT: Stage(refuses_heads, query_input),
-    api.MLP_BLOCK: Stage(refuses_mlp, mlp_block),
     api.HEAD: Stage(refuses_head, HeadStage),
 }
 # Matrices that one kernel multiplies with at once, by their names in a stage.
-TOGETHER = (("q", "k", "v"), ("gate", "up"))
+TOGETHER = (("q", "k", "v"), ("gate", "up"), ("shared.gate", "shared.up"), ("router", "shared_gate"))

@@ -46,27 +46,22 @@ def round_tokens(
 
 
 @triton.jit
-def whole_product(
-    steps, token_scales, codes, scales, zero_points, bias, out, tokens, rows, filled, tiles, groups,
-    KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+def whole_chain(
+    steps, codes, scales, zero_points, row, token, is_token, filled, tiles, groups, KIND: tl.constexpr,
+    LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
+    GROUP: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[tokens, rows] = token scale * sum over groups (steps @ numbers.T * scale) + bias.
+    """Return sum over groups (steps @ numbers.T * scale): [rows, tokens], float32, without the scales of tokens.
 
     filled: columns of `steps`, those that fill up the last tiles included. UNIT: tiles that hold whole groups.
     """
     PER: tl.constexpr = GROUP // COLUMNS  # dot products with one group; 0 where a row is one
-    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
-    is_token = token < tokens
-    token = token.to(tl.int64)
     at = tl.arange(0, COLUMNS)
     begin = (row // ROWS).to(tl.int64) * tiles * (ROWS * COLUMNS) + (row % ROWS) * COLUMNS
     of_group = (row // ROWS) * groups * ROWS + row % ROWS
-    total = tl.zeros([BLOCK_R, BLOCK_T], tl.float32)
-    sums = tl.zeros([BLOCK_R, BLOCK_T], tl.int32)
-    counts = tl.zeros([BLOCK_T], tl.int32)
+    total = tl.zeros([row.shape[0], token.shape[0]], tl.float32)
+    sums = tl.zeros([row.shape[0], token.shape[0]], tl.int32)
+    counts = tl.zeros([token.shape[0]], tl.int32)
     for unit in range(tiles // UNIT):
         for part in tl.static_range(UNIT):
             tile = unit * UNIT + part
@@ -88,14 +83,33 @@ def whole_product(
                         if HAS_ZEROS:
                             zero = tl.load(zero_points + of_group + group * ROWS).to(tl.int32)
                             sums -= zero[:, None] * counts[None, :]
-                            counts = tl.zeros([BLOCK_T], tl.int32)
+                            counts = tl.zeros([token.shape[0]], tl.int32)
                         scale = tl.load(scales + of_group + group * ROWS).to(tl.float32)
                         total += sums.to(tl.float32) * scale[:, None]
-                        sums = tl.zeros([BLOCK_R, BLOCK_T], tl.int32)
+                        sums = tl.zeros([row.shape[0], token.shape[0]], tl.int32)
     if GROUP == 0:
         if HAS_ZEROS:
             sums -= tl.load(zero_points + row).to(tl.int32)[:, None] * counts[None, :]
         total = sums.to(tl.float32) * tl.load(scales + row)[:, None]
+    return total
+
+
+@triton.jit
+def whole_product(
+    steps, token_scales, codes, scales, zero_points, bias, out, tokens, rows, filled, tiles, groups,
+    KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """Compute out[tokens, rows] = token scale * whole_chain + bias."""
+    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    is_token = token < tokens
+    token = token.to(tl.int64)
+    total = whole_chain(
+        steps, codes, scales, zero_points, row, token, is_token, filled, tiles, groups,
+        KIND, LOW, HAS_ZEROS, ROWS, COLUMNS, HALVES, GROUP, UNIT,
+    )  # fmt: skip
     total *= tl.load(token_scales + token, mask=is_token, other=0.0)[None, :]
     is_row = row < rows
     if HAS_BIAS:

@@ -1,0 +1,251 @@
+"""Mixtures of experts in few launches: ROUTE, EXPERT_BLOCK, and MLP_BLOCK around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ridgeline.ops import api
+from ridgeline.ops.api import Linear, Op, Weights
+from ridgeline.ops.reference.primitives import add
+from ridgeline.ops.reference.recurrent import sigmoid_gate
+from ridgeline.ops.stages import MLPBlock
+from ridgeline.ops.triton.grouped import choose_experts, expert_product, sort_visits, sum_visits
+from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.packing import ROWS, Packed, refuses_format
+from ridgeline.ops.triton.paged import power_above
+from ridgeline.ops.triton.products import (
+    StoredProduct,
+    dense_block,
+    low_of,
+    pack_together,
+    refuses_linear,
+    refuses_together,
+    round_rows,
+    whole_block,
+)
+from ridgeline.ops.triton.stages import Begin, Kernels, Mlp, Stage, mlp_block, refuses_begin
+from ridgeline.spec import MoE
+from ridgeline.spec.mlp import ClampedSwiGLU, Ungated
+
+MOST_EXPERTS = 1023  # counts of all experts lie in the registers of one program
+SORT_BLOCK = 1024  # visits that a program sorts at once
+SUM_BLOCK = 1024  # numbers of a token that one program adds up
+
+
+def refuses_route(case: MoE) -> str | None:
+    """Return why no kernel chooses experts; None if one does."""
+    if case.num_experts > MOST_EXPERTS:
+        return f"there are {case.num_experts} experts; kernels take {MOST_EXPERTS} at most"
+    return None
+
+
+def route(case: MoE, launch: Launch) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return ROUTE, one launch."""
+    groups = case.groups
+    count, chosen = (groups.count, groups.chosen) if groups else (1, 1)
+    # The definition chooses by logits where only their order matters.
+    plain = case.scores == "softmax" and not case.choice_bias and groups is None
+
+    def choose(logits: Tensor, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        shape = logits.shape[0], case.num_experts_per_tok
+        ids = torch.empty(shape, dtype=torch.int64, device=logits.device)
+        weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
+        if shape[0]:
+            launch(
+                choose_experts, (shape[0],), Compiled(1 if case.num_experts <= 256 else 4),
+                logits=logits if logits.stride(-1) == 1 else logits.contiguous(), choice_bias=choice_bias, ids=ids,
+                weights=weights, stride=logits.stride(0), scale=case.scale, EXPERTS=case.num_experts, CHOSEN=shape[1],
+                GROUPS=count, OPEN=chosen, BEST_TWO=groups is not None and groups.score == "best_two",
+                SIGMOID=case.scores == "sigmoid", NORMALIZE=case.normalize, PLAIN=plain,
+                HAS_BIAS=choice_bias is not None, BLOCK_G=power_above(count),
+                BLOCK_E=power_above(case.num_experts // count), BLOCK_K=power_above(shape[1]),
+            )  # fmt: skip
+        return ids, weights
+
+    return choose
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The matrices of all experts: the gate and the up matrix of each, or one matrix.
+
+    like: the first matrix; codes, scales and zero points: [experts, parts, ...], each part as in `Packed`.
+    """
+
+    like: Packed
+    codes: Tensor
+    scales: Tensor | None
+    zero_points: Tensor | None
+    bias: Tensor | None  # [experts, parts, rows]
+
+    @property
+    def parts(self) -> int:
+        return self.codes.shape[1]
+
+
+def stack(matrices: Sequence[Sequence[Linear]]) -> Stack:
+    """Pack matrices of one shape and format, [experts][parts], one after the other into one piece of memory."""
+    filled: dict[str, Any] = {"codes": None, "scales": None, "zero_points": None}
+    for e, parts in enumerate(matrices):
+        for p, linear in enumerate(parts):
+            packed = pack_together([linear])
+            for name in filled:
+                part = getattr(packed, name)
+                if part is not None:
+                    if filled[name] is None:
+                        filled[name] = part.new_empty((len(matrices), len(parts), *part.shape))
+                    elif filled[name].dtype != part.dtype:  # scales of one matrix do not fit into 16 bits
+                        filled[name] = filled[name].float()
+                    filled[name][e, p] = part
+    biases: list[Any] = [linear.bias for linear in chain.from_iterable(matrices)]
+    bias = None if biases[0] is None else torch.stack(biases).view(len(matrices), len(matrices[0]), -1)
+    return Stack(pack_together([matrices[0][0]]), **filled, bias=bias)
+
+
+class Visits(NamedTuple):
+    """The pairs of a token and an expert of a step, in the order of experts; see `grouped.sort_visits`."""
+
+    order: Tensor
+    table: Tensor
+    num_blocks: Tensor
+    block_tokens: int
+
+
+class Experts:
+    """The stage EXPERT_BLOCK: the visits in the order of experts, two products, and the weighted sums."""
+
+    def __init__(self, case: MoE, weights: Weights, kernels: Kernels) -> None:
+        self._case, self._launch, self._slices = case, kernels.launch, kernels.slices
+        names = ("gate", "up") if case.gated else ("up",)
+        self._up = stack(list(zip(*(weights.experts[name] for name in names), strict=True)))
+        self._down = stack([(matrix,) for matrix in weights.experts["down"]])
+
+    def __call__(
+        self, x: Tensor, ids: Tensor, scores: Tensor, shared: Tensor | None = None, gate: Tensor | None = None
+    ) -> Tensor:
+        """Return the sums [T, width]. shared: [T, width] is added to them, times sigmoid(gate [T, 1]) if given."""
+        tokens, chosen = ids.shape
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        out = x.new_empty((tokens, self._down.like.rows))
+        if not tokens:
+            return out
+        visits = self._sort(ids)
+        inner = x.new_empty((ids.numel(), self._up.like.rows))
+        self._multiply(self._up, x, inner, visits, is_down=False)
+        results = x.new_empty((ids.numel(), out.shape[1]))
+        self._multiply(self._down, inner, results, visits, is_down=True)
+        self._launch(
+            sum_visits, (tokens, -(-out.shape[1] // SUM_BLOCK)), Compiled(4),
+            results=results, weights=scores.contiguous(), shared=shared, gate=gate, out=out, width=out.shape[1],
+            gate_stride=1 if gate is None else gate.stride(0), CHOSEN=chosen, HAS_SHARED=shared is not None,
+            HAS_GATE=gate is not None, BLOCK=SUM_BLOCK,
+        )  # fmt: skip
+        return out
+
+    def _sort(self, ids: Tensor) -> Visits:
+        pairs, experts = ids.numel(), self._case.num_experts
+        by_expert = -(-pairs // experts)
+        is_whole = self._up.like.format.activations == "int8"
+        size = (whole_block if is_whole else dense_block)(by_expert).tokens
+        most = min(pairs, experts) + pairs // size  # no step has more blocks
+        order, table = (torch.empty(n, dtype=torch.int32, device=ids.device) for n in (pairs, (3, most)))
+        num_blocks = torch.empty(1, dtype=torch.int32, device=ids.device)
+        self._launch(
+            sort_visits, (experts,), Compiled(4),
+            ids=ids.contiguous(), visits=order, table=table, num_blocks=num_blocks, pairs=pairs, most_blocks=most,
+            EXPERTS=experts, BLOCK_T=size, BLOCK_E=power_above(experts + 1), BLOCK_P=SORT_BLOCK,
+        )  # fmt: skip
+        return Visits(order, table, num_blocks, size)
+
+    def _multiply(self, matrices: Stack, x: Tensor, out: Tensor, visits: Visits, *, is_down: bool) -> None:
+        packed, t, case = matrices.like, matrices.like.tiling, self._case
+        is_whole, act = packed.format.activations == "int8", case.activation
+        x, token_scales = round_rows(packed, x, self._launch) if is_whole else (x, None)
+        block = (whole_block if is_whole else dense_block)(visits.block_tokens)
+        clamped = act if isinstance(act, ClampedSwiGLU) else None
+        blocks = visits.table.shape[1]
+        self._launch(
+            expert_product, (blocks, -(-packed.row_tiles * ROWS // block.rows)), block.compiled,
+            x=x, token_scales=token_scales, codes=matrices.codes, scales=matrices.scales,
+            zero_points=matrices.zero_points, bias=matrices.bias, out=out, visits=visits.order, table=visits.table,
+            num_blocks=visits.num_blocks, most_blocks=blocks, rows=packed.rows, columns=packed.columns,
+            x_stride=x.stride(0), tiles=packed.tiles, groups=packed.groups, row_tiles=packed.row_tiles,
+            alpha=clamped.alpha if clamped else 0.0, limit=clamped.limit if clamped else 0.0,
+            CHOSEN=case.num_experts_per_tok, PARTS=matrices.parts,
+            NAME="clamped" if clamped else act.activation if isinstance(act, Ungated) else act, IS_DOWN=is_down,
+            WHOLE=is_whole, KIND=t.kind, LOW=low_of(packed), HAS_ZEROS=matrices.zero_points is not None,
+            HAS_BIAS=matrices.bias is not None, SLICES=self._slices, ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves,
+            GROUP=t.group, UNIT=t.unit, BLOCK_T=visits.block_tokens, BLOCK_R=block.rows,
+        )  # fmt: skip
+
+
+def refuses_experts(experts: Mapping[str, Sequence[Linear]]) -> str | None:
+    """Return why no kernel multiplies with the matrices of experts; None if one does."""
+    for name, linears in experts.items():
+        for linear in linears:
+            if reason := linear.unfused or refuses_format(linear.format) or refuses_linear(linear):
+                return f"{name} of an expert: {reason}"
+    up = [*experts.get("gate", ()), *experts.get("up", ())]
+    for linears in (up, list(experts.get("down", ()))):
+        if linears and (reason := refuses_together(linears)):
+            return f"among matrices of experts, {reason}"
+    return None
+
+
+class _Routed:
+    """The experts that a router chooses, with the projections into and out of their own space if there are some."""
+
+    def __init__(self, case: MoE, weights: Weights, kernels: Kernels) -> None:
+        self._experts, self._has_gate = Experts(case, weights, kernels), case.shared_gate
+        names = ("router", "shared_gate") if case.shared_gate else ("router",)
+        self._router = StoredProduct([weights.linears[n] for n in names], kernels.slices, kernels.launch)
+        self._route, self._choice_bias = route(case, kernels.launch), weights.vector("choice.bias")
+        self._count = case.num_experts
+        inside = ("latent_in", "latent_out") if case.latent_size else ()
+        self._latent = [StoredProduct([weights.linears[n]], kernels.slices, kernels.launch) for n in inside]
+
+    def __call__(self, x: Tensor, shared: Tensor | None) -> Tensor:
+        rated = self._router(x)
+        ids, scores = self._route(rated[:, : self._count], self._choice_bias)
+        gate = rated[:, self._count :] if self._has_gate else None
+        if not self._latent:
+            return self._experts(x, ids, scores, shared, gate)
+        into, out_of = self._latent
+        out = out_of(self._experts(into(x), ids, scores))
+        if shared is None:
+            return out
+        return add(out, shared if gate is None else sigmoid_gate(shared, gate), 1.0)
+
+
+def moe_block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
+    moe: Any = case.mlp
+    begin, routed = Begin(case, weights, kernels), _Routed(moe, weights, kernels)
+    shared = Mlp(moe.shared, weights.under("shared."), kernels) if moe.shared else None
+
+    def stage(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        total, x = begin(residual, delta)
+        return total, routed(x, shared(x) if shared else None)
+
+    return stage
+
+
+def refuses_block(case: MLPBlock) -> str | None:
+    """Return why no kernel serves an MLP or experts; None if one does."""
+    return (refuses_route(case.mlp) if isinstance(case.mlp, MoE) else None) or refuses_begin(case)
+
+
+def block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
+    """Return MLP_BLOCK for either kind."""
+    return (moe_block if isinstance(case.mlp, MoE) else mlp_block)(case, weights, kernels)
+
+
+STAGES: Mapping[Op[Any], Stage] = {
+    api.MLP_BLOCK: Stage(refuses_block, block),
+    api.EXPERT_BLOCK: Stage(refuses_route, Experts),
+}

@@ -1,0 +1,369 @@
+"""Recurrent primitives, and RECURRENT_BLOCK as few launches.
+
+Where a step only decodes, or has one prompt, states are read and written in their pages. Other steps, and steps with
+drafts, copy the states of each bucket, as the definition does. Both give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ridgeline.ops import api
+from ridgeline.ops.api import Linear, Op, Segments, Weights
+from ridgeline.ops.parts import Along, Follow, follow_segments, recurrent_body
+from ridgeline.ops.recurrent import bind_mixer, input_matrices
+from ridgeline.ops.reference.backend import ReferenceBackend, TorchMemory
+from ridgeline.ops.reference.primitives import take
+from ridgeline.ops.reference.recurrent import gather
+from ridgeline.ops.stages import RecurrentBlock
+from ridgeline.ops.triton import scans
+from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.paged import power_above
+from ridgeline.ops.triton.products import StoredProduct, refuses_together
+from ridgeline.ops.triton.rows import activate
+from ridgeline.ops.triton.stages import ACTIVATE_BLOCK, Begin, Kernels, Stage, refuses_begin
+from ridgeline.ops.triton.state import State, locate
+from ridgeline.ops.triton.tokens import norm
+from ridgeline.spec import (
+    GatedConvolution,
+    GatedDelta,
+    KimiDelta,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    ShortConvolution,
+)
+
+CONV_CHANNELS, CONV_TOKENS = 256, 16  # that one program filters
+STATE_NUMBERS = 4096  # of a state that one program holds in registers
+MOST_STATES = 256  # numbers of a state that one sum adds up
+Scan = Callable[..., tuple[Tensor, State]]
+
+
+class Rows(NamedTuple):
+    """Inputs [n, m, ...] of a recurrence as rows: token t of sequence i is row i * m + t."""
+
+    data: Tensor
+    stride: int
+
+
+def rows_of(x: Tensor) -> Rows:
+    """Return rows of x [n, m, ...] without a copy where numbers of a token, or of a head, are neighbors."""
+    if x.stride(-1) != 1 or (x.shape[0] > 1 and x.stride(0) != x.shape[1] * x.stride(1)):
+        x = x.contiguous()
+    return Rows(x, x.stride(1) if x.shape[1] > 1 else x.stride(0))
+
+
+def block_of(width: int, states: int) -> int:
+    """Return how many rows of a state [width, states] one program holds: a fact of the state alone."""
+    return max(1, min(power_above(width), STATE_NUMBERS // power_above(states)))
+
+
+def short_conv(case: object, launch: Launch, activation: str = "none") -> Scan:
+    """Return SHORT_CONV, with an activation of its results."""
+
+    def run(x: Tensor, before: State, weight: Tensor, bias: Tensor | None, lengths: Tensor) -> tuple[Tensor, State]:
+        (n, m, channels), (rows, stride), kept = x.shape, rows_of(x), weight.shape[-1] - 1
+        y, (left, at) = x.new_empty(x.shape), locate(before)
+        tokens = max(CONV_TOKENS, kept)
+        launch(
+            scans.convolve, (-(-channels // CONV_CHANNELS), -(-m // tokens), n), Compiled(2),
+            x=rows, weight=weight, bias=bias, y=y, **at.arguments(), lengths=lengths, m=m, x_stride=stride,
+            channels=channels, KEPT=kept, HAS_BIAS=bias is not None, NAME=activation, TOKENS=tokens,
+            BLOCK=CONV_CHANNELS,
+        )  # fmt: skip
+        return y, left
+
+    return run
+
+
+def ssd(case: Mamba2, launch: Launch) -> Scan:
+    block = block_of(case.head_dim, case.state_size)
+    most = float("inf") if case.dt_most is None else case.dt_most
+
+    def run(
+        x: Tensor, dt: Tensor, dt_bias: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor, h: State,
+        lengths: Tensor,
+    ) -> tuple[Tensor, State]:  # fmt: skip
+        given, (y, (left, at)) = [rows_of(r) for r in (x, b, c, dt)], (x.new_empty(x.shape), locate(h))
+        launch(
+            scans.linear_scan, (-(-case.head_dim // block), case.num_heads, x.shape[0]), Compiled(4),
+            x=given[0].data, b=given[1].data, c=given[2].data, dt=given[3].data, dt_bias=dt_bias, a_log=a_log, skip=d,
+            decays=None, y=y, **at.arguments(), lengths=lengths, m=x.shape[1], x_stride=given[0].stride,
+            b_stride=given[1].stride, c_stride=given[2].stride, dt_stride=given[3].stride, least=case.dt_least,
+            most=most, X_HEAD=case.head_dim, B_HEAD=case.state_size, C_HEAD=case.state_size,
+            SHARED=case.num_heads // case.num_groups, HEADS=case.num_heads, WIDTH=case.head_dim,
+            STATES=case.state_size, IS_SSD=True, BLOCK_P=block, BLOCK_S=power_above(case.state_size),
+        )  # fmt: skip
+        return y, left
+
+    return run
+
+
+def lightning_attention(case: LightningAttention, launch: Launch) -> Scan:
+    size, block = case.head_dim, block_of(case.head_dim, case.head_dim)
+    decays = np.exp(-np.array(case.slopes)).astype(np.float32)
+    kept: dict[torch.device, Tensor] = {}
+
+    def run(q: Tensor, k: Tensor, v: Tensor, h: State, lengths: Tensor) -> tuple[Tensor, State]:
+        if v.device not in kept:
+            kept[v.device] = torch.from_numpy(decays).to(v.device)
+        given = [rows_of(r) for r in (v, k, q)]
+        y, (left, at) = v.new_empty((*v.shape[:2], case.inner_size)), locate(h)
+        heads = [r.data.stride(2) for r in given]
+        launch(
+            scans.linear_scan, (-(-size // block), case.num_heads, v.shape[0]), Compiled(4),
+            x=given[0].data, b=given[1].data, c=given[2].data, dt=None, dt_bias=None, a_log=None, skip=None,
+            decays=kept[v.device], y=y, **at.arguments(), lengths=lengths, m=v.shape[1], x_stride=given[0].stride,
+            b_stride=given[1].stride, c_stride=given[2].stride, dt_stride=0, least=0.0, most=0.0, X_HEAD=heads[0],
+            B_HEAD=heads[1], C_HEAD=heads[2], SHARED=1, HEADS=case.num_heads, WIDTH=size, STATES=size, IS_SSD=False,
+            BLOCK_P=block, BLOCK_S=power_above(size),
+        )  # fmt: skip
+        return y, left
+
+    return run
+
+
+def selective_scan(case: Mamba, launch: Launch) -> Scan:
+    block = min(128, block_of(case.inner_size, case.state_size))
+
+    def run(
+        x: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor, h: State, lengths: Tensor
+    ) -> tuple[Tensor, State]:
+        given, (y, (left, at)) = [rows_of(r) for r in (x, dt, b, c)], (x.new_empty(x.shape), locate(h))
+        launch(
+            scans.selective_scan, (-(-case.inner_size // block), x.shape[0]), Compiled(4),
+            x=given[0].data, dt=given[1].data, b=given[2].data, c=given[3].data, a_log=a_log, skip=d, y=y,
+            **at.arguments(), lengths=lengths, m=x.shape[1], x_stride=given[0].stride, dt_stride=given[1].stride,
+            b_stride=given[2].stride, c_stride=given[3].stride, channels=case.inner_size, STATES=case.state_size,
+            BLOCK=block, BLOCK_S=power_above(case.state_size),
+        )  # fmt: skip
+        return y, left
+
+    return run
+
+
+def delta_rule(case: GatedDelta | KimiDelta, launch: Launch) -> Scan:
+    block = block_of(case.head_dim, case.key_dim)
+
+    def run(
+        q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, a_log: Tensor, dt_bias: Tensor, h: State,
+        lengths: Tensor,
+    ) -> tuple[Tensor, State]:  # fmt: skip
+        given, (y, (left, at)) = [rows_of(r) for r in (q, k, v, decay, beta)], (v.new_empty(v.shape), locate(h))
+        names = "q", "k", "v", "decay", "beta"
+        inputs = {name: rows.data for name, rows in zip(names, given, strict=True)}
+        strides = {f"{name}_stride": rows.stride for name, rows in zip(names, given, strict=True)}
+        launch(
+            scans.delta_scan, (-(-case.head_dim // block), case.num_heads, v.shape[0]), Compiled(4),
+            **inputs, **strides, a_log=a_log, dt_bias=dt_bias, y=y, **at.arguments(), lengths=lengths, m=v.shape[1],
+            scale=case.key_dim**-0.5, SHARED=case.num_heads // case.num_key_heads, HEADS=case.num_heads,
+            KEYS=case.key_dim, WIDTH=case.head_dim, BY_CHANNEL=isinstance(case, KimiDelta), BLOCK_P=block,
+            BLOCK_K=power_above(case.key_dim),
+        )  # fmt: skip
+        return y, left
+
+    return run
+
+
+def gated_norm(case: Mamba2 | GatedDelta | KimiDelta, launch: Launch) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return GATED_NORM or NORM_GATE."""
+    is_ssd = isinstance(case, Mamba2)
+    groups = case.num_groups if isinstance(case, Mamba2) else case.num_heads
+
+    def run(y: Tensor, z: Tensor, weight: Tensor) -> Tensor:
+        size, rows = y.shape[-1] // groups, [flat(x) for x in (y, z)]
+        out = torch.empty(y.shape, dtype=torch.float32, device=y.device)
+        if rows[0].shape[0]:
+            launch(
+                scans.gated_rows, (rows[0].shape[0], groups), Compiled(1 if size <= 256 else 4),
+                y=rows[0], z=rows[1], weight=weight, out=out, y_stride=rows[0].stride(0), z_stride=rows[1].stride(0),
+                size=size, offset=case.norm.offset, eps=case.norm.eps,
+                NAME="sigmoid" if isinstance(case, KimiDelta) else "silu", GATE_FIRST=is_ssd, BY_GROUP=not is_ssd,
+                BLOCK=power_above(size),
+            )  # fmt: skip
+        return out
+
+    return run
+
+
+def multiply(name: str) -> Callable[[object, Launch], Callable[[Tensor, Tensor], Tensor]]:
+    """Return a maker of MULTIPLY, GATE or SIGMOID_GATE. name: the activation of the second factor."""
+
+    def make(case: object, launch: Launch) -> Callable[[Tensor, Tensor], Tensor]:
+        def run(y: Tensor, z: Tensor) -> Tensor:
+            rows, width = [flat(x) for x in (y, z)], y.shape[-1]
+            out = torch.empty(y.shape, dtype=torch.float32, device=y.device)
+            if rows[0].shape[0]:
+                launch(
+                    scans.multiply_rows, (rows[0].shape[0], -(-width // ACTIVATE_BLOCK)), Compiled(4),
+                    y=rows[0], z=rows[1], out=out, y_stride=rows[0].stride(0), z_stride=rows[1].stride(0),
+                    width=width, NAME=name, BY_ROW=rows[1].shape[1] < width, BLOCK=ACTIVATE_BLOCK,
+                )  # fmt: skip
+            return out
+
+        return run
+
+    return make
+
+
+def flat(x: Tensor) -> Tensor:
+    """Return x [..., n] as rows whose numbers are neighbors."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def activation(case: Any, launch: Launch) -> Callable[[Tensor], Tensor]:
+    """Return ACTIVATION for rows without a gate."""
+
+    def run(x: Tensor) -> Tensor:
+        rows, width = flat(x), x.shape[-1]
+        out = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        if rows.shape[0]:
+            launch(
+                activate, (rows.shape[0], -(-width // ACTIVATE_BLOCK)), Compiled(4),
+                x=rows, out=out, width=width, stride=rows.stride(0), NAME=case.activation, GATED=False,
+                BLOCK=ACTIVATE_BLOCK,
+            )  # fmt: skip
+        return out
+
+    return run
+
+
+def refuses_states(case: Any) -> str | None:
+    """Return why no kernel computes a recurrence; None if one does."""
+    states = {Mamba: "state_size", Mamba2: "state_size", LightningAttention: "head_dim"}.get(type(case), "key_dim")
+    if getattr(case, states) > MOST_STATES:
+        return f"sums are over {getattr(case, states)} numbers of a state; kernels take {MOST_STATES} at most"
+    return None
+
+
+Makers = Mapping[Op[Any], Callable[[Any, Launch], Callable[..., Any]]]
+RECURRENCES: Makers = {
+    api.SSD: ssd, api.LIGHTNING_ATTENTION: lightning_attention, api.SELECTIVE_SCAN: selective_scan,
+    api.DELTA_RULE: delta_rule,
+}  # fmt: skip
+ROWS: Makers = {
+    api.SHORT_CONV: short_conv, api.GATED_NORM: gated_norm, api.NORM_GATE: gated_norm, api.MULTIPLY: multiply("none"),
+    api.GATE: multiply("silu"), api.SIGMOID_GATE: multiply("sigmoid"),
+}  # fmt: skip
+MAKERS: Makers = {**RECURRENCES, **ROWS, api.NORM: norm, api.ACTIVATION: activation}
+# Mixers whose kernels keep states in their pages, and whether the activation follows the convolution.
+SERVED: Mapping[type[Any], bool] = {
+    Mamba: True, Mamba2: True, GatedDelta: True, KimiDelta: True, GatedConvolution: True, ShortConvolution: False,
+    LightningAttention: False,
+}  # fmt: skip
+
+
+class _Table:
+    """The primitives of a mixer's composition. An activation that follows the convolution is a part of its kernel."""
+
+    def __init__(self, mixer: Any, launch: Launch, device: torch.device) -> None:
+        self._mixer, self._launch, self._definitions = mixer, launch, ReferenceBackend()
+        self.memory = TorchMemory(str(device))
+
+    def primitive(self, op: Op[Any], case: object = None) -> Any:
+        if SERVED[type(self._mixer)]:
+            if op is api.SHORT_CONV:
+                return short_conv(None, self._launch, self._mixer.activation)
+            if op is api.ACTIVATION:
+                return lambda x: x
+        if op in MAKERS:
+            return MAKERS[op](case, self._launch)
+        return self._definitions.primitive(op, case)
+
+
+class _Computed:
+    """A matrix whose product is one of several that were computed at once; `apply` picks it by its index."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+
+    def apply(self, x: Sequence[Tensor]) -> Tensor:
+        return x[self._index]
+
+
+class Products:
+    """Multiplies one input with several matrices; those that can be packed as one take one launch."""
+
+    def __init__(self, linears: Sequence[Linear], kernels: Kernels) -> None:
+        self._alike: list[list[int]] = []
+        for index, linear in enumerate(linears):
+            for members in self._alike:
+                if refuses_together([linears[members[0]], linear]) is None:
+                    members.append(index)
+                    break
+            else:
+                self._alike.append([index])
+        self._rows = [linear.data.shape[0] for linear in linears]
+        self._products = [
+            StoredProduct([linears[i] for i in members], kernels.slices, kernels.launch) for members in self._alike
+        ]
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        for members, product in zip(self._alike, self._products, strict=True):
+            parts = product(x).split([self._rows[i] for i in members], -1)
+            found.update(zip(members, parts, strict=True))
+        return [found[i] for i in range(len(found))]
+
+
+def recurrent_block(case: RecurrentBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
+    names = input_matrices(case.mixer)
+    begin, products = Begin(case, weights, kernels), Products([weights.linears[n] for n in names], kernels)
+    own: dict[str, Any] = {name: _Computed(i) for i, name in enumerate(names)}
+    others = {name: linear for name, linear in weights.linears.items() if name not in own}
+    for linear in others.values():
+        linear.prepare()
+    device = weights.arrays["norm.weight"].device
+    parts = bind_mixer(
+        case.mixer, Weights({**own, **others}, weights.arrays), _Table(case.mixer, kernels.launch, device)
+    )
+
+    def first(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        total, x = begin(residual, delta)
+        return total, products(x)
+
+    follow = _follow_rectangle(parts.along, follow_segments(parts.along, take, gather))
+    return recurrent_body(first, parts, follow, take)
+
+
+def _follow_rectangle(along: Along, otherwise: Follow) -> Follow:
+    """Return a function that runs n sequences of m tokens each without copies, and all other steps by `otherwise`."""
+
+    def follow(own: Any, states: Any, kept: Any, segments: Segments) -> tuple[Any, Any]:
+        tokens = own[0].shape[0]
+        if kept or not _is_rectangle(segments, tokens):
+            return otherwise(own, states, kept, segments)
+        (bucket,) = segments.buckets
+        y, left = along([a.unflatten(0, bucket.rows.shape) for a in own], states, bucket.lengths)
+        return y.flatten(0, 1), left
+
+    return follow
+
+
+def _is_rectangle(segments: Segments, tokens: int) -> bool:
+    """Return whether the tokens are n sequences of m each, without drafts: then their rows are in order.
+
+    Steps that only decode, and steps of a single prompt, are of this kind. Nothing is read from the device.
+    """
+    if len(segments.buckets) != 1 or segments.drafts or segments.keep is not None:
+        return False
+    return bool(segments.buckets[0].rows.numel() == tokens)
+
+
+def refuses_block(case: RecurrentBlock) -> str | None:
+    """Return why no kernel serves a recurrent block; None if one does."""
+    if type(case.mixer) not in SERVED:
+        return "no kernel computes this mixer"
+    if not isinstance(case.mixer, GatedConvolution | ShortConvolution) and (reason := refuses_states(case.mixer)):
+        return reason
+    return refuses_begin(case)
+
+
+STAGES: Mapping[Op[Any], Stage] = {api.RECURRENT_BLOCK: Stage(refuses_block, recurrent_block)}

@@ -1,0 +1,235 @@
+"""Recurrences along sequences: one chain over the tokens for each number of a state, for one token as for many.
+
+Token t of sequence i is row i * m + t of all inputs. A state is held in registers while tokens pass. Sums over the
+numbers of a state are sums of pairs, whose order no layout of threads changes. So chunks and batches change no bit.
+"""
+
+import triton
+import triton.language as tl
+
+from ridgeline.ops.triton.activation import activated, sigmoid
+from ridgeline.ops.triton.numbers import sum_pairs
+
+
+@triton.jit
+def softplus(x):
+    """Return log(1 + exp(x)), and x above 20, as torch does."""
+    power = tl.exp(tl.where(x > 20.0, 20.0, x))
+    whole = 1.0 + power
+    # log(1 + p) = p log(w) / (w - 1), where w is the rounded sum: the error of the sum cancels.
+    rest = tl.where(whole == 1.0, 1.0, whole - 1.0)
+    found = tl.where(whole == 1.0, power, tl.log(whole) * tl.div_rn(power, rest))
+    return tl.where(x > 20.0, x, found)
+
+
+@triton.jit
+def state_of(states, rows, sequence, stride, IN_PAGES: tl.constexpr):
+    """Return the first number of a sequence's state: in its page, or in an array of all sequences."""
+    if IN_PAGES:
+        row = tl.load(rows + sequence).to(tl.int64)
+    else:
+        row = sequence
+    return states + row * stride
+
+
+@triton.jit
+def load_state(before, read, fresh, sequence, stride, cell, inside, IN_PAGES: tl.constexpr):
+    """Return a part of a sequence's state, zeros if it begins: its memory may hold anything."""
+    if IN_PAGES:
+        inside &= tl.load(fresh + sequence) == 0
+    return tl.load(state_of(before, read, sequence, stride, IN_PAGES) + cell, mask=inside, other=0.0)
+
+
+@triton.jit
+def convolve(
+    x, weight, bias, y, before, after, read, fresh, write, lengths, m, x_stride, before_stride, after_stride, channels,
+    KEPT: tl.constexpr, IN_PAGES: tl.constexpr, HAS_BIAS: tl.constexpr, NAME: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Filter TOKENS tokens of one sequence over KEPT tokens before each, and activate them.
+
+    The program of the first tokens also writes the last KEPT inputs, because it alone reads those of the step before.
+    """
+    sequence = tl.program_id(2).to(tl.int64)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside, length = at < channels, tl.load(lengths + sequence).to(tl.int32)
+    x += sequence * m * x_stride + at
+    first = tl.program_id(1) * TOKENS
+    for t in range(first, tl.minimum(first + TOKENS, length)):
+        total = tl.zeros([BLOCK], tl.float32)
+        for j in tl.static_range(KEPT + 1):
+            seen = t + j - KEPT
+            if seen < 0:
+                given = load_state(
+                    before, read, fresh, sequence, before_stride, (seen + KEPT) * channels + at, inside, IN_PAGES
+                )  # fmt: skip
+            else:
+                given = tl.load(x + seen * x_stride, mask=inside, other=0.0)
+            total += given * tl.load(weight + at * (KEPT + 1) + j, mask=inside, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+        if NAME != "none":
+            total = activated(total, NAME)
+        tl.store(y + (sequence * m + t) * channels + at, total, mask=inside)
+    if first == 0:
+        target = state_of(after, write, sequence, after_stride, IN_PAGES)
+        for j in tl.static_range(KEPT):  # row j comes from a later row, so that both may be one page
+            seen = length + j - KEPT
+            if seen < 0:
+                given = load_state(
+                    before, read, fresh, sequence, before_stride, (seen + KEPT) * channels + at, inside, IN_PAGES
+                )  # fmt: skip
+            else:
+                given = tl.load(x + seen * x_stride, mask=inside, other=0.0)
+            tl.debug_barrier()  # all threads have read before one of them writes
+            tl.store(target + j * channels + at, given, mask=inside)
+
+
+@triton.jit
+def linear_scan(
+    x, b, c, dt, dt_bias, a_log, skip, decays, y, before, after, read, fresh, write, lengths, m, x_stride, b_stride,
+    c_stride, dt_stride, before_stride, after_stride, least, most, X_HEAD: tl.constexpr, B_HEAD: tl.constexpr,
+    C_HEAD: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, STATES: tl.constexpr,
+    IS_SSD: tl.constexpr, IN_PAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Compute h = decay h + x b^T and y = h c for a part of one head of one sequence; h is [WIDTH, STATES].
+
+    Mamba-2 (IS_SSD): dt = softplus(dt + bias), limited to [least, most]; x is multiplied by dt; the decay is
+    exp(dt a); and skip x is added to y. Lightning attention: the decay of a head is one number.
+    SHARED: heads that share b and c. X_HEAD, B_HEAD, C_HEAD: numbers from a head to the next.
+    """
+    head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    p, s = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_S)
+    is_p, is_s = p < WIDTH, s < STATES
+    inside, cell = is_p[:, None] & is_s[None, :], (head * WIDTH + p)[:, None] * STATES + s[None, :]
+    h = load_state(before, read, fresh, sequence, before_stride, cell, inside, IN_PAGES)
+    group = head // SHARED
+    if IS_SSD:
+        rate, plus = -tl.exp(tl.load(a_log + head).to(tl.float32)), tl.load(dt_bias + head).to(tl.float32)
+        through = tl.load(skip + head).to(tl.float32)
+    else:
+        decay = tl.load(decays + head)
+    for t in range(tl.load(lengths + sequence).to(tl.int32)):
+        row = sequence * m + t
+        x_here = tl.load(x + row * x_stride + head * X_HEAD + p, mask=is_p, other=0.0)
+        b_here = tl.load(b + row * b_stride + group * B_HEAD + s, mask=is_s, other=0.0)
+        c_here = tl.load(c + row * c_stride + group * C_HEAD + s, mask=is_s, other=0.0)
+        given = x_here
+        if IS_SSD:
+            step = softplus(tl.load(dt + row * dt_stride + head) + plus)
+            step = tl.minimum(tl.maximum(step, least, propagate_nan=tl.PropagateNan.ALL), most,
+                              propagate_nan=tl.PropagateNan.ALL)  # fmt: skip
+            decay, given = tl.exp(step * rate), step * x_here
+        h = decay * h + given[:, None] * b_here[None, :]
+        found = sum_pairs(h * c_here[None, :])
+        if IS_SSD:
+            found += through * x_here
+        tl.store(y + row * (HEADS * WIDTH) + head * WIDTH + p, found, mask=is_p)
+    tl.debug_barrier()  # all threads have read the state before, which may be in the same page
+    tl.store(state_of(after, write, sequence, after_stride, IN_PAGES) + cell, h, mask=inside)
+
+
+@triton.jit
+def selective_scan(
+    x, dt, b, c, a_log, skip, y, before, after, read, fresh, write, lengths, m, x_stride, dt_stride, b_stride, c_stride,
+    before_stride, after_stride, channels, STATES: tl.constexpr, IN_PAGES: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Compute Mamba's h = exp(dt A) h + dt x b^T and y = h c + skip x for some channels of one sequence."""
+    sequence = tl.program_id(1).to(tl.int64)
+    at, s = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_S)
+    is_at, is_s = at < channels, s < STATES
+    inside, cell = is_at[:, None] & is_s[None, :], at[:, None] * STATES + s[None, :]
+    h = load_state(before, read, fresh, sequence, before_stride, cell, inside, IN_PAGES)
+    rate = -tl.exp(tl.load(a_log + cell, mask=inside, other=0.0).to(tl.float32))
+    through = tl.load(skip + at, mask=is_at, other=0.0).to(tl.float32)
+    for t in range(tl.load(lengths + sequence).to(tl.int32)):
+        row = sequence * m + t
+        x_here = tl.load(x + row * x_stride + at, mask=is_at, other=0.0)
+        step = softplus(tl.load(dt + row * dt_stride + at, mask=is_at, other=0.0))
+        b_here = tl.load(b + row * b_stride + s, mask=is_s, other=0.0)
+        c_here = tl.load(c + row * c_stride + s, mask=is_s, other=0.0)
+        h = tl.exp(step[:, None] * rate) * h + (step * x_here)[:, None] * b_here[None, :]
+        found = sum_pairs(h * c_here[None, :]) + through * x_here
+        tl.store(y + row * channels + at, found, mask=is_at)
+    tl.debug_barrier()  # all threads have read the state before, which may be in the same page
+    tl.store(state_of(after, write, sequence, after_stride, IN_PAGES) + cell, h, mask=inside)
+
+
+@triton.jit
+def unit(x):
+    """Return x [n] divided by its length, as in `ops.reference.delta`."""
+    size = sum_pairs(tl.reshape(x * x, [1, x.shape[0]]))
+    return x * tl.reshape(tl.broadcast_to(tl.rsqrt(size + 1e-6)[:, None], [1, x.shape[0]]), [x.shape[0]])
+
+
+@triton.jit
+def delta_scan(
+    q, k, v, decay, beta, a_log, dt_bias, y, before, after, read, fresh, write, lengths, m, q_stride, k_stride,
+    v_stride, decay_stride, beta_stride, before_stride, after_stride, scale, SHARED: tl.constexpr,
+    HEADS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, BY_CHANNEL: tl.constexpr, IN_PAGES: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Compute the gated delta rule for a part of one head's values: S = a S; S = S + beta k (v - S^T k)^T; y = S^T q.
+
+    S is [KEYS, WIDTH], and here a part of it is held as [values, keys]. BY_CHANNEL: a has a number for each channel of
+    a key, otherwise one for each head. SHARED: heads that share a query and a key.
+    """
+    head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    p, s = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_K)
+    is_p, is_s, of_key = p < WIDTH, s < KEYS, head // SHARED * KEYS
+    inside, cell = is_p[:, None] & is_s[None, :], (head * KEYS + s)[None, :] * WIDTH + p[:, None]
+    h = load_state(before, read, fresh, sequence, before_stride, cell, inside, IN_PAGES)
+    rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
+    of_decay = head * KEYS + s if BY_CHANNEL else s * 0 + head
+    plus = tl.load(dt_bias + of_decay, mask=is_s, other=0.0).to(tl.float32)
+    for t in range(tl.load(lengths + sequence).to(tl.int32)):
+        row = sequence * m + t
+        q_here = unit(tl.load(q + row * q_stride + of_key + s, mask=is_s, other=0.0)) * scale
+        k_here = unit(tl.load(k + row * k_stride + of_key + s, mask=is_s, other=0.0))
+        v_here = tl.load(v + row * v_stride + head * WIDTH + p, mask=is_p, other=0.0)
+        step = softplus(tl.load(decay + row * decay_stride + of_decay, mask=is_s, other=0.0) + plus)
+        h = tl.exp(rate * step)[None, :] * h
+        error = v_here - sum_pairs(h * k_here[None, :])
+        error *= sigmoid(tl.load(beta + row * beta_stride + head))
+        h += k_here[None, :] * error[:, None]
+        tl.store(y + row * (HEADS * WIDTH) + head * WIDTH + p, sum_pairs(h * q_here[None, :]), mask=is_p)
+    tl.debug_barrier()  # all threads have read the state before, which may be in the same page
+    tl.store(state_of(after, write, sequence, after_stride, IN_PAGES) + cell, h, mask=inside)
+
+
+@triton.jit
+def gated_rows(
+    y, z, weight, out, y_stride, z_stride, size, offset, eps, NAME: tl.constexpr, GATE_FIRST: tl.constexpr,
+    BY_GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Normalize and gate one group of one row: norm(y silu(z)), or norm(y) act(z). BY_GROUP: groups share `weight`."""
+    row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * size
+    at = tl.arange(0, BLOCK)
+    inside = at < size
+    x = tl.load(y + row * y_stride + first + at, mask=inside, other=0.0)
+    gate = tl.load(z + row * z_stride + first + at, mask=inside, other=0.0)
+    gate = sigmoid(gate) if NAME == "sigmoid" else activated(gate, NAME)
+    if GATE_FIRST:
+        x *= gate
+    x *= tl.rsqrt(tl.sum(x * x, 0) / size + eps)
+    x *= offset + tl.load(weight + (at if BY_GROUP else first + at), mask=inside, other=0.0).to(tl.float32)
+    if not GATE_FIRST:
+        x *= gate
+    tl.store(out + row * (tl.num_programs(1) * size) + first + at, x, mask=inside)
+
+
+@triton.jit
+def multiply_rows(
+    y, z, out, y_stride, z_stride, width, NAME: tl.constexpr, BY_ROW: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Compute y z, y silu(z) or y sigmoid(z) for a part of one row. BY_ROW: z has one number for each row."""
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    gate = tl.load(z + row * z_stride + (at * 0 if BY_ROW else at), mask=inside, other=0.0)
+    if NAME == "sigmoid":
+        gate = sigmoid(gate)
+    elif NAME != "none":
+        gate = activated(gate, NAME)
+    x = tl.load(y + row * y_stride + at, mask=inside, other=0.0)
+    tl.store(out + row * width + at, x * gate, mask=inside)
