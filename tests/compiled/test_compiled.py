@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 
 from compiled import launches as l
 from compiled.building import AMPERE, CDNA3, HOPPER, Built, Launched, build, compile_for
-from ridgeline.spec import Attention
+from ridgeline.spec import Attention, FirstTokens
 
 TARGETS = pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
 
@@ -50,10 +50,21 @@ LLAMA = Attention(32, 8, 128, 128**-0.5)
         (LLAMA, 2048, 100, torch.bfloat16),
         (Attention(64, 8, 64, 0.125, window=128, sinks=True), 512, 8, torch.bfloat16),
         (Attention(16, 8, 128, 0.1, softcap=50.0, window=4096), 1, 1, torch.float16),
+        (LLAMA, 2048, 2, torch.int8), (LLAMA, 8, 8, torch.uint8), (LLAMA, 2048, 2, torch.float32),
+        (Attention(16, 8, 256, 0.1, softcap=50.0, window=4096), 2048, 2, torch.float16),
+        (Attention(64, 1, 512, 0.1, window=64, pattern=FirstTokens(4)), 600, 600, torch.int8),
     ],
 )  # fmt: skip
 def test_attention(case: Attention, tokens: int, sequences: int, dtype: torch.dtype, target: GPUTarget) -> None:
     (launched,) = l.attention(case, tokens, sequences, dtype)
+    check(launched, target, "HGMMA")
+
+
+@pytest.mark.slow
+@TARGETS
+def test_trees_of_drafts(target: GPUTarget) -> None:
+    (launched,) = l.attention(LLAMA, 64, 8, torch.float16, is_tree=True)
+    assert launched.arguments["TREE"]
     check(launched, target, "HGMMA")
 
 

@@ -92,8 +92,7 @@ def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor
     """Attend with all queries of a bucket, in blocks that bound memory: [n * m, H * D]."""
     # [n, K, S, D]
     keys, values = (
-        read_pages(x, b.pages, q.dtype, scale).transpose(1, 2)
-        for x, scale in zip(kv[:2], kv.scales, strict=True)
+        read_pages(x, b.pages, q.dtype, scale).transpose(1, 2) for x, scale in zip(kv[:2], kv.scales, strict=True)
     )
     keys_at, held = key_positions(b, kv.keys.shape[1])
     # Values that no query attends to may be NaN, and 0 x NaN is NaN: they become 0. Queries are consecutive, so every

@@ -58,8 +58,8 @@ def as_floats(rows: Tensor, dtype: torch.dtype = torch.float32, scale: float = 1
 
 
 def planes(pages: Tensor) -> tuple[Tensor, Tensor]:
-    """Return views of int8 pages [pages, page_tokens, heads, numbers + 4]: numbers [pages, page_tokens, heads, numbers],
-    and scales [pages, page_tokens, heads] in float32. Pages are dense behind their first axis.
+    """Return views of int8 pages [pages, page_tokens, heads, numbers + 4]: the numbers [pages, page_tokens, heads,
+    numbers], and the scales [pages, page_tokens, heads] in float32. Pages are dense behind their first axis.
     """
     count, tokens, heads, row = pages.shape
     stride, begin = pages.stride(0), pages.storage_offset()
