@@ -29,6 +29,7 @@ from ridgeline.quant import StoredLinear
 from ridgeline.spec import Attention, GatedMLP, LayerNorm, MoE, RecurrentMixer, RMSNorm, Rope
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.quant import PLAIN, Format, format_of
+from ridgeline.spec.storage import SCALE_BYTES
 
 WIDTH = 4096
 
@@ -54,13 +55,16 @@ def product(name: str, tokens: int) -> list[Launched]:
     return recorder.launches
 
 
-def attention(case: Attention, tokens: int, sequences: int, dtype: torch.dtype, page: int = 16) -> list[Launched]:
+def attention(
+    case: Attention, tokens: int, sequences: int, dtype: torch.dtype, page: int = 16, *, is_tree: bool = False
+) -> list[Launched]:
     """Return the launch of attention over pages for sequences of up to 8,192 tokens."""
     recorder, integers = Recorder(), torch.int64
-    keys = meta(4096, 2, page, case.num_kv_heads, case.head_dim, dtype=dtype)
+    row = case.head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
+    keys = meta(4096, 2, page, case.num_kv_heads, row, dtype=dtype)
     tables = meta(sequences, 8192 // page, dtype=integers)
     several = [meta(n, dtype=integers) for n in (tokens, tokens, sequences, sequences)]
-    layout = PagedLayout(*several, tables, lambda: Buckets((), several[0]))
+    layout = PagedLayout(*several, tables, lambda: Buckets((), several[0]), several[0] if is_tree else None)
     q = meta(tokens, case.num_heads, case.head_dim)
     sinks = meta(case.num_heads) if case.sinks else None
     paged_attention(case, 2, recorder)(q, PagedKeyValues(keys[:, 0], keys[:, 1], layout), sinks)
@@ -75,6 +79,9 @@ def rows() -> list[Launched]:
     Normalizer(LayerNorm(), meta(WIDTH), meta(WIDTH), recorder)(meta(8, WIDTH), None, 1.0, meta(2, dtype=integers))
     case, at = Attention(32, 8, 128, 1.0), meta(8, dtype=integers)
     write_pages(case, recorder)((arena[:, 0], arena[:, 1]), (meta(8, 8, 128), meta(8, 8, 128)), at, at)
+    narrow = meta(64, 2, 16, 8, 128 + SCALE_BYTES, dtype=torch.int8), meta(64, 2, 16, 8, 128, dtype=torch.uint8)
+    for arena in narrow:
+        write_pages(case, recorder)((arena[:, 0], arena[:, 1]), (meta(8, 8, 128), meta(8, 8, 128)), at, at)
     best(recorder)(meta(8, 128256))
     for name in get_args(Activation):
         activating(recorder, GatedMLP(14336, name))

@@ -14,6 +14,7 @@ from compiled.building import AMPERE, CDNA3, HOPPER, Built, Launched, build, com
 from ridgeline.spec import (
     Attention,
     ExpertGroups,
+    FirstTokens,
     GatedDelta,
     KimiDelta,
     LightningAttention,
@@ -62,6 +63,9 @@ LLAMA = Attention(32, 8, 128, 128**-0.5)
         (LLAMA, 2048, 100, torch.bfloat16),
         (Attention(64, 8, 64, 0.125, window=128, sinks=True), 512, 8, torch.bfloat16),
         (Attention(16, 8, 128, 0.1, softcap=50.0, window=4096), 1, 1, torch.float16),
+        (LLAMA, 2048, 2, torch.int8), (LLAMA, 8, 8, torch.uint8), (LLAMA, 2048, 2, torch.float32),
+        (Attention(16, 8, 256, 0.1, softcap=50.0, window=4096), 2048, 2, torch.float16),
+        (Attention(64, 1, 512, 0.1, window=64, pattern=FirstTokens(4)), 600, 600, torch.int8),
     ],
 )  # fmt: skip
 def test_attention(case: Attention, tokens: int, sequences: int, dtype: torch.dtype, target: GPUTarget) -> None:
@@ -117,6 +121,12 @@ def test_recurrences(name: str, shape: tuple[int, int], target: GPUTarget) -> No
         kernel = launched.kernel.fn.__name__
         if kernel in ALONG:
             check(launched, target, is_wide=kernel not in NARROW_ALONG)
+@pytest.mark.slow
+@TARGETS
+def test_trees_of_drafts(target: GPUTarget) -> None:
+    (launched,) = l.attention(LLAMA, 64, 8, torch.float16, is_tree=True)
+    assert launched.arguments["TREE"]
+    check(launched, target, "HGMMA")
 
 
 SEEN_ELSEWHERE = {"dense_product", "whole_product", "round_tokens"}  # by test_products

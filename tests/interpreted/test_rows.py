@@ -9,7 +9,7 @@ import torch
 from interpreted.guarded import interpreted, reference, serves
 from ridgeline.ops import api
 from ridgeline.ops.triton import tokens
-from ridgeline.spec import Attention, LayerNorm, RMSNorm
+from ridgeline.spec import Attention, LatentAttention, LayerNorm, RMSNorm
 
 TABLE, REFERENCE = interpreted(), reference()
 
@@ -28,22 +28,28 @@ def test_norms(case: RMSNorm | LayerNorm, width: int) -> None:
     assert torch.equal(got[1, 2], TABLE.primitive(api.NORM, case)(x[1, 2][None], weight, bias)[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_writing_touches_the_written_slots_only(dtype: torch.dtype) -> None:
-    case = Attention(4, 2, 20, 1.0)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.uint8])
+@pytest.mark.parametrize("case", [Attention(4, 2, 20, 1.0), LatentAttention(2, 63, 8, 37, 8, 1.0, RMSNorm())])
+def test_writing_touches_the_written_slots_only(case: Attention | LatentAttention, dtype: torch.dtype) -> None:
+    """Keys and values, or latents, with ties, signed zeros, large and small numbers, infinities and NaN."""
     assert serves(TABLE, api.WRITE_PAGES, case)
     generator = torch.Generator().manual_seed(0)
-    both = torch.randn(3, 5, 20, generator=generator)  # two heads of keys, two of values, and one that is not written
-    k, v = both[:, :2].clone(), both[:, 2:4]
-    k[0, 0, 0], k[1, 1, 3], k[2, 0, 1] = 1e6, float("-inf"), float("nan")
+    heads, numbers = case.state().parts[0]
+    both = torch.randn(5, 2 * heads + 1, numbers, generator=generator)  # and a head that is not written
+    parts = [both[:, :heads].clone(), both[:, heads : 2 * heads]][: len(case.state().parts)]
+    parts[0][0, 0, 0], parts[0][1, -1, 3], parts[0][2, 0, 1] = 1e6, float("-inf"), float("nan")
+    parts[0][3, 0, :8] = torch.tensor([-0.0, 0.0176, 0.0178, -1e-9, 0.3125, 0.34375, 1e-5, 20.0])
+    parts[0][4] = 0.0
+    parts[0][4, 0, 0] = 1e-41
     found = []
     for table in (TABLE, REFERENCE):
-        arena = torch.full((6, 2, 3, 2, 20), -9.0).to(dtype)
-        pages, slots = torch.tensor([4, 1, 4]), torch.tensor([2, 0, 0])
-        table.primitive(api.WRITE_PAGES, case)((arena[:, 0], arena[:, 1]), (k, v), pages, slots)
-        found.append(arena)
+        arena = torch.full((6, 2, 4, heads, numbers + 4 * (dtype == torch.int8)), 9).to(dtype)
+        pages, slots = torch.tensor([4, 1, 4, 2, 2]), torch.tensor([2, 0, 0, 3, 1])
+        views = (arena[:, 0], arena[:, 1])[: len(parts)]
+        table.primitive(api.WRITE_PAGES, case)(views, parts, pages, slots, (0.05, 0.02))
+        found.append(arena.view(torch.uint8) if dtype.itemsize == 1 else arena)
     assert torch.equal(found[0].nan_to_num(7.0), found[1].nan_to_num(7.0))
-    assert (found[0][[0, 2, 3, 5]] == -9).all()
+    assert (found[0][[0, 3, 5]] == 9).all()
 
 
 @pytest.mark.parametrize("vocabulary", [1, 63, 100, 257])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ridgeline.ops.api import Bucket, DenseRows, PagedRows
 from ridgeline.ops.reference.paged import block_size, bucket_sees, key_positions, last_slots, parts_of
-from ridgeline.ops.reference.stored import as_floats
+from ridgeline.ops.reference.stored import as_floats, read_pages
 from ridgeline.spec import LatentAttention
 
 
@@ -61,7 +61,7 @@ def _gather(pages: Tensor, b: Bucket, dtype: torch.dtype, scale: float) -> Conte
     """Gather the keys of a bucket. Keys that no query attends to become 0: they may be NaN, and 0 x NaN is NaN."""
     keys_at, held = key_positions(b, pages.shape[1])
     used = held & (keys_at <= last_slots(b))
-    rows = as_floats(pages[b.pages], dtype, scale).flatten(1, 3)  # [n, S, rank + rope], a copy
+    rows = read_pages(pages, b.pages, dtype, scale).squeeze(2)  # [n, S, rank + rope], a copy
     rows.masked_fill_(~used[..., None], 0.0)
     return Context(rows, lambda at, count: bucket_sees(None, b, at, count, keys_at) & held[:, None])
 

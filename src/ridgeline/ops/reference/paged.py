@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ridgeline.ops.api import Bucket, BucketTree, PagedKeyValues
 from ridgeline.ops.reference.primitives import sees, softmax
-from ridgeline.ops.reference.stored import as_floats, as_stored
+from ridgeline.ops.reference.stored import planes, read_pages
+from ridgeline.ops.reference.stored import write_pages as write_rows
 from ridgeline.spec import ALL, Attention, LatentAttention
 from ridgeline.spec.storage import UNSCALED, KVScales
 from ridgeline.spec.trees import MOST_DRAFTS
@@ -25,15 +26,16 @@ def write_pages(case: Attention | LatentAttention):
         scales: KVScales = UNSCALED,
     ) -> None:  # fmt: skip
         for view, x, scale in zip(pages, parts, scales, strict=False):  # latents are one part
-            view[write_page, write_slot] = as_stored(x, view.dtype, scale)
+            write_rows(view, x, write_page, write_slot, scale)
 
     return write
 
 
 def move_rows(case: Attention | LatentAttention):
     def move(pages: Sequence[Tensor], from_page: Tensor, from_slot: Tensor, to_page: Tensor, to_slot: Tensor) -> None:
-        for view in pages:
-            view[to_page, to_slot] = view[from_page, from_slot]
+        for part in pages:
+            for view in planes(part) if part.dtype == torch.int8 else (part,):
+                view[to_page, to_slot] = view[from_page, from_slot]
 
     return move
 
@@ -90,8 +92,7 @@ def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor
     """Attend with all queries of a bucket, in blocks that bound memory: [n * m, H * D]."""
     # [n, K, S, D]
     keys, values = (
-        as_floats(x[b.pages].flatten(1, 2).transpose(1, 2), q.dtype, scale)
-        for x, scale in zip(kv[:2], kv.scales, strict=True)
+        read_pages(x, b.pages, q.dtype, scale).transpose(1, 2) for x, scale in zip(kv[:2], kv.scales, strict=True)
     )
     keys_at, held = key_positions(b, kv.keys.shape[1])
     # Values that no query attends to may be NaN, and 0 x NaN is NaN: they become 0. Queries are consecutive, so every

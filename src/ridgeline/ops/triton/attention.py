@@ -1,22 +1,26 @@
-"""Attention over pages: prompts, chunks and decode steps with one arithmetic.
+"""Attention over pages: prompts, chunks, decode steps and trees of drafts with one arithmetic.
 
 Keys are divided into splits at fixed positions. The softmax of a split is computed from its own start, in tiles of a
 fixed number of keys, and splits are merged in ascending order. One program computes all splits of a tile of queries, or
 each split has a program and the one that ends last merges them: the bits are equal. Tiles and splits that a query does
 not see change nothing, so its result depends on its own sequence only.
 
-Keys and values are the left operands of all dot products, and queries are their columns, as in `dense.py`.
+Keys and values are the left operands of all dot products, and queries are their columns, as in `dense.py`. Numbers in
+int8 and fp8 are bfloat16 numbers; the scale of an int8 row multiplies its scores and its weights. Numbers in float32
+are two of them.
+
+Latents are one head of keys that are longer than its values: a value is the beginning of its key.
 """
 
 import triton
 import triton.language as tl
 
-from ridgeline.ops.triton.numbers import tanh
+from ridgeline.ops.triton.numbers import e4m3, tanh
 
 
 @triton.jit
 def sliced(x, kind: tl.constexpr, SLICES: tl.constexpr):
-    """Return x, float32, as one number of a type of 16 bits and the rest of it as another one."""
+    """Return x, float32, as one number of a type and the rest of it as another one."""
     high = x.to(kind)
     if SLICES == 1:
         low = high
@@ -27,10 +31,18 @@ def sliced(x, kind: tl.constexpr, SLICES: tl.constexpr):
 
 @triton.jit
 def product(left, high, low, acc, SLICES: tl.constexpr):
-    """Return acc + left @ x, for the slices of x."""
-    acc = tl.dot(left, high, acc)
-    if SLICES == 2:
-        acc = tl.dot(left, low, acc)
+    """Return acc + left @ x, for the slices of x. Numbers in float32 are two slices, too; the product of both second
+    slices is left out.
+    """
+    if left.dtype == tl.float32:
+        left_high, left_low = sliced(left, tl.bfloat16, SLICES)
+        acc = tl.dot(left_high, high, acc)
+        if SLICES == 2:
+            acc = tl.dot(left_low, high, tl.dot(left_high, low, acc))
+    else:
+        acc = tl.dot(left, high, acc)
+        if SLICES == 2:
+            acc = tl.dot(left, low, acc)
     return acc
 
 
@@ -49,6 +61,12 @@ def finite(x):
 
 
 @triton.jit
+def nothing(R: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the softmax of R queries over no keys."""
+    return tl.full([R], float("-inf"), tl.float32), tl.zeros([R], tl.float32), tl.zeros([WIDTH, R], tl.float32)
+
+
+@triton.jit
 def merge(m, s, acc, m_new, s_new, acc_new):
     """Return the softmax of two parts: the largest score, the sum of weights and the weighted sum of values of each."""
     top = tl.maximum(m, m_new)
@@ -57,77 +75,211 @@ def merge(m, s, acc, m_new, s_new, acc_new):
 
 
 @triton.jit
+def numbers_at(data, row, d, is_read, KIND: tl.constexpr):
+    """Return the numbers of rows as the left operand of a product; those in int8 are still to be scaled."""
+    found = tl.load(data + row[:, None] + d[None, :], mask=is_read, other=0)
+    if KIND == "int8":
+        found = found.to(tl.float32).to(tl.bfloat16)
+    elif KIND == "fp8":
+        found = e4m3(found).to(tl.bfloat16)
+    return found
+
+
+@triton.jit
+def bits_of(path):
+    """Return the 64 bits of a path as 0 or 1."""
+    return ((path >> tl.arange(0, 64).to(tl.int64)) & 1).to(tl.int32)
+
+
+@triton.jit
+def slots_of(at, known, path):
+    """Return the slots of keys at some positions of a draft's path. known: slots that hold no drafts."""
+    bits = bits_of(path)
+    rank = tl.cumsum(bits, 0) - 1  # number of ancestors of each draft on the path
+    is_it = (rank[None, :] == (at - known)[:, None]) & (bits[None, :] == 1)
+    return tl.where(at < known, at, known + tl.sum(tl.where(is_it, tl.arange(0, 64)[None, :], 0), 1))
+
+
+@triton.jit
+def added(weights, kind: tl.constexpr, SLICES: tl.constexpr):
+    """Return the sum of each column of weights [N, R].
+
+    A product with ones adds them up in one order, whatever threads hold them.
+    """
+    N: tl.constexpr = weights.shape[0]
+    high, low = sliced(weights, kind, SLICES)
+    ones = tl.full([N, N], 1.0, tl.float32).to(kind)
+    return tl.max(product(ones, high, low, tl.zeros_like(weights), SLICES), 0)
+
+
+@triton.jit
+def sees(at, position, RULE: tl.constexpr):
+    """Return which keys [N] the queries [R] see: [N, R].
+
+    RULE: number of keys in the window, and their distance; number of first keys; distance of keys that are seen beside
+    the window. 0 stands for no window, no first keys and no other ones.
+    """
+    WINDOW: tl.constexpr = RULE[0]
+    STEP: tl.constexpr = RULE[1]
+    FIRST: tl.constexpr = RULE[2]
+    STRIDE: tl.constexpr = RULE[3]
+    distance = position[None, :] - at[:, None]
+    seen = distance >= 0
+    if WINDOW > 0:
+        near = distance < WINDOW * STEP
+        if STEP > 1:
+            near = near & (distance % STEP == 0)
+        if FIRST > 0:
+            near = near | (at < FIRST)[:, None]
+        if STRIDE > 0:
+            near = near | (distance % STRIDE == 0)
+        seen = seen & near
+    return seen
+
+
+@triton.jit
+def bounds_of(split, span, RULE: tl.constexpr, SIZES: tl.constexpr):
+    """Return the first key that a split reads for the window, the number of keys before it in tiles that hold first
+    keys of the rule, and the number of all keys that it reads.
+    """
+    SPLIT: tl.constexpr = SIZES[1]
+    BLOCK_K: tl.constexpr = SIZES[2]
+    begin = tl.maximum(split * SPLIT, tl.minimum(span[1] // BLOCK_K * BLOCK_K, (split + 1) * SPLIT))
+    ahead = 0
+    if RULE[2] > 0:
+        firsts = (tl.maximum(RULE[2] - split * SPLIT, 0) + BLOCK_K - 1) // BLOCK_K * BLOCK_K
+        ahead = tl.minimum(firsts, begin - split * SPLIT)
+    return begin, ahead, ahead + tl.minimum((split + 1) * SPLIT, span[2] + 1) - begin
+
+
+@triton.jit
+def tile_at(step, begin, ahead, split, span, RULE: tl.constexpr, SIZES: tl.constexpr, TREE: tl.constexpr):
+    """Return the positions of the keys of a tile, whether they are read, and their slots; see `split_of`."""
+    SPLIT: tl.constexpr = SIZES[1]
+    oldest, last, known, path = span[1], span[2], span[3], span[4]
+    n = tl.arange(0, SIZES[2])
+    at = begin + step - ahead + n
+    if RULE[2] > 0:
+        at = tl.where(step < ahead, split * SPLIT + step + n, at)
+    is_held = ((at >= oldest) | (at < RULE[2])) & (at < tl.minimum((split + 1) * SPLIT, last + 1))
+    if TREE:
+        slot = slots_of(at, known, path)
+    else:
+        slot = at
+    return at, is_held, slot
+
+
+@triton.jit
+def scores_of(queries, keys, row, is_held, SHAPE: tl.constexpr, NUMBERS: tl.constexpr):
+    """Return the products of keys in some rows with queries, times their factors: [BLOCK_K, R]."""
+    SLICES: tl.constexpr = NUMBERS[2]
+    CHUNK: tl.constexpr = NUMBERS[3]
+    high, low, q, cell, is_real, inverse, factor = queries
+    scores = tl.zeros([row.shape[0], cell.shape[0]], tl.float32)
+    if CHUNK == 0:
+        d = tl.arange(0, SHAPE[3])
+        k = numbers_at(keys, row, d, is_held[:, None] & (d < SHAPE[4])[None, :], NUMBERS[0])
+        scores = product(k, high, low, scores, SLICES)
+    else:
+        for chunk in tl.static_range((SHAPE[4] + CHUNK - 1) // CHUNK):
+            d = chunk * CHUNK + tl.arange(0, CHUNK)
+            inside = (d < SHAPE[4])[None, :]
+            x = tl.load(q + cell[:, None] + d[None, :], mask=is_real[:, None] & inside, other=0.0)
+            high, low = sliced(tl.trans(x * inverse[:, None]), NUMBERS[1], SLICES)
+            k = numbers_at(keys, row, d, is_held[:, None] & inside, NUMBERS[0])
+            scores = product(k, high, low, scores, SLICES)
+    return scores * factor[None, :]
+
+
+@triton.jit
 def split_of(
-    high, low, factor, keys, values, table, head, position, oldest, last, split, page_stride, slot_stride,
-    head_stride, cap, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_K: tl.constexpr,
+    queries, stored, span, head, split, cap, HAS_CAP: tl.constexpr, SHAPE: tl.constexpr, RULE: tl.constexpr,
+    NUMBERS: tl.constexpr, SIZES: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     """Return the softmax over the keys of one split: m [R], s [R] and acc [WIDTH, R].
 
-    The slices [WIDTH, R] times factor [R] are the queries with their scale. position: position of each query, -1 for
-    none. oldest, last: the first and the last key that a query of the tile sees; other keys may be NaN.
+    queries: see `slices_of`.
+    span: the position of each query, -1 for none; the first and the last key that a query of the tile sees, apart from
+    first keys of the RULE; and, in a TREE, the number of slots without drafts and the path. Other keys may be NaN.
     """
-    begin, end = tl.maximum(split * SPLIT, oldest // BLOCK_K * BLOCK_K), tl.minimum((split + 1) * SPLIT, last + 1)
+    K: tl.constexpr = SHAPE[1]
+    WIDTH: tl.constexpr = SHAPE[3]
+    KIND: tl.constexpr = NUMBERS[0]
+    OPERAND: tl.constexpr = NUMBERS[1]
+    SLICES: tl.constexpr = NUMBERS[2]
+    PAGE: tl.constexpr = SIZES[0]
+    BLOCK_K: tl.constexpr = SIZES[2]
+    keys, values, key_scales, value_scales, table, strides = stored
+    position = span[0]
+    begin, ahead, count = bounds_of(split, span, RULE, SIZES)
     R: tl.constexpr = position.shape[0]
-    d, n = tl.arange(0, WIDTH), tl.arange(0, BLOCK_K)
+    d = tl.arange(0, WIDTH)
     m = tl.full([R], float("-inf"), tl.float32)
     weights = tl.zeros([BLOCK_K, R], tl.float32)
     acc = tl.zeros([WIDTH, R], tl.float32)
-    for start in range(begin, end, BLOCK_K):
-        slot = start + n
-        is_held = (slot >= oldest) & (slot < end)
+    for step in range(0, count, BLOCK_K):
+        at, is_held, slot = tile_at(step, begin, ahead, split, span, RULE, SIZES, TREE)
         page = tl.load(table + slot // PAGE, mask=is_held, other=0).to(tl.int64)
-        row = page * page_stride + (slot % PAGE) * slot_stride + head * head_stride
-        is_read = is_held[:, None] & (d < D)[None, :]
-        k = tl.load(keys + row[:, None] + d[None, :], mask=is_read, other=0.0)
-        scores = product(k, high, low, tl.zeros([BLOCK_K, R], tl.float32), SLICES) * factor[None, :]
+        row = page * strides[0] + (slot % PAGE) * strides[1] + head * strides[2]
+        place = page * strides[3] + (slot % PAGE) * K + head
+        scores = scores_of(queries, keys, row, is_held, SHAPE, NUMBERS)
+        if KIND == "int8":
+            scores *= tl.load(key_scales + place, mask=is_held, other=0.0)[:, None]
         if HAS_CAP:
             scores = cap * tanh(tl.div_rn(scores, cap))
-        seen = is_held[:, None] & (slot[:, None] <= position[None, :])
-        if WINDOW > 0:
-            seen = seen & (slot[:, None] > position[None, :] - WINDOW)
-        scores = tl.where(seen, scores, float("-inf"))
+        scores = tl.where(is_held[:, None] & sees(at, position, RULE), scores, float("-inf"))
         top = tl.maximum(m, tl.max(scores, 0))
         old, p = tl.exp(m - finite(top)), tl.exp(scores - finite(top)[None, :])
-        v = tl.load(values + row[:, None] + d[None, :], mask=is_read, other=0.0)
         weights = weights * old[None, :] + p
-        p_high, p_low = sliced(p, v.dtype, SLICES)
+        if KIND == "int8":
+            p *= tl.load(value_scales + place, mask=is_held, other=0.0)[:, None]
+        v = numbers_at(values, row, d, is_held[:, None] & (d < SHAPE[2])[None, :], KIND)
+        p_high, p_low = sliced(p, OPERAND, SLICES)
         acc = product(tl.trans(v), p_high, p_low, acc * old[None, :], SLICES)
         m = top
-    # A product with ones adds up the weights of a query in one order, whatever threads hold them.
-    w_high, w_low = sliced(weights, keys.dtype.element_ty, SLICES)
-    ones = tl.full([BLOCK_K, BLOCK_K], 1.0, tl.float32).to(keys.dtype.element_ty)
-    sums = product(ones, w_high, w_low, tl.zeros([BLOCK_K, R], tl.float32), SLICES)
-    return m, tl.max(sums, 0), acc
+    return m, added(weights, OPERAND, SLICES), acc
 
 
 @triton.jit
 def in_turn(
-    high, low, factor, keys, values, table, head, position, oldest, last, page_stride, slot_stride, head_stride, cap,
-    sums, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, SLICES: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-    PAGE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_K: tl.constexpr,
+    queries, stored, span, head, splits, cap, sums, HAS_CAP: tl.constexpr, SHAPE: tl.constexpr, RULE: tl.constexpr,
+    NUMBERS: tl.constexpr, SIZES: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     """Return the softmax over all splits, one after the other.
 
-    sums: cells [WIDTH, R] of this program, for the sum over the splits before: registers have no room for it.
+    splits: see `split_at`. sums: cells [WIDTH, R] of this program, for the sum over the splits before: registers have
+    no room for it.
     """
-    R: tl.constexpr = position.shape[0]
-    m = tl.full([R], float("-inf"), tl.float32)
-    s = tl.zeros([R], tl.float32)
-    begin_split = oldest // SPLIT
-    for split in range(begin_split, last // SPLIT + 1):
+    R: tl.constexpr = span[0].shape[0]
+    m, s, before = nothing(R, SHAPE[3])
+    for turn in range(splits[2]):
         m_own, s_own, acc_own = split_of(
-            high, low, factor, keys, values, table, head, position, oldest, last, split, page_stride, slot_stride,
-            head_stride, cap, WINDOW, HAS_CAP, SLICES, D, WIDTH, PAGE, SPLIT, BLOCK_K,
-        )  # fmt: skip
-        if split > begin_split:
+            queries, stored, span, head, split_at(turn, splits), cap, HAS_CAP, SHAPE, RULE, NUMBERS, SIZES, TREE
+        )
+        if turn > 0:
             before = tl.load(sums)
-        else:
-            before = tl.zeros([WIDTH, R], tl.float32)
         m, s, acc = merge(m, s, before, m_own, s_own, acc_own)
         tl.store(sums, acc)
         tl.debug_barrier()  # other threads may read it
     return m, s, tl.load(sums)
+
+
+@triton.jit
+def splits_of(span, RULE: tl.constexpr, SIZES: tl.constexpr):
+    """Return how many splits hold first keys and come before the window, the first split of the window, and the number
+    of all splits that a tile reads.
+    """
+    begin, ahead = span[1] // SIZES[1], 0
+    if RULE[2] > 0:
+        ahead = tl.minimum((RULE[2] + SIZES[1] - 1) // SIZES[1], begin)
+    return ahead, begin, ahead + span[2] // SIZES[1] + 1 - begin
+
+
+@triton.jit
+def split_at(turn, splits):
+    """Return the split that comes next after `turn` others; splits: as `splits_of` returns them."""
+    ahead, begin = splits[0], splits[1]
+    return tl.where(turn < ahead, turn, begin + turn - ahead)
 
 
 @triton.jit
@@ -150,29 +302,37 @@ def load_part(parts, index, kept, is_kept, WIDTH: tl.constexpr, KEPT: tl.constex
 
 
 @triton.jit
-def merge_parts(parts, index, begin, end, kept, is_kept, WIDTH: tl.constexpr, KEPT: tl.constexpr):
-    """Return the softmax over the splits [begin, end), in ascending order; index: that of split 0."""
-    m = tl.full([kept.shape[0]], float("-inf"), tl.float32)
-    s, acc = tl.zeros([kept.shape[0]], tl.float32), tl.zeros([WIDTH, kept.shape[0]], tl.float32)
-    for split in range(begin, end):
-        m_own, s_own, acc_own = load_part(parts, index + split, kept, is_kept, WIDTH, KEPT)
+def merge_parts(parts, index, splits, kept, is_kept, WIDTH: tl.constexpr, KEPT: tl.constexpr):
+    """Return the softmax over splits, in ascending order; index: that of split 0."""
+    m, s, acc = nothing(kept.shape[0], WIDTH)
+    for turn in range(splits[2]):
+        m_own, s_own, acc_own = load_part(parts, index + split_at(turn, splits), kept, is_kept, WIDTH, KEPT)
         m, s, acc = merge(m, s, acc, m_own, s_own, acc_own)
     return m, s, acc
 
 
 @triton.jit
-def slices_of(q, scale, kind: tl.constexpr, SLICES: tl.constexpr):
-    """Return two slices of q [R, WIDTH] as columns, and the factor of each that gives q times the scale.
+def slices_of(q, cell, is_real, scale, SHAPE: tl.constexpr, NUMBERS: tl.constexpr):
+    """Return two slices of queries as columns; and all that makes them again, for a part of their numbers: q, where
+    each query begins, which are real, and a factor. The last result is the factor that gives queries times the scale.
 
-    float16 slices need numbers near 1, so a query is divided by a power of two.
+    float16 slices need numbers near 1, so a query is divided by a power of two. Long queries are not kept in
+    registers: their slices are made for each tile of keys, some numbers at a time.
     """
-    size, inverse = power_of_two(tl.max(tl.abs(q), 1))
-    high, low = sliced(tl.trans(q * inverse[:, None]), kind, SLICES)
-    return high, low, scale * size
+    CHUNK: tl.constexpr = NUMBERS[3]
+    WIDTH: tl.constexpr = CHUNK if CHUNK > 0 else SHAPE[3]
+    largest = tl.zeros([cell.shape[0]], tl.float32)
+    for chunk in tl.static_range((SHAPE[4] + WIDTH - 1) // WIDTH):
+        d = chunk * WIDTH + tl.arange(0, WIDTH)
+        x = tl.load(q + cell[:, None] + d[None, :], mask=is_real[:, None] & (d < SHAPE[4])[None, :], other=0.0)
+        largest = tl.maximum(largest, tl.max(tl.abs(x), 1))
+    size, inverse = power_of_two(largest)
+    high, low = sliced(tl.trans(x * inverse[:, None]), NUMBERS[1], NUMBERS[2])
+    return high, low, q, cell, is_real, inverse, scale * size
 
 
 @triton.jit
-def finish(m, s, acc, sinks, head, is_real, HAS_SINKS: tl.constexpr):
+def finish(m, s, acc, sinks, head, is_real, value_scale, HAS_SINKS: tl.constexpr):
     """Return the results of a softmax; sinks: a logit of each head that counts in the denominator alone."""
     old = tl.full([m.shape[0]], 1.0, tl.float32)
     if HAS_SINKS:
@@ -180,7 +340,7 @@ def finish(m, s, acc, sinks, head, is_real, HAS_SINKS: tl.constexpr):
         top = tl.maximum(m, sink)
         old = tl.exp(m - top)
         s = s * old + tl.exp(sink - top)
-    return tl.div_rn(acc * old[None, :], tl.zeros_like(acc) + s[None, :])
+    return tl.div_rn(acc * old[None, :], tl.zeros_like(acc) + s[None, :]) * value_scale
 
 
 @triton.jit
@@ -200,63 +360,92 @@ def tile_of(lengths, sequences, BLOCK_Q: tl.constexpr, MOST: tl.constexpr):
 
 
 @triton.jit
-def attend(
-    q, keys, values, tables, starts, lengths, sinks, out, parts, arrived, sequences, table_stride, page_stride,
-    slot_stride, head_stride, scale, cap, splits, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    SLICES: tl.constexpr, PAGE: tl.constexpr, SPLIT: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_Q: tl.constexpr,
-    MOST: tl.constexpr, SINGLE: tl.constexpr, APART: tl.constexpr,
+def tile_here(
+    starts, lengths, paths, sequences, BLOCK_Q: tl.constexpr, MOST: tl.constexpr, SINGLE: tl.constexpr,
+    TREE: tl.constexpr,
 ):  # fmt: skip
-    """Compute out [T, H, D] for a tile of BLOCK_Q queries of one sequence and the heads of one head of keys.
+    """Return the sequence of this program, its first token, the number of its queries, the position of the first one,
+    and, in a TREE, the number of slots without drafts and the path.
+    """
+    if SINGLE:
+        sequence, begun, before = tl.program_id(0), 0, tl.program_id(0)
+    else:
+        sequence, begun, before = tile_of(lengths, sequences, BLOCK_Q, MOST)
+    is_one = sequence < sequences
+    length = tl.load(lengths + sequence, mask=is_one, other=0).to(tl.int32)
+    first = tl.load(starts + sequence, mask=is_one, other=0).to(tl.int32) + begun
+    known, path = first + 1, 0
+    if TREE:  # one query
+        path = tl.load(paths + before + begun, mask=is_one, other=0)
+        others = length - 1 - tl.arange(0, 64)
+        drafts = tl.sum((tl.load(paths + before + others, mask=is_one & (others >= 0), other=0) != 0).to(tl.int32), 0)
+        ancestors = tl.sum(bits_of(path), 0)
+        known = tl.where(ancestors == 0, known, first - begun + length - drafts)
+        first = tl.where(ancestors == 0, first, known + ancestors - 1)
+    return sequence, before + begun, tl.minimum(BLOCK_Q, length - begun), first, known, path
 
-    GROUP: a power of two that is at least H / K. SINGLE: each sequence has one query. MOST: at least `sequences`.
+
+@triton.jit
+def attend(
+    q, keys, values, key_scales, value_scales, tables, starts, lengths, paths, sinks, out, parts, arrived, sequences,
+    table_stride, page_stride, slot_stride, head_stride, scale_stride, scale, value_scale, cap, num_splits,
+    HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, SHAPE: tl.constexpr, RULE: tl.constexpr, NUMBERS: tl.constexpr,
+    SIZES: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_Q: tl.constexpr, MOST: tl.constexpr,
+    SINGLE: tl.constexpr, TREE: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
+    """Compute out [T, H, D] for a tile of BLOCK_Q queries of one sequence and some heads of one head of keys.
+
+    SHAPE: H, K, D, a power of two that is at least D, and numbers of a query and a key. NUMBERS: kind and type of the
+    operands, slices, and numbers of a query that are read at once, or 0 for queries that stay in registers. SIZES:
+    tokens of a page, and keys of a split and of a tile.
+    GROUP: heads of the program, a power of two; BLOCKS: programs for the heads of one head of keys. SINGLE: each
+    sequence has one query. MOST: at least `sequences`. TREE: drafts of some sequences form trees, and BLOCK_Q is 1.
     """
     R: tl.constexpr = BLOCK_Q * GROUP
-    KEPT: tl.constexpr = BLOCK_Q * (H // K)  # columns of parts: those of real heads
-    column, head = tl.arange(0, R), tl.program_id(1)
-    if SINGLE:
-        sequence, begun, token = tl.program_id(0), 0, tl.program_id(0)
-    else:
-        sequence, begun, token = tile_of(lengths, sequences, BLOCK_Q, MOST)
+    MEMBERS: tl.constexpr = SHAPE[0] // SHAPE[1]
+    OWN: tl.constexpr = GROUP if BLOCKS > 1 else MEMBERS  # columns of a query in parts
+    D: tl.constexpr = SHAPE[2]
+    WIDTH: tl.constexpr = SHAPE[3]
+    column, head = tl.arange(0, R), tl.program_id(1) // BLOCKS
+    sequence, token, count, first, known, path = tile_here(
+        starts, lengths, paths, sequences, BLOCK_Q, MOST, SINGLE, TREE
+    )
     if sequence < sequences:
-        count = tl.load(lengths + sequence).to(tl.int32)
-        first = tl.load(starts + sequence).to(tl.int32) + begun  # position of the first query
-        last = first + tl.minimum(BLOCK_Q, count - begun) - 1
-        query, member = column // GROUP, column % GROUP
-        is_real = (member < H // K) & (query < count - begun)
-        position = tl.where(is_real, first + query, -1)
-        d = tl.arange(0, WIDTH)
-        cell = (token + begun + query).to(tl.int64) * (H * D) + (head * (H // K) + member) * D
-        is_cell = is_real[:, None] & (d < D)[None, :]
-        queries = tl.load(q + cell[:, None] + d[None, :], mask=is_cell, other=0.0)
-        high, low, factor = slices_of(queries, scale, keys.dtype.element_ty, SLICES)
-        oldest = tl.maximum(first - WINDOW + 1, 0) if WINDOW > 0 else 0
-        begin_split, end_split = oldest // SPLIT, last // SPLIT + 1
-        table, block = tables + sequence.to(tl.int64) * table_stride, (tl.program_id(0) * K + head).to(tl.int64)
+        query, index = column // GROUP, column % GROUP
+        member = tl.program_id(1) % BLOCKS * GROUP + index
+        is_real = (member < MEMBERS) & (query < count)
+        cell = (token + query).to(tl.int64) * SHAPE[0] + head * MEMBERS + member
+        queries = slices_of(q, cell * SHAPE[4], is_real, scale, SHAPE, NUMBERS)
+        oldest = tl.maximum(first - (RULE[0] - 1) * RULE[1], 0) if RULE[0] > 0 and RULE[3] == 0 else 0
+        span = tl.where(is_real, first + query, -1), oldest, first + count - 1, known, path
+        table = tables + sequence.to(tl.int64) * table_stride
+        strides = page_stride, slot_stride, head_stride, scale_stride
+        stored = keys, values, key_scales, value_scales, table, strides
+        splits = splits_of(span, RULE, SIZES)
+        block, d = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64), tl.arange(0, WIDTH)
         is_last = True
         if APART:
             split = tl.program_id(2)
             is_last = False
-            m, s = tl.full([R], float("-inf"), tl.float32), tl.zeros([R], tl.float32)
-            acc = tl.zeros([WIDTH, R], tl.float32)
-            if (split >= begin_split) & (split < end_split):
+            m, s, acc = nothing(R, WIDTH)
+            if (split < splits[0]) | ((split >= splits[1]) & (split < splits[1] + splits[2] - splits[0])):
                 m_own, s_own, acc_own = split_of(
-                    high, low, factor, keys, values, table, head, position, oldest, last, split, page_stride,
-                    slot_stride, head_stride, cap, WINDOW, HAS_CAP, SLICES, D, WIDTH, PAGE, SPLIT, BLOCK_K,
-                )  # fmt: skip
-                kept, is_kept = query * (H // K) + member, member < H // K
-                store_part(parts, block * splits + split, kept, is_kept, m_own, s_own, acc_own, WIDTH, KEPT)
+                    queries, stored, span, head, split, cap, HAS_CAP, SHAPE, RULE, NUMBERS, SIZES, TREE
+                )
+                kept, is_kept = query * OWN + index, index < OWN
+                at = block * num_splits
+                store_part(parts, at + split, kept, is_kept, m_own, s_own, acc_own, WIDTH, BLOCK_Q * OWN)
                 tl.debug_barrier()  # all threads have stored before one of them says so
-                is_last = tl.atomic_add(arrived + block, 1, sem="acq_rel") == end_split - begin_split - 1
+                is_last = tl.atomic_add(arrived + block, 1, sem="acq_rel") == splits[2] - 1
                 if is_last:
-                    m, s, acc = merge_parts(parts, block * splits, begin_split, end_split, kept, is_kept, WIDTH, KEPT)
+                    m, s, acc = merge_parts(parts, at, splits, kept, is_kept, WIDTH, BLOCK_Q * OWN)
                     tl.store(arrived + block, 0)
         else:
             sums = parts + block * (WIDTH * R) + d[:, None] * R + column[None, :]
             m, s, acc = in_turn(
-                high, low, factor, keys, values, table, head, position, oldest, last, page_stride, slot_stride,
-                head_stride, cap, sums, WINDOW, HAS_CAP, SLICES, D, WIDTH, PAGE, SPLIT, BLOCK_K,
-            )  # fmt: skip
+                queries, stored, span, head, splits, cap, sums, HAS_CAP, SHAPE, RULE, NUMBERS, SIZES, TREE
+            )
         if is_last:
-            found = finish(m, s, acc, sinks, head * (H // K) + member, is_real, HAS_SINKS)
-            tl.store(out + cell[None, :] + d[:, None], found, mask=tl.trans(is_cell))
+            found = finish(m, s, acc, sinks, head * MEMBERS + member, is_real, value_scale, HAS_SINKS)
+            is_cell = is_real[None, :] & (d < D)[:, None]
+            tl.store(out + cell[None, :] * D + d[:, None], found, mask=is_cell)

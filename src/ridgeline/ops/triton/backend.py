@@ -17,7 +17,7 @@ from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import paged_attention, refuses_attention
 from ridgeline.ops.triton.products import refuses_linear, refuses_together
 from ridgeline.ops.triton.stages import TOGETHER, Kernels, Stage
-from ridgeline.ops.triton.tokens import best, norm, refuses_writing, write_pages
+from ridgeline.ops.triton.tokens import best, norm, write_pages
 
 LEAST_CAPABILITY = 8, 0  # older GPUs have no products of bfloat16
 
@@ -40,7 +40,7 @@ def never(case: object) -> None:
 PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.PAGED_ATTENTION: Primitive(refuses_attention, lambda case, k: paged_attention(case, k.slices, k.launch)),
     api.NORM: Primitive(never, lambda case, k: norm(case, k.launch)),
-    api.WRITE_PAGES: Primitive(refuses_writing, lambda case, k: write_pages(case, k.launch)),
+    api.WRITE_PAGES: Primitive(never, lambda case, k: write_pages(case, k.launch)),
     api.BEST: Primitive(never, lambda case, k: best(k.launch)),
     api.READ_STATE: Primitive(never, lambda case, k: state.read_state),
     api.WRITE_STATE: Primitive(never, lambda case, k: state.write_state),

@@ -1,56 +1,112 @@
-"""The primitive PAGED_ATTENTION."""
+"""The primitive PAGED_ATTENTION, and how its kernel is started for any layer that reads pages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from ridgeline.ops.api import PagedKeyValues
-from ridgeline.ops.reference.paged import paged_attention as definition
+from ridgeline.ops.reference.stored import planes
 from ridgeline.ops.triton.attention import attend
 from ridgeline.ops.triton.launch import Compiled, Launch
-from ridgeline.spec import Attention
+from ridgeline.spec import Attention, Dilated, FirstTokens, Strided
+from ridgeline.spec.storage import KVScales
 
 SPLIT = 512  # keys of a split, at fixed positions: no fact of a batch
-BLOCK_KEYS = 64  # keys of a tile
+BLOCK_KEYS, LEAST_KEYS = 64, 16  # most and fewest keys of a tile
+TILE_BYTES = 2**14  # of the keys of a tile, as operands
 PROGRAMS = 512  # programs that keep a GPU busy: with fewer, each split of a decode step has a program
 LEAST_COLUMNS = 16  # queries times heads of a program
-LARGEST_GROUP, LARGEST_HEAD = 16, 128  # registers have no room for more
-READ = (torch.bfloat16, torch.float16)  # types of keys and values that the kernel reads
+CHUNK, LARGEST_KEPT = 64, 128  # numbers of a query that are read at once, and that stay in registers
+LARGEST_HEAD = 512  # registers have no room for more
+# By the type of pages: how the kernel reads them, and the type of the operands of its products.
+KINDS: dict[torch.dtype, tuple[str, Any]] = {
+    torch.bfloat16: ("plain", tl.bfloat16), torch.float16: ("plain", tl.float16), torch.float32: ("plain", tl.bfloat16),
+    torch.int8: ("int8", tl.bfloat16), torch.uint8: ("fp8", tl.bfloat16),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which queries read which keys of a row.
+
+    size, key: numbers of a value, and of a query and a key. rule: see `attention.sees`.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    size: int
+    key: int
+    scale: float
+    softcap: float | None = None
+    rule: tuple[int, int, int, int] = (0, 1, 0, 0)
+
+    @property
+    def group(self) -> int:
+        """Heads that share a head of keys."""
+        return self.num_heads // self.num_kv_heads
 
 
 class Block(NamedTuple):
-    """The part of a step that one program computes; the number of queries changes no result.
+    """The part of a step that one program computes; the number of queries and of heads changes no result.
 
-    width: numbers of a head, filled up; members: heads that share a head of keys, filled up; queries: those of one
-    sequence.
+    members: heads that share a head of keys, a power of two; queries: those of one sequence; programs: number of
+    programs for the heads that share a head of keys.
     """
 
-    width: int
     members: int
     queries: int
+    programs: int
     compiled: Compiled
 
 
-def block_of(case: Attention, *, is_single: bool) -> Block:
-    """Return the block of a case. is_single: whether each sequence has one query."""
-    group, width = power_above(case.query_group), max(16, power_above(case.head_dim))
-    columns = 2 * LEAST_COLUMNS if width <= 64 and not is_single else LEAST_COLUMNS
-    queries = 1 if is_single else columns // group
-    return Block(width, columns // queries, queries, Compiled(columns // 4, 2))
+def block_of(heads: Heads, kind: torch.dtype, *, is_single: bool) -> Block:
+    """Return the block of a case. is_single: whether a program has one query."""
+    columns = 2 * LEAST_COLUMNS if heads.size <= 64 and kind.itemsize == 2 and not is_single else LEAST_COLUMNS
+    queries = 1 if is_single else max(1, columns // power_above(heads.group))
+    members = columns // queries
+    is_large = kind.itemsize == 4 or heads.size > LARGEST_KEPT
+    compiled = Compiled(8 if is_large else columns // 4, 1 if kind.itemsize == 4 else 2)
+    return Block(members, queries, -(-heads.group // members), compiled)
+
+
+def chunk_of(heads: Heads, kind: torch.dtype) -> int:
+    """Return how many numbers of queries are read at once for each tile of keys; 0 where they stay in registers."""
+    if kind.itemsize == 4:
+        return CHUNK // 2
+    return 0 if heads.key == heads.size <= LARGEST_KEPT else CHUNK
+
+
+def tile_keys(size: int, kind: torch.dtype) -> int:
+    """Return the keys of a tile: a fact of the case, because it changes the order of sums."""
+    if kind.itemsize == 4:
+        return LEAST_KEYS
+    fit = TILE_BYTES // (power_above(size) * 2 * (3 - kind.itemsize))  # bytes become numbers in registers
+    return max(LEAST_KEYS, min(BLOCK_KEYS, fit))
+
+
+def rule_of(case: Attention) -> tuple[int, int, int, int]:
+    """Return what `attention.sees` takes for a window and a pattern."""
+    match case.pattern:
+        case FirstTokens(count):
+            return case.window or 0, 1, count, 0
+        case Dilated(step):
+            return case.window or 0, step, 0, 0
+        case Strided(stride):
+            return case.window or 0, 1, 0, stride
+        case None:
+            return case.window or 0, 1, 0, 0
 
 
 def refuses_attention(case: Attention) -> str | None:
     """Return why no kernel serves a case of attention; None if one does."""
-    if case.pattern is not None:
-        return "no kernel reads a pattern of keys"
     if case.head_dim > LARGEST_HEAD:
         return f"heads have {case.head_dim} numbers; kernels take {LARGEST_HEAD} at most"
-    if case.query_group > LARGEST_GROUP:
-        return f"{case.query_group} heads share a head of keys; kernels take {LARGEST_GROUP} at most"
     return None
 
 
@@ -60,38 +116,69 @@ def power_above(n: int) -> int:
 
 
 def paged_attention(case: Attention, slices: int, launch: Launch) -> Callable[..., Tensor]:
-    """Return PAGED_ATTENTION. Drafts that form trees, and keys in other types than READ, take the definition."""
-    other = definition(case)
-    arrived: dict[int, Tensor] = {}  # counters by their number; they are zeros between launches
+    """Return PAGED_ATTENTION."""
+    heads = Heads(
+        case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim, case.scale, case.softcap, rule=rule_of(case)
+    )  # fmt: skip
+    attend_pages = Attend(heads, slices, launch)
 
     def run(q: Tensor, kv: PagedKeyValues, sinks: Tensor | None = None) -> Tensor:
         keys: Any = kv.keys
-        layout: Any = kv.layout
-        if layout.paths is not None or keys.dtype not in READ:
-            return other(q, kv, sinks)
-        tokens, sequences, page = q.shape[0], layout.starts.shape[0], keys.shape[1]
-        block = block_of(case, is_single=tokens == sequences)
+        values: Any = kv.values
+        return attend_pages(q, keys, values, kv.layout, kv.scales, sinks)
+
+    return run
+
+
+class Attend:
+    """Attention of queries [T, H, key] over pages: [T, H * size]."""
+
+    def __init__(self, heads: Heads, slices: int, launch: Launch) -> None:
+        self._heads, self._slices, self._launch = heads, slices, launch
+        self._arrived: dict[int, Tensor] = {}  # counters by their number; they are zeros between launches
+
+    def __call__(
+        self, q: Tensor, keys: Tensor, values: Tensor, layout: Any, scales: KVScales, sinks: Tensor | None = None
+    ) -> Tensor:
+        h, tokens, sequences = self._heads, q.shape[0], layout.starts.shape[0]
+        is_tree, page, (kind, operand) = layout.paths is not None, keys.shape[1], KINDS[keys.dtype]
+        is_single = tokens == sequences and not is_tree
+        block = block_of(h, keys.dtype, is_single=is_single or is_tree)
         # Rounding up adds less than a tile for each sequence; programs behind the last tile end at once.
-        tiles = tokens if tokens == sequences else -(-tokens // block.queries) + sequences
-        blocks, splits = tiles * case.num_kv_heads, -(-layout.tables.shape[1] * page // SPLIT)
-        is_apart = tokens == sequences and splits > 1 and blocks < PROGRAMS
-        cells = block.width * block.queries * block.members
+        tiles = tokens if block.queries == 1 else -(-tokens // block.queries) + sequences
+        by_key = h.num_kv_heads * block.programs
+        num_splits = -(-layout.tables.shape[1] * page // SPLIT)
+        is_apart = (is_single or is_tree) and num_splits > 1 and tiles * by_key < PROGRAMS
+        width, columns = max(16, power_above(h.size)), block.queries * block.members
+        cells = width * columns
         if is_apart:
-            cells = splits * (block.width + 2) * block.queries * case.query_group
-        if blocks not in arrived:
-            arrived[blocks] = torch.zeros(blocks, dtype=torch.int32, device=q.device)
-        out = torch.empty((tokens, case.num_heads * case.head_dim), dtype=torch.float32, device=q.device)
-        launch(
-            attend, (tiles, case.num_kv_heads, splits if is_apart else 1), block.compiled,
-            q=q.contiguous(), keys=keys, values=kv.values, tables=layout.tables, starts=layout.starts,
-            lengths=layout.lengths, sinks=sinks, out=out, parts=out.new_empty(blocks * cells), arrived=arrived[blocks],
-            sequences=sequences, table_stride=layout.tables.stride(0), page_stride=keys.stride(0),
-            slot_stride=keys.stride(1), head_stride=keys.stride(2), scale=case.scale, cap=case.softcap or 0.0,
-            splits=splits, H=case.num_heads, K=case.num_kv_heads, D=case.head_dim, WIDTH=block.width,
-            GROUP=block.members, WINDOW=case.window or 0, HAS_CAP=case.softcap is not None, HAS_SINKS=sinks is not None,
-            SLICES=slices, PAGE=page, SPLIT=SPLIT, BLOCK_K=BLOCK_KEYS, BLOCK_Q=block.queries,
-            MOST=power_above(sequences), SINGLE=tokens == sequences, APART=is_apart,
+            cells = num_splits * (width + 2) * (block.members if block.programs > 1 else block.queries * h.group)
+        out = torch.empty((tokens, h.num_heads * h.size), dtype=torch.float32, device=q.device)
+        views = views_of(keys), views_of(values)
+        numbers, key_scales = views[0]
+        self._launch(
+            attend, (tiles, by_key, num_splits if is_apart else 1), block.compiled,
+            q=q.contiguous(), keys=numbers, values=views[1][0], key_scales=key_scales, value_scales=views[1][1],
+            tables=layout.tables, starts=layout.starts, lengths=layout.lengths, paths=layout.paths, sinks=sinks,
+            out=out, parts=out.new_empty(tiles * by_key * cells), arrived=self._counters(tiles * by_key, q.device),
+            sequences=sequences, table_stride=layout.tables.stride(0), page_stride=numbers.stride(0),
+            slot_stride=numbers.stride(1), head_stride=numbers.stride(2),
+            scale_stride=0 if key_scales is None else key_scales.stride(0), scale=h.scale * scales[0],
+            value_scale=scales[1], cap=h.softcap or 0.0, num_splits=num_splits,
+            HAS_CAP=h.softcap is not None, HAS_SINKS=sinks is not None,
+            SHAPE=(h.num_heads, h.num_kv_heads, h.size, width, h.key), RULE=h.rule,
+            NUMBERS=(kind, operand, self._slices, chunk_of(h, keys.dtype)),
+            SIZES=(page, SPLIT, tile_keys(h.size, keys.dtype)), GROUP=block.members, BLOCKS=block.programs,
+            BLOCK_Q=block.queries, MOST=power_above(sequences), SINGLE=is_single, TREE=is_tree, APART=is_apart,
         )  # fmt: skip
         return out
 
-    return run
+    def _counters(self, count: int, device: torch.device) -> Tensor:
+        if count not in self._arrived:
+            self._arrived[count] = torch.zeros(count, dtype=torch.int32, device=device)
+        return self._arrived[count]
+
+
+def views_of(pages: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the numbers of pages [pages, page_tokens, heads, numbers], and the scales of int8 rows."""
+    return planes(pages) if pages.dtype == torch.int8 else (pages, None)

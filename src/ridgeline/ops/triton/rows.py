@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.activation import activated
+from ridgeline.ops.triton.numbers import nearest
 
 
 @triton.jit
@@ -79,26 +80,71 @@ def rotate(
 
 
 @triton.jit
-def write_rows(
-    k, v, keys, values, pages, slots, k_stride, v_stride, page_stride, slot_stride, head_stride, K: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr,
+def to_e4m3(x):
+    """Return x, of a magnitude of at most 448 or NaN, as a byte of e4m3, rounded to nearest, ties to even."""
+    size = tl.abs(x)
+    bits = size.to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    small = nearest(size * 512.0).to(tl.int32)  # multiples of 2^-9 below 2^-6
+    code = tl.where(size < 0.015625, small, normal) | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)
+    return tl.where(x == x, code, 0x7F).to(tl.uint8)
+
+
+@triton.jit
+def rounded_int8(x):
+    """Return each row of x as whole numbers of at most 127, and its scale. Rows that are not finite become zeros with a
+    scale of NaN; those without a reciprocal of their scale become zeros.
+    """
+    is_finite = tl.min((tl.abs(x) < float("inf")).to(tl.int32), 1) == 1
+    scale = tl.div_rn(tl.max(tl.abs(x), 1), tl.full([x.shape[0]], 127.0, tl.float32))
+    is_whole = is_finite & (scale > 2.938735877055719e-39)  # 2^-128, whose reciprocal is infinite
+    inverse = tl.div_rn(tl.full([x.shape[0]], 1.0, tl.float32), tl.where(is_whole, scale, 1.0))
+    numbers = nearest(tl.where(is_whole[:, None], x * inverse[:, None], 0.0)).to(tl.int8)
+    return numbers, tl.where(is_finite, tl.where(is_whole, scale, 0.0), float("nan"))
+
+
+@triton.jit
+def store_rows(
+    x, pages, scales, place, head, is_head, at, row, slot_scale, scale, D: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
-    """Write the keys and values of one token into its slot. Finite numbers beyond float16 become its largest one."""
-    token, at = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    inside = at < K * D
-    row = tl.load(pages + token).to(tl.int64) * page_stride + tl.load(slots + token) * slot_stride
-    cell = row + (at // D) * head_stride + at % D
-    for part in tl.static_range(2):
-        if part == 0:
-            x = tl.load(k + token * k_stride + at, mask=inside, other=0.0)
-        else:
-            x = tl.load(v + token * v_stride + at, mask=inside, other=0.0)
-        if keys.dtype.element_ty == tl.float16:
+    """Store rows x [HEADS, WIDTH] in the type of pages; place: where the row of each head begins."""
+    is_cell = is_head[:, None] & (at < D)[None, :]
+    if KIND == "int8":
+        found, sizes = rounded_int8(x)
+        tl.store(scales + slot_scale + head, sizes, mask=is_head)
+    elif KIND == "fp8":
+        steps = tl.div_rn(x, tl.zeros_like(x) + scale)
+        is_finite = tl.abs(steps) < float("inf")
+        found = to_e4m3(tl.where(is_finite, tl.minimum(tl.maximum(steps, -448.0), 448.0), float("nan")))
+    else:
+        if pages.dtype.element_ty == tl.float16:
             x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -65504.0), 65504.0), x)
-        if part == 0:
-            tl.store(keys + cell, x.to(keys.dtype.element_ty), mask=inside)
-        else:
-            tl.store(values + cell, x.to(values.dtype.element_ty), mask=inside)
+        found = x.to(pages.dtype.element_ty)
+    tl.store(pages + row + place[:, None] + at[None, :], found, mask=is_cell)
+
+
+@triton.jit
+def write_rows(
+    k, v, keys, values, key_scales, value_scales, pages, slots, k_stride, v_stride, page_stride, slot_stride,
+    head_stride, scale_stride, k_scale, v_scale, K: tl.constexpr, D: tl.constexpr, PARTS: tl.constexpr,
+    KIND: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write the keys and values of one token into its slot, or its latents as keys alone (PARTS is 1).
+
+    Finite numbers beyond float16 become its largest one, and those beyond fp8 its largest. HEADS and WIDTH are powers
+    of two that are at least K and D.
+    """
+    token, head, at = tl.program_id(0).to(tl.int64), tl.arange(0, HEADS), tl.arange(0, WIDTH)
+    is_head = head < K
+    inside = is_head[:, None] & (at < D)[None, :]
+    page, slot = tl.load(pages + token).to(tl.int64), tl.load(slots + token)
+    row, slot_scale = page * page_stride + slot * slot_stride, page * scale_stride + slot * K
+    source, place = head[:, None] * D + at[None, :], head * head_stride
+    x = tl.load(k + token * k_stride + source, mask=inside, other=0.0)
+    store_rows(x, keys, key_scales, place, head, is_head, at, row, slot_scale, k_scale, D, KIND)
+    if PARTS == 2:
+        x = tl.load(v + token * v_stride + source, mask=inside, other=0.0)
+        store_rows(x, values, value_scales, place, head, is_head, at, row, slot_scale, v_scale, D, KIND)
 
 
 @triton.jit

@@ -7,17 +7,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ridgeline.ops.reference.paged import write_pages as definition
 from ridgeline.ops.reference.primitives import norm as norm_definition
 from ridgeline.ops.triton.launch import Compiled, Launch
-from ridgeline.ops.triton.paged import power_above
+from ridgeline.ops.triton.paged import KINDS, power_above, views_of
 from ridgeline.ops.triton.rows import best_of_parts, best_of_rows, normalize, write_rows
 from ridgeline.spec import Attention, LatentAttention, LayerNorm, RMSNorm
 from ridgeline.spec.storage import UNSCALED, KVScales
 
 BEST_BLOCK = 4096  # logits of a part
 MOST_WIDTH = 2**15  # numbers of a row that one program keeps in registers
-WRITTEN = (torch.bfloat16, torch.float16, torch.float32)  # types of state that are written without scales
 
 
 class Normalizer:
@@ -63,32 +61,26 @@ def norm(case: RMSNorm | LayerNorm, launch: Launch) -> Callable[..., Tensor]:
     return run
 
 
-def refuses_writing(case: Attention | LatentAttention) -> str | None:
-    """Return why no kernel writes the state of a mixer; None if one does."""
-    return None if isinstance(case, Attention) else "no kernel writes latents"
-
-
-def write_pages(case: Attention, launch: Launch) -> Callable[..., None]:
-    """Return WRITE_PAGES. Types with scales take the definition."""
-    other = definition(case)
+def write_pages(case: Attention | LatentAttention, launch: Launch) -> Callable[..., None]:
+    """Return WRITE_PAGES for keys and values, and for latents."""
 
     def write(
         pages: Sequence[Tensor], parts: Sequence[Tensor], write_page: Tensor, write_slot: Tensor,
         scales: KVScales = UNSCALED,
     ) -> None:  # fmt: skip
-        (keys, values), (k, v) = pages, parts
-        if keys.dtype not in WRITTEN:
-            return other(pages, parts, write_page, write_slot, scales)
-        heads, numbers = k.shape[1:]
-        rows = [x if x.stride()[1:] == (numbers, 1) else x.contiguous() for x in (k, v)]
+        tokens, heads, numbers = parts[0].shape
+        rows = [x if x.stride()[1:] == (numbers, 1) else x.contiguous() for x in parts]
+        views = [views_of(part) for part in pages]
+        (keys, key_scales), (values, value_scales) = views[0], views[-1]
         launch(
-            write_rows, (k.shape[0],), Compiled(4),
-            k=rows[0], v=rows[1], keys=keys, values=values, pages=write_page, slots=write_slot,
-            k_stride=rows[0].stride(0), v_stride=rows[1].stride(0), page_stride=keys.stride(0),
-            slot_stride=keys.stride(1), head_stride=keys.stride(2), K=heads, D=numbers,
-            BLOCK=power_above(heads * numbers),
+            write_rows, (tokens,), Compiled(4),
+            k=rows[0], v=rows[-1], keys=keys, values=values, key_scales=key_scales, value_scales=value_scales,
+            pages=write_page, slots=write_slot, k_stride=rows[0].stride(0), v_stride=rows[-1].stride(0),
+            page_stride=keys.stride(0), slot_stride=keys.stride(1), head_stride=keys.stride(2),
+            scale_stride=0 if key_scales is None else key_scales.stride(0), k_scale=scales[0], v_scale=scales[1],
+            K=heads, D=numbers, PARTS=len(parts), KIND=KINDS[keys.dtype][0], HEADS=power_above(heads),
+            WIDTH=power_above(numbers),
         )  # fmt: skip
-        return None
 
     return write
 
