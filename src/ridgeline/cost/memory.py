@@ -22,7 +22,7 @@ WIDEN_BLOCK = 2**18  # ops/reference/primitives.py: elements of a matrix that ar
 SAMPLE_BLOCK = 2**18  # sample/sampler.py: scores that are sampled at once
 MOVE_BYTES = 2**24  # runtime/arena.py: bytes of pages that are moved at once, unless one page has more
 PROMPT_CHUNK = 256  # runtime/generator.py: rows of logits that are held at once for prompt_logprobs
-RECORDED_SEQS, RECORDED_TOKENS = 32, 72  # runtime/graphs.py: most sequences and tokens of a recorded step
+RECORDED_SEQS, RECORDED_TOKENS = 32, 72  # ops/driver.py: most sequences and tokens of a recorded step
 PROBE_TOKENS = 32  # runtime/runner.py: tokens of the prompt that is timed at the start, if there is swap space
 # Measured. Bookkeeping of a page: reference counts, free list and index, and what checks of them need
 # (sched/pages.py). LIBRARY_BYTES: memory that matrix products and the allocator keep.

@@ -259,6 +259,9 @@ GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primi
 DECODE_LAYOUT: Op[Callable[[Array, Array, Array, Array, int], tuple[Array, Array, Array]]] = Op(
     "decode_layout", "primitive"
 )
+# (tokens [T], sampled [rows], rows [T]) -> ids [T]: the tokens, or for a token below 0 the one that its row sampled
+# before [no case]
+KNOWN_TOKENS: Op[Callable[[Array, Array, Array], Array]] = Op("known_tokens", "primitive")
 # (logits [n, vocabulary]) -> ids [n] of the largest logits, of equal ones the first, or of the first NaN; and those
 # logits [n] [no case]
 BEST: Op[Callable[[Array], tuple[Array, Array]]] = Op("best", "primitive")
@@ -307,7 +310,7 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR, QUANTIZED_ROWS,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
-    DELTA_RULE, NORM_GATE, DECODE_LAYOUT, BEST, DRAW,
+    DELTA_RULE, NORM_GATE, DECODE_LAYOUT, KNOWN_TOKENS, BEST, DRAW,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (
     ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, PRODUCT, EXPERT_BLOCK, MLP_BLOCK,

@@ -72,7 +72,7 @@ class Forward:
         """Return the best token of each row, if the step has computed it already."""
         if self.decoded is None:
             return None
-        return Best(np.asarray(self.decoded.best), np.asarray(self.decoded.best_logits))
+        return Best(*self.decoded.fetch()())
 
 
 @dataclass(slots=True)
@@ -125,6 +125,9 @@ class DeviceRunner:
         # One row more than sequences: steps are filled up with tokens that are in no page (runtime/padding.py).
         lines = max_seqs + 1
         self._tables: list[Ints] = [np.zeros((lines, group.num_pages(max_model_len)), np.int64) for group in groups]
+        self._driver = loaded.table.driver
+        self._mirrors = self._driver.mirrors(self._tables) if self._driver else None
+        mirrors = self._mirrors.arrays if self._mirrors else self._tables
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]
         self._last, self._acceptance = np.zeros(max_seqs, np.int64), acceptance
@@ -133,14 +136,12 @@ class DeviceRunner:
         self.drafter = None
         if draft is not None:
             place = Place(
-                loaded.table, self.arena, len(loaded.spec.layers), groups, self._tables, num_pages, num_host_pages,
-                max_seqs, num_drafts, max_tokens, loaded.spec.vocab_size, acceptance, draft_tree,
+                loaded.table, self.arena, len(loaded.spec.layers), groups, self._tables, mirrors, num_pages,
+                num_host_pages, max_seqs, num_drafts, max_tokens, loaded.spec.vocab_size, acceptance, draft_tree,
             )  # fmt: skip
             self.drafter = open_drafter(draft, loaded.model, place)
         self._tap = None if self.drafter is None else self.drafter.tap
-        self.graphs = DecodeGraphs(
-            loaded.model, loaded.table, groups, self.arena, self._inputs, self._tables, self._tap
-        )
+        self.graphs = DecodeGraphs(loaded.model, loaded.table, groups, self.arena, self._inputs, mirrors, self._tap)
         self._thread = ThreadPoolExecutor(1, "ridgeline-runner") if threaded else None
         self._open: set[Future[Computed]] = set()  # steps that the thread has not finished
 
@@ -185,6 +186,8 @@ class DeviceRunner:
     def reset(self) -> None:
         """Wait for the steps that were submitted and forget them."""
         wait(tuple(self._open))
+        if self._driver is not None:
+            self._driver.reset()
 
     @property
     def unrecorded(self) -> str | None:
@@ -292,10 +295,12 @@ class DeviceRunner:
         """Move pages and compute the plan's works up to the head; None if there are no works."""
         if plan.copies or plan.swap_out or plan.swap_in:
             self._move(plan)
-        for work in plan.works:
-            for group, row, first, pages in work.deltas:
-                self._tables[group][row, first : first + len(pages)] = pages
-                self.arena.handed_out(group, pages)
+        deltas = [delta for work in plan.works for delta in work.deltas]
+        for group, row, first, pages in deltas:
+            self._tables[group][row, first : first + len(pages)] = pages
+            self.arena.handed_out(group, pages)
+        if self._mirrors is not None:
+            self._mirrors.write(deltas)
         if self.drafter is not None:
             self.drafter.follow(plan)
         if not plan.works:

@@ -183,6 +183,10 @@ def decode_layout(
     return page_table[rows, positions // page_tokens], positions % page_tokens, page_table[rows[last]]
 
 
+def known_tokens(tokens: Tensor, sampled: Tensor, rows: Tensor) -> Tensor:
+    return torch.where(tokens < 0, sampled[rows], tokens)
+
+
 def best(logits: Tensor) -> tuple[Tensor, Tensor]:
     values, ids = logits.float().max(dim=1)  # as the sampler sees them
     return ids, values

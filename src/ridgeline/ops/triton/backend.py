@@ -9,11 +9,14 @@ import torch
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
-from ridgeline.ops.reference.backend import open_reference
-from ridgeline.ops.triton.launch import Launch, launch
+from ridgeline.ops.driver import Driver
+from ridgeline.ops.reference.backend import open_reference, torch_device
+from ridgeline.ops.triton.launch import CountingLaunch, Launch, launch
+from ridgeline.ops.triton.layouts import decode_layout, known
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import paged_attention, refuses_attention
 from ridgeline.ops.triton.products import refuses_linear, refuses_together
+from ridgeline.ops.triton.record import GpuDriver
 from ridgeline.ops.triton.stages import STAGES, TOGETHER, Kernels
 from ridgeline.ops.triton.tokens import best, norm, refuses_writing, write_pages
 
@@ -36,6 +39,8 @@ PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.NORM: Primitive(never, lambda case, k: norm(case, k.launch)),
     api.WRITE_PAGES: Primitive(refuses_writing, lambda case, k: write_pages(case, k.launch)),
     api.BEST: Primitive(never, lambda case, k: best(k.launch)),
+    api.DECODE_LAYOUT: Primitive(never, lambda case, k: decode_layout(k.launch)),
+    api.KNOWN_TOKENS: Primitive(never, lambda case, k: known(k.launch)),
 }
 
 
@@ -78,12 +83,13 @@ class TritonBackend:
         return STAGES[op].make(case, weights, self._kernels)
 
 
-def open_gpu(device: str) -> tuple[Memory, tuple[Backend, ...]]:
-    """Return torch's memory on a GPU, and the backends that work on it, best first."""
+def open_gpu(device: str) -> tuple[Memory, tuple[Backend, ...], Driver]:
+    """Return torch's memory on a GPU, the backends that work on it, best first, and what records their steps."""
     found = torch.cuda.get_device_capability(device)
     refusal = None
     if found < LEAST_CAPABILITY:
         wanted, has = (".".join(map(str, version)) for version in (LEAST_CAPABILITY, found))
         refusal = f"kernels need a GPU of compute capability {wanted} or higher, and this one has {has}"
     memory, backends = open_reference(device)
-    return memory, (TritonBackend(refusal=refusal), *backends)
+    start = CountingLaunch()
+    return memory, (TritonBackend(start, refusal=refusal), *backends), GpuDriver(torch_device(device), start)
