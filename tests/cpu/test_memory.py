@@ -24,7 +24,7 @@ import pytest
 
 import ridgeline
 from ridgeline.cost import memory
-from ridgeline.ops.driver import CPU_SIZES
+from ridgeline.ops.driver import CPU_SIZES, GPU_SIZES
 from ridgeline.ops.host import attention
 from ridgeline.ops.host import primitives as host
 from ridgeline.ops.reference import paged, primitives
@@ -262,6 +262,7 @@ def test_the_plan_equals_the_bounds_in_other_packages() -> None:
     assert memory.SAMPLE_BLOCK == sampler.BLOCK
     assert CPU_SIZES.sequences[-1] == memory.RECORDED_SEQS
     assert CPU_SIZES.tokens == memory.RECORDED_TOKENS
+    assert (memory.GPU_SEQS, memory.GPU_TOKENS, memory.GPU_GRAPHS, memory.GPU_ROWS) == GPU_SIZES
     assert memory.MOVE_BYTES == arena.MOVE_BYTES
     assert memory.PROMPT_CHUNK == generator.PROMPT_CHUNK
     assert memory.PROBE_TOKENS == runner.PROBE_TOKENS
