@@ -168,9 +168,10 @@ class LLM:
         self, options: EngineOptions, draft: LoadedModel | LoadedHead | None, undrafted: str | None
     ) -> EngineConfig:
         memory, driver = self.loaded.table.memory, self.loaded.table.driver
+        threads = driver.threads if driver else None  # None: the device has no kernels of ours for this CPU
         return_freed_memory()  # loading a model and a tokenizer takes more memory for a while than they keep
         free = memory.free_bytes()
-        advice = self._advice() if driver else None
+        advice = self._advice() if threads else None
         config = resolve(
             self.loaded.spec,
             self.loaded.max_model_len,
@@ -187,9 +188,9 @@ class LLM:
             host_free_bytes=free_bytes(),
             advice=advice,
             draft=None if draft is None else draft.spec,
-            undrafted=undrafted if driver else "chosen, because only device cpu is calibrated",
+            undrafted=undrafted if threads else "chosen, because only device cpu is calibrated",
         )
-        if driver is None:
+        if threads is None:
             return config
         why = f"one per physical core that this process may use; the machine has {num_cores()} CPUs"
         more = {"threads": why} | {
@@ -197,7 +198,7 @@ class LLM:
         }
         if self.options.threads is not None:
             more["threads"] = "as given"
-        return replace(config, threads=driver.threads, reasons={**config.reasons, **more})
+        return replace(config, threads=threads, reasons={**config.reasons, **more})
 
     def _advice(self) -> Advice | None:
         """Return the settings that the cost model advises, if this machine was calibrated."""

@@ -14,7 +14,10 @@ pytest.importorskip("triton")
 from compiled import launches as l
 from compiled.building import Recorder
 from interpreted.steps import Paged, llama
+from ridgeline.cost import memory
 from ridgeline.ops import api
+from ridgeline.spec import Attention
+from ridgeline.spec.workspace import StepSize
 
 # Operations of torch that start nothing: they allocate memory or change how a tensor is seen.
 FREE = (
@@ -49,6 +52,19 @@ def step_of(layers: int) -> tuple[Recorder, Counter[str]]:
     with Dispatched() as dispatched:
         best(paged.model.logits(paged.model.forward(step)))
     return recorder, dispatched.counts
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(32, 8, 128), (4, 4, 64), (16, 1, 100)])
+@pytest.mark.parametrize(("tokens", "sequences"), [(1, 1), (8, 8), (63, 63), (600, 600), (2000, 3), (257, 100)])
+def test_the_plan_counts_the_scratch_of_attention(
+    heads: int, kv_heads: int, head_dim: int, tokens: int, sequences: int
+) -> None:
+    """Sequences have up to 8,192 tokens."""
+    (launched,) = l.attention(Attention(heads, kv_heads, head_dim, 1.0), tokens, sequences, torch.bfloat16)
+    bytes_ = 4 * launched.arguments["parts"].numel()
+    spec = llama(heads * head_dim, 1, heads, kv_heads, head_dim, 64, 100)
+    counted = memory._partials(StepSize(tokens, sequences, 8192, memory.GPU_BLOCK, 0), spec)
+    assert bytes_ <= counted
 
 
 def test_a_decode_step_reads_nothing_and_starts_few_kernels() -> None:

@@ -23,7 +23,7 @@ from ridgeline import LLM
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
 from ridgeline.ops import api, open_table
-from ridgeline.runtime import graphs
+from ridgeline.ops.driver import CPU_SIZES
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sample.sampler import NoiseKey
 from ridgeline.settings import EngineConfig, EngineOptions, resolve
@@ -58,6 +58,10 @@ def config(name: str, *, tight: bool = False, **options: int) -> EngineConfig:
     if tight:  # little more than the longest request needs alone, so that the others are preempted
         chosen = replace(chosen, num_pages=tuple(g.most_pages(101) + 3 for g in chosen.groups))
     return chosen
+
+
+def driver() -> type:
+    return type(loaded("llama_gqa").loaded.table.driver)
 
 
 class Run:
@@ -210,7 +214,7 @@ def test_recorded_steps_with_drafts_are_the_unrecorded_ones(name: str, tight: bo
 
 def test_few_recordings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recording that was dropped is made again."""
-    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    monkeypatch.setattr(driver(), "sizes", CPU_SIZES._replace(graphs=2))
     chosen = config("llama_gqa", max_num_seqs=4, num_speculative_tokens=3)
     runs = [
         Run("llama_gqa", chosen, recorded=recorded, propose=lambda number, choice, count: [7] * (count % 4))
@@ -233,7 +237,7 @@ def test_the_page_table_grows_to_the_longest_context() -> None:
 
 
 def test_larger_batches_run_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MOST_SEQUENCES", 2)
+    monkeypatch.setattr(driver(), "sizes", CPU_SIZES._replace(sequences=(1, 2)))
     runs = [Run("llama_gqa", config("llama_gqa", max_num_seqs=4), recorded=recorded) for recorded in (True, False)]
     for run in runs:
         drive(run, [(1, 5, 30, 2), (1, 9, 12, 2), (1, 7, 9, 0)])

@@ -288,6 +288,13 @@ def test_pages_are_written_at_the_slots_of_tokens(page_tokens: int) -> None:
     assert np.isfinite(whole).sum() == k.size + v.size
 
 
+def test_known_tokens_come_from_the_step_or_from_their_rows() -> None:
+    tokens, sampled, rows = np.array([7, -1, -1, 0]), np.array([11, 12, 13]), np.array([0, 2, 0, 1])
+    assert NUMPY.primitive(api.KNOWN_TOKENS, None)(tokens, sampled, rows).tolist() == [7, 13, 11, 0]
+    same = REFERENCE.primitive(api.KNOWN_TOKENS, None)(*map(torch.from_numpy, (tokens, sampled, rows)))
+    assert same.tolist() == [7, 13, 11, 0]
+
+
 def test_all_primitives_are_served_and_no_stage() -> None:
     assert all(NUMPY.refuses(op, None) is None for op in api.PRIMITIVES)
     assert all(NUMPY.refuses(op, None) for op in api.STAGES)

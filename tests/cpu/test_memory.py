@@ -24,10 +24,11 @@ import pytest
 
 import ridgeline
 from ridgeline.cost import memory
+from ridgeline.ops.driver import CPU_SIZES, GPU_SIZES
 from ridgeline.ops.host import attention
 from ridgeline.ops.host import primitives as host
 from ridgeline.ops.reference import paged, primitives
-from ridgeline.runtime import arena, generator, graphs, runner
+from ridgeline.runtime import arena, generator, runner
 from ridgeline.sample import sampler
 from ridgeline.spec import (
     S4,
@@ -259,8 +260,9 @@ def test_the_plan_equals_the_bounds_in_other_packages() -> None:
     assert memory.CPU_BLOCK == attention.BLOCK
     assert memory.WIDEN_BLOCK == primitives.WIDEN_BLOCK == host.WIDEN_BLOCK
     assert memory.SAMPLE_BLOCK == sampler.BLOCK
-    assert memory.RECORDED_SEQS == graphs.MOST_SEQUENCES
-    assert memory.RECORDED_TOKENS == graphs.MOST_TOKENS
+    assert CPU_SIZES.sequences[-1] == memory.RECORDED_SEQS
+    assert CPU_SIZES.tokens == memory.RECORDED_TOKENS
+    assert (memory.GPU_SEQS, memory.GPU_TOKENS, memory.GPU_GRAPHS, memory.GPU_ROWS) == GPU_SIZES
     assert memory.MOVE_BYTES == arena.MOVE_BYTES
     assert memory.PROMPT_CHUNK == generator.PROMPT_CHUNK
     assert memory.PROBE_TOKENS == runner.PROBE_TOKENS

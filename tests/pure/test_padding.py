@@ -25,7 +25,7 @@ def test_drafting_sequences_have_few_shapes() -> None:
 
 
 def test_steps_with_drafts_have_few_shapes_until_one_is_frequent() -> None:
-    shapes, found = Shapes(MOST, MOST_TOKENS), set()
+    shapes, found = Shapes(range(1, MOST + 1), MOST, MOST_TOKENS), set()
     for total in range(5, 21):
         more = shapes.more(4, total)
         assert len(more) == bool(total % 4)

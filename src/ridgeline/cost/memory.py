@@ -22,7 +22,12 @@ WIDEN_BLOCK = 2**18  # ops/reference/primitives.py: elements of a matrix that ar
 SAMPLE_BLOCK = 2**18  # sample/sampler.py: scores that are sampled at once
 MOVE_BYTES = 2**24  # runtime/arena.py: bytes of pages that are moved at once, unless one page has more
 PROMPT_CHUNK = 256  # runtime/generator.py: rows of logits that are held at once for prompt_logprobs
-RECORDED_SEQS, RECORDED_TOKENS = 32, 72  # runtime/graphs.py: most sequences and tokens of a recorded step
+RECORDED_SEQS, RECORDED_TOKENS = 32, 72  # ops/driver.py: most sequences and tokens of a recorded step on a CPU
+# ops/driver.py: on a GPU, numbers of sequences of recorded steps; most tokens of a step, recordings, tokens of all.
+GPU_SEQS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+GPU_TOKENS, GPU_GRAPHS, GPU_ROWS = 256, 64, 2048
+# ops/triton/paged.py: keys of a split, programs from which on splits are not divided, columns of a program.
+SPLIT, PROGRAMS, COLUMNS = 512, 512, 32
 PROBE_TOKENS = 32  # runtime/runner.py: tokens of the prompt that is timed at the start, if there is swap space
 # Measured. Bookkeeping of a page: reference counts, free list and index, and what checks of them need
 # (sched/pages.py). LIBRARY_BYTES: memory that matrix products and the allocator keep.
@@ -76,6 +81,8 @@ class Workspace:
         held += _late_logits(size, self._spec)
         if self._on_cpu and not any(group.snapshot for group in self._groups):
             held += _recorded(size, self._spec, self._groups)
+        if not self._on_cpu:
+            held += _recorded_on_gpu(size, self._spec, self._groups) + 2 * _partials(size, self._spec)
         return held + max(forward, _moves(size, self._groups, swap_bytes))
 
     def logits(self, max_tokens: int, max_seqs: int) -> int:
@@ -90,10 +97,51 @@ def _rotary_dims(spec: ModelSpec) -> int:
 
 def _recorded(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> int:
     """Return the bytes of the results of recorded decode steps: those of the largest, half of them, and so on."""
+    return 2 * min(min(size.seqs, RECORDED_SEQS) * (1 + size.drafts), RECORDED_TOKENS) * _row(size, spec, groups)
+
+
+def _row(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> int:
+    """Return the bytes of a token's arrays in a recorded step."""
     heads = max((own.num_heads * own.head_dim for own in spec.attentions(shared=True)), default=0)
     entries = sum(group.num_pages(size.length) + 2 for group in groups)
-    row = FLOAT * (spec.vocab_size + 6 * spec.hidden_size + 5 * heads + _rotary_dims(spec)) + INT * entries
-    return 2 * min(min(size.seqs, RECORDED_SEQS) * (1 + size.drafts), RECORDED_TOKENS) * row
+    return FLOAT * (spec.vocab_size + 6 * spec.hidden_size + 5 * heads + _rotary_dims(spec)) + INT * entries
+
+
+def _recorded_on_gpu(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> int:
+    """Return the bytes of recorded decode steps on a GPU.
+
+    Each recording keeps its results. The memory of all other arrays is shared: that of the largest step, half of it,
+    and so on.
+    """
+    most = min(size.seqs + 1, GPU_SEQS[-1])  # a step is filled up with a spare sequence
+    tokens = min(most * (1 + size.drafts), GPU_TOKENS)
+    kept = min(GPU_ROWS, GPU_GRAPHS * tokens)
+    if not size.drafts:
+        kept = sum(n for n in GPU_SEQS if n < most) + most
+    results = FLOAT * (spec.vocab_size + 2 * spec.hidden_size + 1) + INT
+    return kept * results + 2 * tokens * _row(size, spec, groups)
+
+
+def _partials(size: StepSize, spec: ModelSpec) -> int:
+    """Return the most bytes of the softmax of parts of keys, which programs on a GPU leave for each other.
+
+    In a decode step of few sequences each split of the keys has a program, and leaves a part for each query. Otherwise
+    a program adds up all splits of a few queries, in memory of its own.
+    """
+    found = 0
+    for own in spec.attentions(shared=True):
+        width, group = max(16, _power_above(own.head_dim)), own.num_heads // own.num_kv_heads
+        programs = min(size.seqs * own.num_kv_heads, PROGRAMS - 1)
+        apart = programs * -(-size.length // SPLIT) * (width + 2) * group
+        queries = max(1, COLUMNS // 2 // _power_above(group))
+        tiles = -(-size.tokens // queries) + size.seqs
+        found = max(found, apart, tiles * own.num_kv_heads * width * COLUMNS)
+    return FLOAT * found
+
+
+def _power_above(n: int) -> int:
+    """Return the least power of two that is at least n."""
+    return 1 << (n - 1).bit_length()
 
 
 def _layer(

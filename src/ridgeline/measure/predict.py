@@ -101,7 +101,7 @@ def calibrated_machine(driver: Driver | None, device: str = CPU) -> tuple[Hardwa
     """
     if device not in (CPU, REFERENCE):
         return calibrated_gpu(gpu_facts(device))
-    if driver is None:
+    if driver is None or driver.threads is None:
         return None, "no prediction: only devices cpu and cuda can be calibrated"
     machine, note = this_machine()
     if machine.rates is None:
@@ -215,12 +215,13 @@ def memory_of(
         kept: Pages that stay in the prefix cache, if they are not those of the beginning; see `process_memory`.
     """
     driver, formats, pages = loaded.table.driver, loaded.model.formats, config.num_pages
+    threads = driver.threads if driver else None  # None: not device cpu, or without its kernels
     # Rows of a table that is a view of its file become resident when they are looked up.
-    views = min(loaded.mapped_bytes, (sequences + earlier) * (prompt + new) * READ_AROUND) if driver else 0
-    in_memory = loaded.weight_bytes - (loaded.mapped_bytes if driver else 0) + views
+    views = min(loaded.mapped_bytes, (sequences + earlier) * (prompt + new) * READ_AROUND) if threads else 0
+    in_memory = loaded.weight_bytes - (loaded.mapped_bytes if threads else 0) + views
     if sequences:
-        run = Run(sequences, prompt, new, config.max_num_batched_tokens, driver.threads if driver else 1, earlier)
+        run = Run(sequences, prompt, new, config.max_num_batched_tokens, threads or 1, earlier)
         found = process_memory(loaded.spec, in_memory, formats, loaded.dtype, config.groups, pages, run, kept)
     else:
         found = idle_memory(loaded.spec, in_memory, formats, loaded.dtype, config.groups, pages)
-    return found if driver else found._replace(ends=0.0, scratch=0.0)  # only the kernels of device cpu have these
+    return found if threads else found._replace(ends=0.0, scratch=0.0)  # only the kernels of device cpu have these

@@ -83,7 +83,8 @@ def open_table(
     if device != REFERENCE and has_triton():
         from ridgeline.ops.triton.backend import open_gpu
 
-        return OpsTable(*open_gpu(device, overrides or {}), overrides)
+        memory, backends, driver = open_gpu(device, overrides or {})
+        return OpsTable(memory, backends, overrides, driver)
     from ridgeline.ops.reference.backend import open_reference
 
     return OpsTable(*open_reference(device, exact=exact and device == REFERENCE), overrides)

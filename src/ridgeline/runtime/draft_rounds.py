@@ -17,7 +17,7 @@ from ridgeline.ops.draws import DRAW_WORDS, Draw, pack_draws
 from ridgeline.ops.driver import Recorder
 from ridgeline.runtime.chain import Chain, Passed
 from ridgeline.runtime.features import Features
-from ridgeline.runtime.graphs import MOST_GRAPHS, MOST_SEQUENCES, MOST_TOKENS, Inputs, Passes, cut, fill
+from ridgeline.runtime.graphs import Inputs, Passes, cut, fill, make_room
 from ridgeline.runtime.layout import Ints, Slices
 from ridgeline.runtime.padding import Tokens, more_drafting
 
@@ -109,9 +109,9 @@ class DraftRounds:
         self._draws: list[Array] = []
         if passes.refusal is None:
             recorder, most = passes.recorder, passes.most
-            of_tokens = [recorder.input(MOST_TOKENS) for _ in range(4)]
+            of_tokens = [recorder.input(passes.most_tokens) for _ in range(4)]
             self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
-            self._owners, self._features = recorder.input(most), recorder.input(MOST_TOKENS)
+            self._owners, self._features = recorder.input(most), recorder.input(passes.most_tokens)
 
     def run(self, given: First) -> Rounds | None:
         """Run the next tokens of n sequences, and then the token that each draws, until each round has run.
@@ -120,9 +120,9 @@ class DraftRounds:
         """
         n, total, self.has_recorded = len(given.first.rows), len(given.first.tokens), False
         passes, rounds = self._passes, len(given.draws)
-        if passes.refusal is not None or n > MOST_SEQUENCES or total > MOST_TOKENS:
+        if passes.refusal is not None or n > passes.most or total > passes.most_tokens:
             return None
-        more = () if (n, total, rounds) in self._graphs else more_drafting(n, total, passes.most, MOST_TOKENS)
+        more = () if (n, total, rounds) in self._graphs else more_drafting(n, total, passes.most, passes.most_tokens)
         given = given.with_more(more, passes.spare, self._chain.features) if more else given
         key = len(given.first.rows), len(given.first.tokens), rounds
         graph = self._graphs.pop(key, None)
@@ -158,7 +158,7 @@ class DraftRounds:
         while len(self._later) < rounds - 1:
             self._later.append(_Later(recorder.input(passes.most), recorder.input(passes.most)))
         while len(self._draws) < rounds:
-            self._draws.append(recorder.input(passes.most * DRAW_WORDS))
+            self._draws.append(recorder.words(passes.most * DRAW_WORDS))
         arrays = _Arrays(
             cut(passes, self._inputs, n, total),
             recorder.first(self._owners, n),
@@ -191,8 +191,7 @@ class DraftRounds:
         logits, *drawn = found.results
         features = drawn.pop() if chain.features else None
         made = Rounds(drawn[::2], drawn[1::2], logits, features)
-        if len(self._graphs) >= MOST_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
+        make_room(self._graphs, total, passes.sizes)
         self._graphs[n, total, rounds] = _Graph(arrays, made, found.run)
         return made
 

@@ -113,7 +113,8 @@ class Place(NamedTuple):
     """The part of a runner that a drafter works in.
 
     first_layer: number of the drafts' first layer in the arena. groups, tables, num_pages, num_host_pages: the
-    runner's, for the layers of both. max_seqs: rows of the page tables. num_drafts: most drafts of a sequence.
+    runner's, for the layers of both. mirrors: the tables as recorded passes read them. max_seqs: rows of the page
+    tables. num_drafts: most drafts of a sequence.
     max_tokens: most tokens of a pass. vocab_size: the target's. acceptance: how drafts are accepted, which decides how
     they are drawn. tree: most tokens after a draft; 1: drafts are chains.
     """
@@ -123,6 +124,7 @@ class Place(NamedTuple):
     first_layer: int
     groups: Sequence[StateGroup]
     tables: Sequence[Ints]
+    mirrors: Sequence[Array]
     num_pages: Sequence[int]
     num_host_pages: Sequence[int]
     max_seqs: int
@@ -158,7 +160,8 @@ class ChainDrafter(ABC):
             self._groups, self._tables, [place.num_pages[g] for g in own], [place.num_host_pages[g] for g in own], own
         )
         self._inputs = DraftInputs(place.max_seqs, 0, place.table)
-        passes = Passes(chain.constants(), place.table, self._groups, self._layers, self._inputs, self._tables)
+        mirrors = [place.mirrors[g] for g in own]
+        passes = Passes(chain.constants(), place.table, self._groups, self._layers, self._inputs, mirrors)
         self._passes, self._rounds = passes, DraftRounds(passes, chain, place.table)
         self.is_usual = True
 
@@ -220,8 +223,9 @@ class ChainDrafter(ABC):
             draws = self._draws(spans, asks, rounds)
             made = self._recorded(spans, draws or [pack_draws([Draw()] * len(asks))])
             if made is not None and draws:
-                pairs = zip(made.tokens, made.top, strict=True)
-                return [Best(np.asarray(tokens), np.asarray(top)) for tokens, top in pairs]
+                found = self._passes.fetch([*made.tokens, *made.top])()
+                half = len(found) // 2
+                return [Best(*pair) for pair in zip(found[:half], found[half:], strict=True)]
             if made is not None:
                 return [self._chain.spread(self._memory.get(made.logits))]
         ends = np.cumsum([len(span.tokens) for span in spans])[: len(asks)] - 1

@@ -7,9 +7,9 @@ tables. So it is recorded over arrays at fixed addresses, which are filled befor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,19 +17,17 @@ from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Buckets, PagedLayout
-from ridgeline.ops.driver import Recorded, Recorder
+from ridgeline.ops.driver import Recorded, Recorder, Sizes
 from ridgeline.runtime.arena import Layers
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.features import Features
-from ridgeline.runtime.layout import Ints, Slices
+from ridgeline.runtime.layout import Slices
 from ridgeline.runtime.padding import Shapes, Tokens
+from ridgeline.runtime.sampled import SampledTokens
 from ridgeline.runtime.step import PagedStep
 from ridgeline.spec.groups import StateGroup
 
-# Largest recorded step: with more sequences or tokens, a recording saves a small share of the time.
-MOST_SEQUENCES, MOST_TOKENS = 32, 72
-MOST_GRAPHS = 64  # recordings that are kept; the one that was not used for the longest time is dropped
-
+NOTHING = Sizes((0,), 0, 0, 0)  # of a device that records nothing
 
 Tree = tuple[Sequence[int], Sequence[int]]  # positions and paths of a step's tokens
 
@@ -88,18 +86,23 @@ class _Graph(NamedTuple):
 class Passes:
     """Prepares forward passes over arrays at fixed addresses, and records them.
 
-    constants: arrays that a pass reads besides its step and its state. refusal: why nothing can be recorded.
+    constants: arrays that a pass reads besides its step and its state. page_tables: as recorded work reads them.
+    refusal: why nothing can be recorded. most, most_tokens: sequences and tokens of the largest recorded step.
+    sequences: numbers of sequences up to which steps are filled. spare: a row of the page tables that no sequence has.
     """
 
     def __init__(
         self, constants: Sequence[Array], table: OpsTable, groups: Sequence[StateGroup], arena: Layers,
-        drafts: DraftInputs, page_tables: Sequence[Ints],
+        drafts: DraftInputs, page_tables: Sequence[Array],
     ) -> None:  # fmt: skip
         self._table, self._groups, self._page_tables = table, groups, page_tables
         self._arena, self._drafts = arena, drafts
         self._layout, self.best = table.primitive(api.DECODE_LAYOUT), table.primitive(api.BEST)
-        self.most = min(len(page_tables[0]), MOST_SEQUENCES)  # most sequences of a recorded step
-        self.spare = len(page_tables[0]) - 1  # a row of the page tables that no sequence has
+        self.sizes = table.driver.sizes if table.driver else NOTHING
+        lines = page_tables[0].shape[0]
+        self.most, self.most_tokens = min(lines, self.sizes.sequences[-1]), self.sizes.tokens
+        self.sequences = (*(n for n in self.sizes.sequences if n < self.most), self.most)
+        self.spare = lines - 1
         self.refusal = _refusal(table, groups)
         if self.refusal is None and table.driver is not None:
             self.recorder = table.driver.recorder()
@@ -118,6 +121,11 @@ class Passes:
             layouts.append(PagedLayout(pages, slots, starts, lengths, tables, _no_buckets, paths))
         return PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows)
 
+    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray[Any, Any]]:
+        """Return results of recorded work on the host."""
+        assert self._table.driver is not None, "nothing is recorded without a driver"
+        return self._table.driver.fetch(arrays)()
+
     def record(self, work: Callable[[], Sequence[Array]]) -> Recorded | None:
         """Run and record work; None if it must run unrecorded, with the reason in `refusal`."""
         try:
@@ -134,24 +142,26 @@ class Passes:
 class DecodeGraphs:
     """Holds recorded decode steps of one engine, by their numbers of sequences and tokens.
 
-    tap: takes features from each step; None if nobody reads any.
+    tap: takes features from each step; None if nobody reads any. sampled: holds the tokens that steps sample, where the
+    device runs ahead of the host; a step without drafts then keeps the best token of each row there.
     """
 
     def __init__(
         self, model: Model, table: OpsTable, groups: Sequence[StateGroup], arena: Layers, drafts: DraftInputs,
-        page_tables: Sequence[Ints], tap: Tap | None = None,
+        page_tables: Sequence[Array], tap: Tap | None = None, sampled: SampledTokens | None = None,
     ) -> None:  # fmt: skip
-        self._model, self._tap = model, tap
+        self._model, self._tap, self._sampled = model, tap, sampled
         constants = [*model.constants(), *([tap.kept.array] if tap else ())]
         self._passes = Passes(constants, table, groups, arena, drafts, page_tables)
         self._graphs: dict[tuple[int, int, bool], _Graph] = {}
         if self.refusal is None:
             recorder, most = self._passes.recorder, self._passes.most
-            of_tokens = [recorder.input(MOST_TOKENS) for _ in range(4)]
+            tokens = self._passes.most_tokens
+            of_tokens = [recorder.input(tokens) for _ in range(4)]
             self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
-            self._tree = recorder.input(MOST_TOKENS), recorder.input(MOST_TOKENS)
-            self._kept = recorder.input(MOST_TOKENS)
-        self._shapes = Shapes(self._passes.most, MOST_TOKENS)
+            self._tree = recorder.input(tokens), recorder.words(tokens)
+            self._kept = recorder.input(tokens)
+        self._shapes = Shapes(self._passes.sequences, self._passes.most, self._passes.most_tokens)
 
     @property
     def refusal(self) -> str | None:
@@ -170,7 +180,7 @@ class DecodeGraphs:
         result may have more rows after theirs.
         """
         n, total = len(rows), len(tokens)
-        if self.refusal is not None or n > MOST_SEQUENCES or total > MOST_TOKENS:
+        if self.refusal is not None or n > self._passes.most or total > self._passes.most_tokens:
             return None
         given = Tokens(rows, starts, lengths, tokens, frequency_rows)
         if tree is None and (n, total, False) not in self._graphs and (more := self._shapes.more(n, total)):
@@ -194,18 +204,23 @@ class DecodeGraphs:
         if tree is not None:
             slots, paths = (passes.recorder.first(x, total) for x in self._tree)
             inputs = inputs._replace(slots=slots, paths=paths)
-        fill(passes.recorder, inputs, given, tree)
+        # Where a step changes what the next one reads, it is recorded while it computes rows that nobody has.
+        first = given if self._sampled is None else given.of_row(passes.spare)
+        fill(passes.recorder, inputs, first, tree)
         slices, places = Slices.plain(np.array(given.rows), np.array(given.starts), np.array(given.lengths)), None
         if tap:
             places = passes.recorder.first(self._kept, total)
             passes.recorder.assign(places, kept)
 
         def work() -> Sequence[Array]:
-            stream = self._model.forward(passes.step(slices, inputs), aux=tap.aux if tap else ())
+            stream = self._model.forward(passes.step(slices, self._known(inputs)), aux=tap.aux if tap else ())
             if tap and places is not None:
                 tap.kept.write(places, tap.features(stream))
             logits = self._model.logits(stream)
-            made = [logits, *passes.best(logits), stream.residual]
+            best, best_logits = passes.best(logits)
+            if self._sampled is not None and n == total:
+                self._sampled.keep(inputs.rows, best)
+            made = [logits, best, best_logits, stream.residual]
             return made if stream.delta is None else [*made, stream.delta]
 
         found = passes.record(work)
@@ -213,10 +228,18 @@ class DecodeGraphs:
             return None
         logits, best, best_logits, residual, *more = found.results
         made = Decoded(logits, best, best_logits, Stream(residual, more[0] if more else None))
-        if len(self._graphs) >= MOST_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
+        if self._sampled is not None:
+            fill(passes.recorder, inputs, given, tree)
+            found.run()
+        make_room(self._graphs, total, passes.sizes)
         self._graphs[n, total, tree is not None] = _Graph(inputs, places, made, found.run)
         return made
+
+    def _known(self, inputs: Inputs) -> Inputs:
+        """Return the inputs with tokens in place of LAST."""
+        if self._sampled is None:
+            return inputs
+        return inputs._replace(tokens=self._sampled.known(inputs.tokens, inputs.rows))
 
 
 def cut(passes: Passes, inputs: Inputs, n: int, total: int) -> Inputs:
@@ -241,6 +264,15 @@ def fill(recorder: Recorder, inputs: Inputs, given: Tokens, tree: Tree | None = 
     assign(inputs.rows, rows), assign(inputs.tokens, tokens), assign(inputs.positions, positions)
     if frequency_rows is not None:
         assign(inputs.frequency_rows, frequency_rows)
+
+
+def make_room(graphs: MutableMapping[tuple[Any, ...], Any], tokens: int, sizes: Sizes) -> None:
+    """Drop the recordings that were not used for the longest time, to keep one more of some tokens.
+
+    graphs: by keys whose second part is the number of tokens, in the order of their use.
+    """
+    while graphs and (len(graphs) >= sizes.graphs or sum(key[1] for key in graphs) + tokens > sizes.rows):
+        del graphs[next(iter(graphs))]
 
 
 def _refusal(table: OpsTable, groups: Sequence[StateGroup]) -> str | None:

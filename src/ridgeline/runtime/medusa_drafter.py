@@ -14,7 +14,7 @@ from ridgeline.runtime.chain import spread
 from ridgeline.runtime.drafter import Ask, Place, extend
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.features import Features, Held, is_decode
-from ridgeline.runtime.graphs import MOST_SEQUENCES, Passes, Tap
+from ridgeline.runtime.graphs import Passes, Tap
 from ridgeline.runtime.layout import Ints
 from ridgeline.sample.logits import Floats
 from ridgeline.sample.rejection import Draft
@@ -49,7 +49,7 @@ class MedusaDrafter:
         self.tap: Tap | None = Tap((), target.hidden, self._features)
         constants = [self._features.array, *head.constants()]
         inputs = DraftInputs(place.max_seqs, 0, place.table)
-        self._passes = Passes(constants, place.table, (), place.arena, inputs, place.tables)
+        self._passes = Passes(constants, place.table, (), place.arena, inputs, place.mirrors)
         self._graphs: dict[tuple[int, int], tuple[Made, Callable[[], None]]] = {}
         if self._passes.refusal is None:
             self._indices = self._passes.recorder.input(self._passes.most)
@@ -99,15 +99,16 @@ class MedusaDrafter:
     def _found(self, made: Made, asks: Sequence[Ask]) -> Sequence[Best | Floats]:
         """Return what the heads found: logits [n, vocabulary], or best tokens if they are on the host and suffice."""
         if self._passes.refusal is None and all(ask.sampling.wants_best() for ask in asks):
-            pairs = zip(made.best, made.best_logits, strict=True)
-            return [Best(np.asarray(best), np.asarray(logits)) for best, logits in pairs]
+            found = self._passes.fetch([*made.best, *made.best_logits])()
+            half = len(found) // 2
+            return [Best(*pair) for pair in zip(found[:half], found[half:], strict=True)]
         vocabulary, size = self._head.vocabulary, self._place.vocab_size
         return [spread(self._memory.get(logits), vocabulary, size) for logits in made.logits]
 
     def _run(self, at: Sequence[int], count: int) -> Made:
         """Run the first heads on kept states. at: their indices in `Features.array`."""
         n, passes = len(at), self._passes
-        if passes.refusal is not None or n > MOST_SEQUENCES:
+        if passes.refusal is not None or n > passes.most:
             return self._heads(self._memory.integers(np.array(at)), count)
         indices = passes.recorder.first(self._indices, n)
         passes.recorder.assign(indices, at)

@@ -1,4 +1,4 @@
-"""Round steps with drafts up to a few shapes: each shape is recorded once, which takes longer than many steps.
+"""Round steps up to a few shapes: each shape is recorded once, which takes longer than many steps.
 
 A step is filled up with sequences of token 0 at position 0, whose rows of the page tables name the null page only.
 """
@@ -31,16 +31,27 @@ class Tokens(NamedTuple):
             [*self.tokens, *[0] * total], turned,
         )  # fmt: skip
 
+    def of_row(self, row: int) -> Tokens:
+        """Return as many tokens of sequences that have one row of the page tables, from position 0 on."""
+        n = len(self.rows)
+        return self._replace(rows=[row] * n, starts=[0] * n, tokens=[0] * len(self.tokens))
+
 
 class Shapes:
-    """Chooses shapes of steps with drafts. most, most_tokens: sequences and tokens of the largest recorded step."""
+    """Chooses shapes of steps.
 
-    def __init__(self, most: int, most_tokens: int) -> None:
-        self._most, self._most_tokens = most, most_tokens
+    sequences: numbers of sequences up to which steps without drafts are filled, ascending. most, most_tokens: sequences
+    and tokens of the largest recorded step.
+    """
+
+    def __init__(self, sequences: Sequence[int], most: int, most_tokens: int) -> None:
+        self._sequences, self._most, self._most_tokens = sequences, most, most_tokens
         self._seen: Counter[tuple[int, int]] = Counter()
 
     def more(self, n: int, total: int) -> tuple[int, ...]:
         """Return the lengths of sequences that are added to a step that is not recorded yet; none if it is to be."""
+        if total == n:
+            return (1,) * (min(least for least in self._sequences if least >= n) - n)
         self._seen[n, total] += 1
         missing = -total % n  # the drafts of a shape are a multiple of n
         if not missing or self._seen[n, total] > OFTEN:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ridgeline.ops.api import Array
 from ridgeline.runtime.chain import EagleChain, Passed
-from ridgeline.runtime.graphs import MOST_GRAPHS, MOST_SEQUENCES, MOST_TOKENS, Inputs, Passes, Tree, cut, fill
+from ridgeline.runtime.graphs import Inputs, Passes, Tree, cut, fill, make_room
 from ridgeline.runtime.layout import Slices
 from ridgeline.runtime.padding import Tokens
 
@@ -45,15 +45,16 @@ class TreeRows:
         self._graphs: dict[tuple[int, int, int], _Graph] = {}
         if passes.refusal is None:
             recorder, most = passes.recorder, passes.most
-            of_tokens = [recorder.input(MOST_TOKENS) for _ in range(4)]
+            of_tokens = [recorder.input(passes.most_tokens) for _ in range(4)]
             self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
-            self._more = [recorder.input(MOST_TOKENS) for _ in range(4)]  # slots, paths, read, last
+            kinds = recorder.input, recorder.words, recorder.input, recorder.input
+            self._more = [make(passes.most_tokens) for make in kinds]  # slots, paths, read, last
 
     def run(self, given: TreeInputs) -> Passed | None:
         """Run a pass; None if it must run unrecorded."""
         n, total, passes = len(given.tokens.rows), len(given.tokens.tokens), self._passes
         self.has_recorded = False
-        if passes.refusal is not None or n > MOST_SEQUENCES or not n < total <= MOST_TOKENS:
+        if passes.refusal is not None or n > passes.most or not n < total <= passes.most_tokens:
             return None
         key = n, total, len(given.last)
         graph = self._graphs.pop(key, None)
@@ -91,7 +92,6 @@ class TreeRows:
         if found is None:
             return None
         passed = Passed(*found.results)
-        if len(self._graphs) >= MOST_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
+        make_room(self._graphs, total, passes.sizes)
         self._graphs[key] = _Graph(inputs, read, last, passed, found.run)
         return passed

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline._kernels import Pool, Program, Rooms
-from ridgeline.ops.driver import Recorded
+from ridgeline.ops.driver import CPU_SIZES, Fetched, Recorded
 from ridgeline.ops.noise import Ints
 
 Ndarray = np.ndarray[Any, Any]
@@ -17,6 +17,8 @@ Ndarray = np.ndarray[Any, Any]
 
 class CpuDriver:
     """Runs kernels on a pool of threads, and records their calls."""
+
+    sizes, runs_ahead = CPU_SIZES, False
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self._lock = pool, threading.Lock()
@@ -31,6 +33,26 @@ class CpuDriver:
     def recorder(self) -> CpuRecorder:
         return CpuRecorder(self._pool, self._lock)
 
+    def fetch(self, arrays: Sequence[Any]) -> Fetched:
+        found = [np.asarray(array) for array in arrays]
+        return lambda: found
+
+    def mirrors(self, arrays: Sequence[Ints]) -> Shared:
+        return Shared(arrays)
+
+    def reset(self) -> None:
+        """Do nothing: kernels end before their calls return."""
+
+
+class Shared:
+    """The arrays of the host, which the kernels read themselves."""
+
+    def __init__(self, arrays: Sequence[Ints]) -> None:
+        self.arrays = arrays
+
+    def write(self, changes: Sequence[tuple[int, int, int, Sequence[int]]]) -> None:
+        """Do nothing: the host wrote the numbers already."""
+
 
 class CpuRecorder:
     """Records programs of one pool. lock: held while a program is recorded."""
@@ -43,6 +65,9 @@ class CpuRecorder:
     def input(self, n: int) -> Ndarray:
         self._inputs.append(np.zeros(n, np.int64))
         return self._inputs[-1]
+
+    def words(self, n: int) -> Ndarray:
+        return self.input(n)
 
     def first(self, array: Any, n: int) -> Ndarray:
         numbers: Ndarray = array[:n]

@@ -83,6 +83,14 @@ def decode_layout(
     return page_table[rows, index], positions - index * page_tokens, page_table[rows[last]]
 
 
+def known_tokens(tokens: Ndarray, sampled: Ndarray, rows: Ndarray) -> Ndarray:
+    return np.where(tokens < 0, sampled[rows], tokens)
+
+
+def keep_tokens(sampled: Ndarray, rows: Ndarray, ids: Ndarray) -> None:
+    sampled[rows] = ids
+
+
 def best(logits: Ndarray) -> tuple[Ndarray, Ndarray]:
     ids = logits.argmax(axis=1)
     return ids, logits[np.arange(len(logits)), ids]

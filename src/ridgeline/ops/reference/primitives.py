@@ -183,6 +183,14 @@ def decode_layout(
     return page_table[rows, positions // page_tokens], positions % page_tokens, page_table[rows[last]]
 
 
+def known_tokens(tokens: Tensor, sampled: Tensor, rows: Tensor) -> Tensor:
+    return torch.where(tokens < 0, sampled[rows], tokens)
+
+
+def keep_tokens(sampled: Tensor, rows: Tensor, ids: Tensor) -> None:
+    sampled[rows] = ids
+
+
 def best(logits: Tensor) -> tuple[Tensor, Tensor]:
     values, ids = logits.float().max(dim=1)  # as the sampler sees them
     return ids, values

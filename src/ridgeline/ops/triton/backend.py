@@ -9,13 +9,16 @@ import torch
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
-from ridgeline.ops.reference.backend import open_reference
+from ridgeline.ops.driver import Driver
+from ridgeline.ops.reference.backend import open_reference, torch_device
 from ridgeline.ops.torchlib.backend import TorchlibBackend, chosen_ops
 from ridgeline.ops.triton import experts, recurrent, stages, state
-from ridgeline.ops.triton.launch import Launch, launch
+from ridgeline.ops.triton.launch import CountingLaunch, Launch, launch
+from ridgeline.ops.triton.layouts import decode_layout, keep, known
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import paged_attention, refuses_attention
 from ridgeline.ops.triton.products import refuses_linear, refuses_together
+from ridgeline.ops.triton.record import GpuDriver
 from ridgeline.ops.triton.stages import TOGETHER, Kernels, Stage
 from ridgeline.ops.triton.tokens import best, norm, write_pages
 
@@ -47,6 +50,9 @@ PRIMITIVES: Mapping[Op[Any], Primitive] = {
     **{op: Primitive(recurrent.refuses_states, _maker(make)) for op, make in recurrent.RECURRENCES.items()},
     **{op: Primitive(never, _maker(make)) for op, make in recurrent.ROWS.items()},
     api.ROUTE: Primitive(experts.refuses_route, lambda case, k: experts.route(case, k.launch)),
+    api.DECODE_LAYOUT: Primitive(never, lambda case, k: decode_layout(k.launch)),
+    api.KNOWN_TOKENS: Primitive(never, lambda case, k: known(k.launch)),
+    api.KEEP_TOKENS: Primitive(never, lambda case, k: keep(k.launch)),
 }
 STAGES: Mapping[Op[Any], Stage] = {**stages.STAGES, **experts.STAGES, **recurrent.STAGES}
 
@@ -92,12 +98,17 @@ class TritonBackend:
         return STAGES[op].make(case, weights, self._kernels)
 
 
-def open_gpu(device: str, overrides: Mapping[str, str]) -> tuple[Memory, tuple[Backend, ...]]:
-    """Return torch's memory on a GPU, and the backends that work on it, best first. overrides: as in `open_table`."""
+def open_gpu(device: str, overrides: Mapping[str, str]) -> tuple[Memory, tuple[Backend, ...], Driver]:
+    """Return torch's memory on a GPU, the backends that work on it, best first, and what records their steps.
+
+    overrides: as in `open_table`.
+    """
     found = torch.cuda.get_device_capability(device)
     refusal = None
     if found < LEAST_CAPABILITY:
         wanted, has = (".".join(map(str, version)) for version in (LEAST_CAPABILITY, found))
         refusal = f"kernels need a GPU of compute capability {wanted} or higher, and this one has {has}"
     memory, backends = open_reference(device)
-    return memory, (TorchlibBackend(chosen_ops(overrides)), TritonBackend(refusal=refusal), *backends)
+    start = CountingLaunch()
+    ours = TorchlibBackend(chosen_ops(overrides)), TritonBackend(start, refusal=refusal)
+    return memory, (*ours, *backends), GpuDriver(torch_device(device), start)

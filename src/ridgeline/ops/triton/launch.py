@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -26,3 +27,25 @@ def launch(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments: 
     device = next(x.device for x in arguments.values() if isinstance(x, torch.Tensor))
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         kernel[grid](**arguments, num_warps=compiled.warps, num_stages=compiled.stages, enable_fp_fusion=False)
+
+
+class CountingLaunch:
+    """Starts kernels, and knows their counters.
+
+    A kernel whose programs compute parts of one result counts those that have arrived, in its argument `arrived`. The
+    last program sets the counter to zero again. A launch that fails leaves it as it is, until `reset`.
+    """
+
+    def __init__(self, start: Launch = launch) -> None:
+        self._start, self._counters = start, WeakValueDictionary[int, torch.Tensor]()
+
+    def __call__(self, kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments: Any) -> None:
+        counters = arguments.get("arrived")
+        if counters is not None:
+            self._counters[id(counters)] = counters
+        self._start(kernel, grid, compiled, **arguments)
+
+    def reset(self) -> None:
+        """Set all counters to zero."""
+        for counters in list(self._counters.values()):
+            counters.zero_()

@@ -1,0 +1,183 @@
+"""The engine on a device that records: recorded steps give the tokens and the bits of unrecorded ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from interpreted.steps import llama
+from interpreted.tape import Memory, Tape, taped
+from oracle.ours import write
+from ridgeline.engine import Engine
+from ridgeline.ops.driver import GPU_SIZES
+from ridgeline.ops.triton.record import GpuDriver
+from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
+from ridgeline.runtime.sampling import Sampling
+from ridgeline.sample.sampler import NoiseKey
+from ridgeline.sched.work import LAST, StepPlan
+from ridgeline.settings import EngineOptions, resolve
+from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, RMSNorm, Rope
+from ridgeline.spec.request import BeamSearchParams, Params, SamplingParams
+from ridgeline.spec.storage import STORAGES
+
+VOCABULARY = 200
+LAYER = llama(width=32, layers=1, heads=2, kv_heads=1, head_dim=16, inner=48, vocabulary=VOCABULARY)
+
+
+def windowed() -> ModelSpec:
+    """Return a model with two groups of layers: one of them keeps the last 24 tokens."""
+    attention = Attention(2, 1, 16, 0.25, rope=Rope(16))
+    layers = [Layer(a, GatedMLP(48), RMSNorm()) for a in (attention, replace(attention, window=24))]
+    return replace(LAYER, layers=tuple(layers))
+
+
+SPECS = {"full": LAYER, "windowed": windowed()}
+
+
+@cache
+def loaded(name: str) -> tuple[LoadedModel, Tape]:
+    table, tape = taped()
+    with TemporaryDirectory() as folder:
+        write(SPECS[name], folder)
+        found = load_model(folder, LoadOptions(dtype="bfloat16", max_model_len=96), table=table)
+    return replace(found, storage=STORAGES["bfloat16"]), tape
+
+
+def engine(name: str, *, recorded: bool = True, tight: bool = False, **options: Any) -> Engine:
+    model, _ = loaded(name)
+    given = EngineOptions(block_size=4, max_num_batched_tokens=16, **options)
+    chosen = resolve(model.spec, 96, given, free_bytes=1 << 30, fixed_len=True, kv_cache_dtype="bfloat16")
+    if tight:  # little more than the longest request needs alone, so that the others are preempted
+        chosen = replace(chosen, num_pages=tuple(g.most_pages(20) + 1 for g in chosen.groups))
+    found = Engine(model, chosen)
+    if not recorded:
+        found._runner.graphs._passes.refusal = "not in this test"
+    return found
+
+
+def request(length: int, params: Params) -> GenerationRequest:
+    prompt = np.random.default_rng(length).integers(3, VOCABULARY, length).tolist()
+    keys = params.n if isinstance(params, SamplingParams) else 0
+    return GenerationRequest(prompt, params, tuple(NoiseKey(7, choice) for choice in range(keys)))
+
+
+def serve(running: Engine, requests: list[GenerationRequest], every: int = 2) -> dict[tuple[int, int], list[int]]:
+    """Add a request every few steps; return the tokens of all answers."""
+    said: dict[tuple[int, int], list[int]] = {}
+    step, left = 0, list(enumerate(requests))
+    while left or len(running):
+        if left and step % every == 0:
+            running.add(*left.pop(0))
+        for event in running.step():
+            assert event.error is None
+            said.setdefault((event.request, event.choice), []).extend(event.tokens)
+        running.check()
+        step += 1
+    return said
+
+
+def several(most: int = 6) -> list[GenerationRequest]:
+    greedy = SamplingParams(max_tokens=most, temperature=0, ignore_eos=True)
+    drawn = replace(greedy, temperature=1.0, seed=3)
+    return [request(5, greedy), request(13, replace(drawn, n=2)), request(9, greedy), request(3, drawn)]
+
+
+@pytest.mark.parametrize(("name", "depth", "tight"), [("full", 1, False), ("windowed", 2, True)])
+def test_recorded_steps_give_the_tokens_of_unrecorded_ones(name: str, depth: int, tight: bool) -> None:
+    wanted = serve(engine(name, recorded=False), several())
+    running = engine(name, max_num_seqs=6, steps_in_flight=depth, tight=tight)
+    assert serve(running, several()) == wanted
+    assert running.stats().unrecorded is None
+    assert bool(running.stats().preempted_recompute) == tight
+    sizes = {n for n, _, _ in running._runner.graphs._graphs}
+    assert sizes and sizes <= {1, 2, 4, 7}, "six sequences and a spare one are the largest recorded step"
+
+
+def test_greedy_steps_read_no_logits_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts and decode steps are sampled on the device: with two steps in flight the host gets tokens a step late."""
+    greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    requests = [request(5, greedy), request(18, greedy)]
+    wanted = serve(engine("full", recorded=False, steps_in_flight=1), requests)
+    running = engine("full", steps_in_flight=2)
+    late, submit = [], running._runner.submit
+    monkeypatch.setattr(Memory, "get", lambda self, array: pytest.fail("the host waits for logits"))
+
+    def watched(plan: StepPlan, sampling: Sampling) -> Any:
+        late.append([t for work in plan.works for t in work.tokens].count(LAST))
+        return submit(plan, sampling)
+
+    monkeypatch.setattr(running._runner, "submit", watched)
+    assert serve(running, requests, every=1) == wanted
+    assert max(late) == 2
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter warns
+def test_a_row_with_broken_logits_ends_with_an_error() -> None:
+    running = engine("full", steps_in_flight=2)
+    running.add(0, several()[0])
+    running.step(), running.step()
+    events = []
+    keys: Any = running._runner.arena.layer(0)[1][0]
+    keys.fill_(float("nan"))
+    while len(running):
+        events += running.step()
+    assert events[-1].error is not None and "NaN" in str(events[-1].error)
+
+
+def test_beams_fork_recorded_sequences() -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=4)
+    found = [serve(engine("full", recorded=recorded), [request(7, params)]) for recorded in (True, False)]
+    assert found[0] == found[1]
+
+
+def test_few_recordings_are_kept_and_larger_steps_run_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GpuDriver, "sizes", GPU_SIZES._replace(sequences=(1, 2, 3), rows=4))
+    running = engine("full")
+    assert serve(running, several(3)) == serve(engine("full", recorded=False), several(3))
+    assert sum(tokens for _, tokens, _ in running._runner.graphs._graphs) <= 4
+
+
+def test_what_cannot_be_recorded_runs_unrecorded_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = serve(engine("full", recorded=False), several(2))
+    monkeypatch.setattr(loaded("full")[1], "refusal", "the GPU has too little memory")
+    running = engine("full")
+    assert serve(running, several(2)) == wanted
+    assert str(running.stats().unrecorded).startswith("the GPU has too little memory; served beside")
+
+
+def test_work_that_reads_on_the_host_is_not_recorded() -> None:
+    table, _ = taped()
+    assert table.driver is not None
+    recorder = table.driver.recorder()
+    numbers = recorder.input(5)
+    found = recorder.record(lambda: [torch.as_tensor(numbers).nonzero()], [])
+    assert found == "a step reads a value on the host (nonzero)"
+    found = recorder.record(lambda: [table.memory.integers(np.arange(3))], [])
+    assert found == "a step copies numbers from the host"
+
+
+def test_recorded_work_reads_its_inputs_again() -> None:
+    """Inputs of both widths, and views of them, lie at addresses that are multiples of 16."""
+    table, _ = taped()
+    assert table.driver is not None
+    recorder = table.driver.recorder()
+    short, wide = recorder.input(3), recorder.words(5)
+    few: Any = recorder.first(wide, 2)
+    assert all(torch.as_tensor(x).data_ptr() % 16 == 0 for x in (short, wide))
+    found = recorder.record(lambda: [torch.as_tensor(short) * 2, few + 1], [])
+    assert not isinstance(found, str)
+    for begin in range(9):  # more often than there are blocks for copies
+        recorder.assign(short, [begin, -1, 7])
+        recorder.assign(few, [2**40 + begin, -(2**40)])
+        found.run()
+        fetched = recorder.fetch(found.results)
+        recorder.assign(short, [0, 0, 0])
+        found.run()
+        assert [x.tolist() for x in fetched()] == [[2 * begin, -2, 14], [2**40 + begin + 1, 1 - 2**40]]
