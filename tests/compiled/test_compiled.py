@@ -121,6 +121,8 @@ def test_recurrences(name: str, shape: tuple[int, int], target: GPUTarget) -> No
         kernel = launched.kernel.fn.__name__
         if kernel in ALONG:
             check(launched, target, is_wide=kernel not in NARROW_ALONG)
+
+
 @pytest.mark.slow
 @TARGETS
 def test_trees_of_drafts(target: GPUTarget) -> None:
