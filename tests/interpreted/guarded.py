@@ -17,7 +17,7 @@ from ridgeline.ops.triton.launch import Compiled, launch
 OUTPUTS = {
     "dense_product": ("out", "parts"), "round_tokens": ("steps", "token_scales"), "whole_product": ("out",),
     "attend": ("out", "parts"), "normalize": ("out", "total"), "activate": ("out",), "rotate": ("q", "k"),
-    "write_entries": (), "place_tokens": ("pages", "slots", "tables"), "known_tokens": ("ids",),
+    "write_entries": (), "place_tokens": ("pages", "slots", "tables"), "known_tokens": ("ids",), "keep_tokens": (),
     "write_rows": (), "best_of_parts": ("ids", "values"), "best_of_rows": ("ids", "values"),
 }  # fmt: skip
 GUARD = 64  # numbers on both sides of an output that no kernel may write

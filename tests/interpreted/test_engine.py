@@ -12,14 +12,16 @@ import pytest
 import torch
 
 from interpreted.steps import llama
-from interpreted.tape import Tape, taped
+from interpreted.tape import Memory, Tape, taped
 from oracle.ours import write
 from ridgeline.engine import Engine
 from ridgeline.ops.driver import GPU_SIZES
 from ridgeline.ops.triton.record import GpuDriver
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
+from ridgeline.runtime.sampling import Sampling
 from ridgeline.sample.sampler import NoiseKey
+from ridgeline.sched.work import LAST, StepPlan
 from ridgeline.settings import EngineOptions, resolve
 from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, RMSNorm, Rope
 from ridgeline.spec.request import BeamSearchParams, Params, SamplingParams
@@ -96,6 +98,37 @@ def test_recorded_steps_give_the_tokens_of_unrecorded_ones(name: str, depth: int
     assert bool(running.stats().preempted_recompute) == tight
     sizes = {n for n, _, _ in running._runner.graphs._graphs}
     assert sizes and sizes <= {1, 2, 4, 7}, "six sequences and a spare one are the largest recorded step"
+
+
+def test_greedy_steps_read_no_logits_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts and decode steps are sampled on the device: with two steps in flight the host gets tokens a step late."""
+    greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+    requests = [request(5, greedy), request(18, greedy)]
+    wanted = serve(engine("full", recorded=False, steps_in_flight=1), requests)
+    running = engine("full", steps_in_flight=2)
+    late, submit = [], running._runner.submit
+    monkeypatch.setattr(Memory, "get", lambda self, array: pytest.fail("the host waits for logits"))
+
+    def watched(plan: StepPlan, sampling: Sampling) -> Any:
+        late.append([t for work in plan.works for t in work.tokens].count(LAST))
+        return submit(plan, sampling)
+
+    monkeypatch.setattr(running._runner, "submit", watched)
+    assert serve(running, requests, every=1) == wanted
+    assert max(late) == 2
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter warns
+def test_a_row_with_broken_logits_ends_with_an_error() -> None:
+    running = engine("full", steps_in_flight=2)
+    running.add(0, several()[0])
+    running.step(), running.step()
+    events = []
+    keys: Any = running._runner.arena.layer(0)[1][0]
+    keys.fill_(float("nan"))
+    while len(running):
+        events += running.step()
+    assert events[-1].error is not None and "NaN" in str(events[-1].error)
 
 
 def test_beams_fork_recorded_sequences() -> None:

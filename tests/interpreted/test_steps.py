@@ -47,6 +47,17 @@ def test_known_tokens(size: int) -> None:
     assert torch.equal(found, REFERENCE.primitive(api.KNOWN_TOKENS)(tokens, sampled, rows))
 
 
+@pytest.mark.parametrize("size", [1, 63, 100, 257])
+def test_kept_tokens(size: int) -> None:
+    rng = np.random.default_rng(size)
+    rows, ids = torch.from_numpy(rng.permutation(2 * size)[:size]).int(), torch.from_numpy(rng.integers(0, 99, size))
+    found, wanted = torch.zeros(2 * size, dtype=torch.int64), torch.zeros(2 * size, dtype=torch.int64)
+    TABLE.primitive(api.KEEP_TOKENS)(found, rows, ids)
+    REFERENCE.primitive(api.KEEP_TOKENS)(wanted, rows, ids)
+    assert TABLE.choose(api.KEEP_TOKENS).backend == "triton"
+    assert torch.equal(found, wanted)
+
+
 def test_mirrors_follow_the_host() -> None:
     rng = np.random.default_rng(0)
     host = [rng.integers(0, 99, (5, 7)), rng.integers(0, 99, (5, 300))]

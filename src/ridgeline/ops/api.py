@@ -2,7 +2,7 @@
 
 Shapes: T tokens of all sequences, flattened; `width` is the hidden size; H query heads, K key and value heads, D
 elements per head. Activations are float32. Ops return new arrays; only WRITE_PAGES and WRITE_STATE write in place,
-into the arena.
+into the arena, and KEEP_TOKENS.
 
 *Primitives* define the results. *Stages* are sequences of primitives that a kernel may fuse; by default a stage is the
 composition of its primitives (`stages.py`), so that a backend may serve any subset of both. A backend is chosen once
@@ -262,6 +262,8 @@ DECODE_LAYOUT: Op[Callable[[Array, Array, Array, Array, int], tuple[Array, Array
 # (tokens [T], sampled [rows], rows [T]) -> ids [T]: the tokens, or for a token below 0 the one that its row sampled
 # before [no case]
 KNOWN_TOKENS: Op[Callable[[Array, Array, Array], Array]] = Op("known_tokens", "primitive")
+# (sampled [rows], rows [n], ids [n]) -> None, in place: each row's id becomes the one that it sampled [no case]
+KEEP_TOKENS: Op[Callable[[Array, Array, Array], None]] = Op("keep_tokens", "primitive")
 # (logits [n, vocabulary]) -> ids [n] of the largest logits, of equal ones the first, or of the first NaN; and those
 # logits [n] [no case]
 BEST: Op[Callable[[Array], tuple[Array, Array]]] = Op("best", "primitive")
@@ -310,7 +312,7 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR, QUANTIZED_ROWS,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
-    DELTA_RULE, NORM_GATE, DECODE_LAYOUT, KNOWN_TOKENS, BEST, DRAW,
+    DELTA_RULE, NORM_GATE, DECODE_LAYOUT, KNOWN_TOKENS, KEEP_TOKENS, BEST, DRAW,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (
     ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, PRODUCT, EXPERT_BLOCK, MLP_BLOCK,

@@ -70,10 +70,6 @@ class Recorder(Protocol):
         """
         ...
 
-    def fetch(self, arrays: Sequence[Array]) -> Fetched:
-        """Begin to copy arrays to the host; they may change afterwards. The function waits and returns the copies."""
-        ...
-
 
 class Mirrors(Protocol):
     """Copies of the host's arrays of integers, which recorded work reads. arrays: the copies, in order."""
@@ -89,7 +85,8 @@ class Mirrors(Protocol):
 class Driver(Protocol):
     """Runs the kernels of a device.
 
-    threads: number of threads of the kernels; None: they have none. sizes: limits of recorded steps.
+    threads: number of threads of the kernels; None: they have none. sizes: limits of recorded steps. runs_ahead: the
+    host goes on while the device computes, so that it does not know a step's tokens when it submits the next one.
     """
 
     @property
@@ -97,6 +94,8 @@ class Driver(Protocol):
 
     @property
     def sizes(self) -> Sizes: ...
+    @property
+    def runs_ahead(self) -> bool: ...
 
     def kernel_seconds(self) -> float:
         """Return the seconds that kernels have run so far; 0 where nobody counts them."""
@@ -104,6 +103,10 @@ class Driver(Protocol):
 
     def recorder(self) -> Recorder:
         """Return a new recorder."""
+        ...
+
+    def fetch(self, arrays: Sequence[Array]) -> Fetched:
+        """Begin to copy arrays to the host; they may change afterwards. The function waits and returns the copies."""
         ...
 
     def mirrors(self, arrays: Sequence[Ints]) -> Mirrors:

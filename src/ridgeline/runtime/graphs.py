@@ -17,12 +17,13 @@ from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Buckets, PagedLayout
-from ridgeline.ops.driver import Fetched, Recorded, Recorder, Sizes
+from ridgeline.ops.driver import Recorded, Recorder, Sizes
 from ridgeline.runtime.arena import Layers
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.features import Features
 from ridgeline.runtime.layout import Slices
 from ridgeline.runtime.padding import Shapes, Tokens
+from ridgeline.runtime.sampled import SampledTokens
 from ridgeline.runtime.step import PagedStep
 from ridgeline.spec.groups import StateGroup
 
@@ -52,11 +53,6 @@ class Decoded(NamedTuple):
     best: Array
     best_logits: Array
     stream: Stream
-    recorder: Recorder
-
-    def fetch(self) -> Fetched:
-        """Begin to copy the best tokens and their logits to the host."""
-        return self.recorder.fetch((self.best, self.best_logits))
 
 
 class Inputs(NamedTuple):
@@ -125,6 +121,11 @@ class Passes:
             layouts.append(PagedLayout(pages, slots, starts, lengths, tables, _no_buckets, paths))
         return PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows)
 
+    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray[Any, Any]]:
+        """Return results of recorded work on the host."""
+        assert self._table.driver is not None, "nothing is recorded without a driver"
+        return self._table.driver.fetch(arrays)()
+
     def record(self, work: Callable[[], Sequence[Array]]) -> Recorded | None:
         """Run and record work; None if it must run unrecorded, with the reason in `refusal`."""
         try:
@@ -141,14 +142,15 @@ class Passes:
 class DecodeGraphs:
     """Holds recorded decode steps of one engine, by their numbers of sequences and tokens.
 
-    tap: takes features from each step; None if nobody reads any.
+    tap: takes features from each step; None if nobody reads any. sampled: holds the tokens that steps sample, where the
+    device runs ahead of the host; a step without drafts then keeps the best token of each row there.
     """
 
     def __init__(
         self, model: Model, table: OpsTable, groups: Sequence[StateGroup], arena: Layers, drafts: DraftInputs,
-        page_tables: Sequence[Array], tap: Tap | None = None,
+        page_tables: Sequence[Array], tap: Tap | None = None, sampled: SampledTokens | None = None,
     ) -> None:  # fmt: skip
-        self._model, self._tap = model, tap
+        self._model, self._tap, self._sampled = model, tap, sampled
         constants = [*model.constants(), *([tap.kept.array] if tap else ())]
         self._passes = Passes(constants, table, groups, arena, drafts, page_tables)
         self._graphs: dict[tuple[int, int, bool], _Graph] = {}
@@ -202,28 +204,42 @@ class DecodeGraphs:
         if tree is not None:
             slots, paths = (passes.recorder.first(x, total) for x in self._tree)
             inputs = inputs._replace(slots=slots, paths=paths)
-        fill(passes.recorder, inputs, given, tree)
+        # Where a step changes what the next one reads, it is recorded while it computes rows that nobody has.
+        first = given if self._sampled is None else given.of_row(passes.spare)
+        fill(passes.recorder, inputs, first, tree)
         slices, places = Slices.plain(np.array(given.rows), np.array(given.starts), np.array(given.lengths)), None
         if tap:
             places = passes.recorder.first(self._kept, total)
             passes.recorder.assign(places, kept)
 
         def work() -> Sequence[Array]:
-            stream = self._model.forward(passes.step(slices, inputs), aux=tap.aux if tap else ())
+            stream = self._model.forward(passes.step(slices, self._known(inputs)), aux=tap.aux if tap else ())
             if tap and places is not None:
                 tap.kept.write(places, tap.features(stream))
             logits = self._model.logits(stream)
-            made = [logits, *passes.best(logits), stream.residual]
+            best, best_logits = passes.best(logits)
+            if self._sampled is not None and n == total:
+                self._sampled.keep(inputs.rows, best)
+            made = [logits, best, best_logits, stream.residual]
             return made if stream.delta is None else [*made, stream.delta]
 
         found = passes.record(work)
         if found is None:
             return None
         logits, best, best_logits, residual, *more = found.results
-        made = Decoded(logits, best, best_logits, Stream(residual, more[0] if more else None), passes.recorder)
+        made = Decoded(logits, best, best_logits, Stream(residual, more[0] if more else None))
+        if self._sampled is not None:
+            fill(passes.recorder, inputs, given, tree)
+            found.run()
         make_room(self._graphs, total, passes.sizes)
         self._graphs[n, total, tree is not None] = _Graph(inputs, places, made, found.run)
         return made
+
+    def _known(self, inputs: Inputs) -> Inputs:
+        """Return the inputs with tokens in place of LAST."""
+        if self._sampled is None:
+            return inputs
+        return inputs._replace(tokens=self._sampled.known(inputs.tokens, inputs.rows))
 
 
 def cut(passes: Passes, inputs: Inputs, n: int, total: int) -> Inputs:

@@ -31,6 +31,11 @@ class Tokens(NamedTuple):
             [*self.tokens, *[0] * total], turned,
         )  # fmt: skip
 
+    def of_row(self, row: int) -> Tokens:
+        """Return as many tokens of sequences that have one row of the page tables, from position 0 on."""
+        n = len(self.rows)
+        return self._replace(rows=[row] * n, starts=[0] * n, tokens=[0] * len(self.tokens))
+
 
 class Shapes:
     """Chooses shapes of steps.

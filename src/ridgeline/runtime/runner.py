@@ -12,7 +12,8 @@ import numpy as np
 
 from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
-from ridgeline.ops.api import Array, Memory, PagedLayout, SnapshotLayout
+from ridgeline.ops import OpsTable, api
+from ridgeline.ops.api import Array, PagedLayout, SnapshotLayout
 from ridgeline.runtime.arena import Arena, Bytes
 from ridgeline.runtime.drafter import Place
 from ridgeline.runtime.drafts import DraftInputs
@@ -24,6 +25,7 @@ from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.moves import RowMover
 from ridgeline.runtime.open_drafter import open_drafter
+from ridgeline.runtime.sampled import Ahead, SampledTokens, last_tokens, sampled_ahead
 from ridgeline.runtime.sampling import (
     HostRow,
     Late,
@@ -58,21 +60,26 @@ class Forward:
 
     model: Model
     stream: Stream
-    memory: Memory
+    table: OpsTable
     decoded: Decoded | None = None
     features: Array | None = None
 
     def logits(self, rows: Ints | None = None) -> Floats:
         """Return the logits [n, vocabulary] of n of the step's tokens (None: of all)."""
-        if rows is None and self.decoded is not None:
-            return self.memory.get(self.decoded.logits)
-        return self.memory.get(self.model.logits(self.stream, None if rows is None else self.memory.integers(rows)))
+        return self.table.memory.get(self.on_device(rows))
+
+    def on_device(self, rows: Ints | None = None) -> Array:
+        """Return these logits on the device."""
+        given = None if rows is None else self.table.memory.integers(rows)
+        if self.decoded is None:
+            return self.model.logits(self.stream, given)
+        return self.decoded.logits if given is None else self.table.primitive(api.TAKE)(self.decoded.logits, given)
 
     def best(self) -> Best | None:
         """Return the best token of each row, if the step has computed it already."""
-        if self.decoded is None:
+        if self.decoded is None or self.table.driver is None:
             return None
-        return Best(*self.decoded.fetch()())
+        return Best(*self.table.driver.fetch((self.decoded.best, self.decoded.best_logits))())
 
 
 @dataclass(slots=True)
@@ -80,6 +87,7 @@ class Computed:
     """A step that ran: a result for each work.
 
     q: as in Sampling. left: works that the host samples, by their index, with the index of their first row of `logits`.
+    ahead: tokens that the device sampled, and that are on their way.
     """
 
     plan: StepPlan
@@ -87,6 +95,7 @@ class Computed:
     q: Mapping[int, Sequence[Distribution]] = field(default_factory=dict)
     logits: Floats | None = None
     left: dict[int, int] = field(default_factory=dict)
+    ahead: Ahead | None = None
 
 
 class DeviceRunner:
@@ -128,6 +137,9 @@ class DeviceRunner:
         self._driver = loaded.table.driver
         self._mirrors = self._driver.mirrors(self._tables) if self._driver else None
         mirrors = self._mirrors.arrays if self._mirrors else self._tables
+        runs_ahead = self._driver is not None and self._driver.runs_ahead
+        self._sampled = SampledTokens(lines, loaded.table) if runs_ahead else None
+        self._best = loaded.table.primitive(api.BEST)
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]
         self._last, self._acceptance = np.zeros(max_seqs, np.int64), acceptance
@@ -141,8 +153,10 @@ class DeviceRunner:
             )  # fmt: skip
             self.drafter = open_drafter(draft, loaded.model, place)
         self._tap = None if self.drafter is None else self.drafter.tap
-        self.graphs = DecodeGraphs(loaded.model, loaded.table, groups, self.arena, self._inputs, mirrors, self._tap)
-        self._thread = ThreadPoolExecutor(1, "ridgeline-runner") if threaded else None
+        self.graphs = DecodeGraphs(
+            loaded.model, loaded.table, groups, self.arena, self._inputs, mirrors, self._tap, self._sampled
+        )
+        self._thread = ThreadPoolExecutor(1, "ridgeline-runner") if threaded and not runs_ahead else None
         self._open: set[Future[Computed]] = set()  # steps that the thread has not finished
 
     # ---- the Runner protocol ----------------------------------------------------------------------------
@@ -181,7 +195,10 @@ class DeviceRunner:
 
     def collect(self, handle: Future[Computed]) -> Sequence[Result]:
         """Wait for a step and return a result for each work."""
-        return handle.result().results
+        step = handle.result()
+        for i, result in step.ahead.results() if step.ahead else ():
+            step.results[i] = result._replace(prompt_logprobs=step.results[i].prompt_logprobs)
+        return step.results
 
     def reset(self) -> None:
         """Wait for the steps that were submitted and forget them."""
@@ -241,7 +258,10 @@ class DeviceRunner:
     def _sample(self, step: Computed, forward: Forward, given: Sequence[SampleRow | None]) -> None:
         """Sample the works for which a row is given; leave the logits for the others."""
         works = step.plan.works
-        rows = sampled_rows(works)
+        ahead = self._sample_ahead(step, forward, given)
+        if all(i in ahead for i, work in enumerate(works) if work.sample):
+            return
+        rows = sampled_rows(works, ahead)
         best = forward.best() if rows is None else None
         if best is not None and all(row is not None and row.wants_best() for row in given):
             for i, result in enumerate(best_results(best, [row for row in given if row is not None], works)):
@@ -250,7 +270,7 @@ class DeviceRunner:
             return
         logits, at, targets = forward.logits(rows), 0, {}
         for i, (work, row) in enumerate(zip(works, given, strict=True)):
-            if not work.sample:
+            if not work.sample or i in ahead:
                 continue
             if row is None:
                 step.left[i] = at
@@ -263,6 +283,22 @@ class DeviceRunner:
         self._settle(works, step.results)
         if step.left:
             step.logits = logits
+
+    def _sample_ahead(self, step: Computed, forward: Forward, given: Sequence[SampleRow | None]) -> frozenset[int]:
+        """Let the device sample the works for which that is possible, without waiting; return their indices."""
+        works, driver = step.plan.works, self._driver
+        if self._sampled is None or driver is None or not (chosen := sampled_ahead(works, given)):
+            return frozenset()
+        at, rows = last_tokens(works)[chosen].tolist(), [works[i].row for i in chosen]
+        if forward.decoded is not None:
+            best, best_logits = forward.decoded.best, forward.decoded.best_logits
+        else:
+            best, best_logits = self._best(forward.on_device(np.array(at)))
+            self._sampled.keep(self._memory.integers(np.array(rows)), best)
+            at = list(range(len(chosen)))
+        self._last[rows] = LAST
+        step.ahead = Ahead(driver.fetch((best, best_logits)), at, chosen, [row for i in chosen if (row := given[i])])
+        return frozenset(chosen)
 
     def _target(self, step: Computed, index: int, row: SampleRow, at: int) -> Target:
         work = step.plan.works[index]
@@ -309,11 +345,11 @@ class DeviceRunner:
         slices = self._slices(plan.works)
         decoded = self._decode(plan.works, slices, tokens)
         if decoded is not None:
-            forward = Forward(self._model, decoded.stream, self._memory, decoded)
+            forward = Forward(self._model, decoded.stream, self._table, decoded)
         else:
             stream = self._model.forward(self._step(slices, tokens), aux=self._tap.aux if self._tap else ())
             features = self._tap.features(stream) if self._tap else None
-            forward = Forward(self._model, stream, self._memory, features=features)
+            forward = Forward(self._model, stream, self._table, features=features)
         if self.drafter is not None and self._tap is not None and self.drafter.lost is None:
             try:
                 self.drafter.ran(plan, tokens, forward.features)
@@ -322,7 +358,7 @@ class DeviceRunner:
         return forward
 
     def _tokens(self, works: Sequence[Work]) -> Ints:
-        """Return the ids of a step's tokens [T]."""
+        """Return the ids of a step's tokens [T]; LAST for those that only the device knows."""
         last = self._last
         return np.array([t if t != LAST else int(last[work.row]) for work in works for t in work.tokens])
 
@@ -353,8 +389,11 @@ class DeviceRunner:
         )
 
     def _step(self, slices: Slices, tokens: Ints) -> PagedStep:
+        ids = self._memory.integers(tokens)
+        if self._sampled is not None and (tokens == LAST).any():
+            ids = self._sampled.known(ids, self._memory.integers(np.repeat(slices.rows, slices.lengths)))
         return PagedStep(
-            self._memory.integers(tokens),
+            ids,
             self._memory.integers(slices.positions()),
             slices,
             [self._layout(slices, group, table) for group, table in zip(self._groups, self._tables, strict=True)],

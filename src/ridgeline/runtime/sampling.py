@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -177,13 +177,14 @@ def best_results(best: Best, rows: Sequence[SampleRow], works: Sequence[Work]) -
     return results
 
 
-def sampled_rows(works: Sequence[Work]) -> Ints | None:
+def sampled_rows(works: Sequence[Work], skipped: Collection[int] = ()) -> Ints | None:
     """Return the indices of a step's tokens whose logits are sampled: each last known token and its drafts; None: all.
 
-    Works that do not sample have none.
+    Works that do not sample have none, nor do works that are skipped, by their index.
     """
-    if all(w.sample and len(w.tokens) == w.num_draft + 1 for w in works):
+    if not skipped and all(w.sample and len(w.tokens) == w.num_draft + 1 for w in works):
         return None
     ends = accumulate(len(w.tokens) for w in works)
-    rows = [np.arange(end - w.num_draft - 1, end) for w, end in zip(works, ends, strict=True) if w.sample]
+    pairs = enumerate(zip(works, ends, strict=True))
+    rows = [np.arange(end - w.num_draft - 1, end) for i, (w, end) in pairs if w.sample and i not in skipped]
     return np.concatenate(rows)

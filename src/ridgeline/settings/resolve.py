@@ -89,7 +89,7 @@ def resolve(
         block_size=found.page_tokens,
         state_snapshot_tokens=found.state_snapshot_tokens,
         kv_cache_dtype=storage.dtype,
-        steps_in_flight=options.steps_in_flight or 1,
+        steps_in_flight=options.steps_in_flight or (1 if device_is_host else 2),
         groups=found.groups,
         num_pages=pages,
         num_host_pages=host_pages,
@@ -285,7 +285,8 @@ def _reasons(problem: Problem, found: Settings, advice: Advice | None) -> dict[s
         "state_snapshot_tokens": _why_snapshots(found),
         "kv_cache_memory_bytes": f"{problem.fraction:.0%} of the free {num_bytes(problem.free)} less {workspace} of "
         f"workspace, but no more than {found.seqs} sequences of {found.length} tokens need",
-        "steps_in_flight": "with 2 the host's work overlaps the device's, but it is short on this device",
+        "steps_in_flight": "with 2 the host's work overlaps the device's, but it is short on this device"
+        if problem.on_host else "the host's work overlaps the device's, and tokens arrive one step late",
         "num_speculative_tokens": drafts_why,
         "draft_depth": depth_why,
         "draft_acceptance": "the answers are those without drafts, token by token",

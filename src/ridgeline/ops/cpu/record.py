@@ -18,7 +18,7 @@ Ndarray = np.ndarray[Any, Any]
 class CpuDriver:
     """Runs kernels on a pool of threads, and records their calls."""
 
-    sizes = CPU_SIZES
+    sizes, runs_ahead = CPU_SIZES, False
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self._lock = pool, threading.Lock()
@@ -32,6 +32,10 @@ class CpuDriver:
 
     def recorder(self) -> CpuRecorder:
         return CpuRecorder(self._pool, self._lock)
+
+    def fetch(self, arrays: Sequence[Any]) -> Fetched:
+        found = [np.asarray(array) for array in arrays]
+        return lambda: found
 
     def mirrors(self, arrays: Sequence[Ints]) -> Shared:
         return Shared(arrays)
@@ -81,10 +85,6 @@ class CpuRecorder:
             results = [_borrow(program, x) for x in program.record(work)]
         reason = program.refusal or self._check(program, results)
         return Recorded(results, program) if reason is None else reason
-
-    def fetch(self, arrays: Sequence[Any]) -> Fetched:
-        found = [np.asarray(array) for array in arrays]
-        return lambda: found
 
     def _check(self, program: Program, results: Sequence[Ndarray]) -> str | None:
         """Return why the program does not repeat the work's results from its inputs; None if it does. Checked once."""

@@ -25,7 +25,8 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: p.multiply,
-    api.DECODE_LAYOUT: p.decode_layout, api.KNOWN_TOKENS: p.known_tokens, api.BEST: p.best, api.DRAW: draw,
+    api.DECODE_LAYOUT: p.decode_layout, api.KNOWN_TOKENS: p.known_tokens, api.KEEP_TOKENS: p.keep_tokens,
+    api.BEST: p.best, api.DRAW: draw,
     api.QUANTIZED_ROWS: quant.rows, api.ROUND_BF16: quant.round_bf16,
 }  # fmt: skip
 _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
@@ -43,7 +44,8 @@ _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
 # These move numbers without arithmetic, so that numpy gives no warnings about overflow or NaN.
 _MOVES = (
     api.EMBEDDING, api.SPLIT_HEADS, api.TAKE, api.CUT, api.JOIN, api.WRITE_PAGES, api.READ_STATE, api.WRITE_STATE,
-    api.GATHER, api.SPLIT, api.DECODE_LAYOUT, api.KNOWN_TOKENS, api.BEST,
+    api.GATHER, api.SPLIT, api.DECODE_LAYOUT, api.KNOWN_TOKENS, api.KEEP_TOKENS,
+    api.BEST,
 )  # fmt: skip
 
 

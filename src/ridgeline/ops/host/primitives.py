@@ -87,6 +87,10 @@ def known_tokens(tokens: Ndarray, sampled: Ndarray, rows: Ndarray) -> Ndarray:
     return np.where(tokens < 0, sampled[rows], tokens)
 
 
+def keep_tokens(sampled: Ndarray, rows: Ndarray, ids: Ndarray) -> None:
+    sampled[rows] = ids
+
+
 def best(logits: Ndarray) -> tuple[Ndarray, Ndarray]:
     ids = logits.argmax(axis=1)
     return ids, logits[np.arange(len(logits)), ids]

@@ -31,8 +31,8 @@ _PLAIN = {
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: r.multiply,
-    api.DECODE_LAYOUT: p.decode_layout, api.KNOWN_TOKENS: p.known_tokens, api.BEST: p.best, api.DRAW: p.draw,
-    api.ROUND_BF16: quant.round_bf16,
+    api.DECODE_LAYOUT: p.decode_layout, api.KNOWN_TOKENS: p.known_tokens, api.KEEP_TOKENS: p.keep_tokens,
+    api.BEST: p.best, api.DRAW: p.draw, api.ROUND_BF16: quant.round_bf16,
 }  # fmt: skip
 _BY_CASE = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,

@@ -187,6 +187,10 @@ def known_tokens(tokens: Tensor, sampled: Tensor, rows: Tensor) -> Tensor:
     return torch.where(tokens < 0, sampled[rows], tokens)
 
 
+def keep_tokens(sampled: Tensor, rows: Tensor, ids: Tensor) -> None:
+    sampled[rows] = ids
+
+
 def best(logits: Tensor) -> tuple[Tensor, Tensor]:
     values, ids = logits.float().max(dim=1)  # as the sampler sees them
     return ids, values

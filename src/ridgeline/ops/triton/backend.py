@@ -12,7 +12,7 @@ from ridgeline.ops.api import Backend, Memory, Op, Weights
 from ridgeline.ops.driver import Driver
 from ridgeline.ops.reference.backend import open_reference, torch_device
 from ridgeline.ops.triton.launch import CountingLaunch, Launch, launch
-from ridgeline.ops.triton.layouts import decode_layout, known
+from ridgeline.ops.triton.layouts import decode_layout, keep, known
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import paged_attention, refuses_attention
 from ridgeline.ops.triton.products import refuses_linear, refuses_together
@@ -41,6 +41,7 @@ PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.BEST: Primitive(never, lambda case, k: best(k.launch)),
     api.DECODE_LAYOUT: Primitive(never, lambda case, k: decode_layout(k.launch)),
     api.KNOWN_TOKENS: Primitive(never, lambda case, k: known(k.launch)),
+    api.KEEP_TOKENS: Primitive(never, lambda case, k: keep(k.launch)),
 }
 
 

@@ -1,4 +1,4 @@
-"""Primitives that prepare a step on the GPU: DECODE_LAYOUT and KNOWN_TOKENS."""
+"""Primitives that prepare a step on the GPU: DECODE_LAYOUT, KNOWN_TOKENS and KEEP_TOKENS."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops.triton.launch import Compiled, Launch
-from ridgeline.ops.triton.steps import known_tokens, place_tokens
+from ridgeline.ops.triton.steps import keep_tokens, known_tokens, place_tokens
 
 BLOCK = 1024  # numbers that one program copies
 
@@ -44,5 +44,18 @@ def known(launch: Launch) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
             tokens=tokens, sampled=sampled, rows=rows, ids=ids, count=count, BLOCK=BLOCK,
         )  # fmt: skip
         return ids
+
+    return run
+
+
+def keep(launch: Launch) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """Return KEEP_TOKENS."""
+
+    def run(sampled: Tensor, rows: Tensor, ids: Tensor) -> None:
+        count = ids.shape[0]
+        launch(
+            keep_tokens, (-(-count // BLOCK),), Compiled(4), sampled=sampled, rows=rows, ids=ids, count=count,
+            BLOCK=BLOCK,
+        )  # fmt: skip
 
     return run

@@ -159,24 +159,6 @@ class GpuRecorder:
     def _send(self) -> None:
         self._upload(self._host[: self._used], self._block[: self._used])
 
-    def fetch(self, arrays: Sequence[Any]) -> Fetched:
-        if self._device.type != "cuda":
-            kept = [array.numpy().copy() for array in arrays]
-            return lambda: kept
-        with on(self._device):
-            copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in arrays]
-            for copy, array in zip(copies, arrays, strict=True):
-                copy.copy_(array, non_blocking=True)
-            done = torch.cuda.Event()
-            done.record()
-
-        def wait() -> list[np.ndarray[Any, Any]]:
-            with said_in_one_line():
-                done.synchronize()
-            return [copy.numpy() for copy in copies]
-
-        return wait
-
 
 class GpuMirrors:
     """Copies of page tables on the device, int32, one behind the other in one array."""
@@ -223,7 +205,7 @@ class GpuDriver:
     """
 
     threads = None
-    sizes = GPU_SIZES
+    sizes, runs_ahead = GPU_SIZES, True
 
     def __init__(
         self, device: torch.device, launch: CountingLaunch, capture: Callable[[], Capture] | None = None
@@ -238,6 +220,24 @@ class GpuDriver:
         with on(self._device):
             capture = GraphCapture(self._device) if self._capture is None else self._capture()
             return GpuRecorder(self._device, capture, self._uploads)
+
+    def fetch(self, arrays: Sequence[Any]) -> Fetched:
+        if self._device.type != "cuda":
+            kept = [array.numpy().copy() for array in arrays]
+            return lambda: kept
+        with on(self._device):
+            copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in arrays]
+            for copy, array in zip(copies, arrays, strict=True):
+                copy.copy_(array, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+
+        def wait() -> list[np.ndarray[Any, Any]]:
+            with said_in_one_line():
+                done.synchronize()
+            return [copy.numpy() for copy in copies]
+
+        return wait
 
     def mirrors(self, arrays: Sequence[Ints]) -> GpuMirrors:
         return GpuMirrors(arrays, self._device, self._launch, self._uploads)

@@ -48,3 +48,12 @@ def known_tokens(tokens, sampled, rows, ids, count, BLOCK: tl.constexpr):
     row = tl.load(rows + at, mask=is_last, other=0).to(tl.int64)
     before = tl.load(sampled + row, mask=is_last, other=0).to(tl.int64)
     tl.store(ids + at, tl.where(token < 0, before, token), mask=inside)
+
+
+@triton.jit
+def keep_tokens(sampled, rows, ids, count, BLOCK: tl.constexpr):
+    """Write sampled[rows[i]] = ids[i] for i in [0, count)."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    row = tl.load(rows + at, mask=inside, other=0).to(tl.int64)
+    tl.store(sampled + row, tl.load(ids + at, mask=inside, other=0), mask=inside)
