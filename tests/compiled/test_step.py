@@ -10,9 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
+from triton.backends.compiler import GPUTarget
 
 from compiled import launches as l
-from compiled.building import Recorder
+from compiled.building import AMPERE, HOPPER, Recorder, build
 from interpreted.steps import Paged, llama
 from ridgeline.cost import memory
 from ridgeline.ops import api
@@ -80,3 +81,16 @@ def test_a_decode_step_reads_nothing_and_starts_few_kernels() -> None:
     rest = Counter(two[0].names) - Counter({name: 2 * n for name, n in added.items()})
     assert rest == {"normalize": 1, "dense_product": 1, "best_of_parts": 1, "best_of_rows": 1}
     assert sum(two[1].values()) <= 12, two[1]  # the embedding, and the angles of rotation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
+def test_kernels_that_prepare_a_step_compile_without_a_stack(target: GPUTarget) -> None:
+    recorder = Recorder()
+    table, integers = l.gpu(recorder), torch.int32
+    inputs = [l.meta(8, dtype=integers) for _ in range(3)]
+    table.primitive(api.DECODE_LAYOUT)(l.meta(257, 8192, dtype=integers), *inputs, 16)
+    ids = table.primitive(api.KNOWN_TOKENS)(inputs[0], l.meta(257, dtype=torch.int64), inputs[1])
+    table.primitive(api.KEEP_TOKENS)(l.meta(257, dtype=torch.int64), inputs[1], ids)
+    assert recorder.names == ["place_tokens", "known_tokens", "keep_tokens"]
+    assert all(build(launched, target).stack == 0 for launched in recorder.launches)

@@ -223,7 +223,7 @@ class ChainDrafter(ABC):
             draws = self._draws(spans, asks, rounds)
             made = self._recorded(spans, draws or [pack_draws([Draw()] * len(asks))])
             if made is not None and draws:
-                found = self._passes.fetch([*made.tokens, *made.top])()
+                found = self._passes.fetch([*made.tokens, *made.top])
                 half = len(found) // 2
                 return [Best(*pair) for pair in zip(found[:half], found[half:], strict=True)]
             if made is not None:

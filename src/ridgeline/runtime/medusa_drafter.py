@@ -99,7 +99,7 @@ class MedusaDrafter:
     def _found(self, made: Made, asks: Sequence[Ask]) -> Sequence[Best | Floats]:
         """Return what the heads found: logits [n, vocabulary], or best tokens if they are on the host and suffice."""
         if self._passes.refusal is None and all(ask.sampling.wants_best() for ask in asks):
-            found = self._passes.fetch([*made.best, *made.best_logits])()
+            found = self._passes.fetch([*made.best, *made.best_logits])
             half = len(found) // 2
             return [Best(*pair) for pair in zip(found[:half], found[half:], strict=True)]
         vocabulary, size = self._head.vocabulary, self._place.vocab_size
