@@ -96,7 +96,7 @@ RULES = (
     Rule(r"ridgeline bench replay ", How.RUN, "the traces of the test are short", words("--num-requests 6"), slow=True),
     Rule(r"ridgeline verify ", How.RUN, SIZES, words("--quick"), slow=True),
     Rule(r"ridgeline calibrate$", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
-    Rule(r"ridgeline calibrate --(json|plot)", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
+    Rule(r"ridgeline calibrate --(json|plot|device)", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
     Rule(r"ridgeline train --draft-for", How.RUN, SIZES, DRAFTS, slow=True),
     Rule(r"ridgeline train --recipe", How.PARSE, "hours; tests/cpu/test_train_pair.py makes a small pair"),
     Rule(r"ridgeline train .*--data stdlib", How.PARSE, "hours; 31 MB of text"),
