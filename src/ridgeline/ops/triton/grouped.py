@@ -177,8 +177,8 @@ def expert_product(
     """Multiply one block of visits with the matrix of its expert, or with its gate and its up matrix, and activate.
 
     x: tokens in bfloat16 slices or, if WHOLE, rounded to int8 with `token_scales`. Up: visits read their tokens, and
-    results are in the order of visits. Down: they are in the order of pairs again. row_tiles: tiles of rows of one
-    matrix.
+    results are in the order of visits. Down: they are in the order of pairs again.
+    row_tiles: tiles of rows of one matrix.
     """
     block = tl.program_id(0)
     if block < tl.load(num_blocks):
