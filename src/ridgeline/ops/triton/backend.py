@@ -10,6 +10,7 @@ import torch
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
 from ridgeline.ops.reference.backend import open_reference
+from ridgeline.ops.table import GPU_BACKEND, NO_KERNEL
 from ridgeline.ops.triton.launch import Launch, launch
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import paged_attention, refuses_attention
@@ -49,7 +50,7 @@ class TritonBackend:
         refusal: why no op is served on this device, or None.
     """
 
-    name = "triton"
+    name = GPU_BACKEND
 
     def __init__(self, start: Launch = launch, slices: int = 2, refusal: str | None = None) -> None:
         self._kernels, self._refusal = Kernels(start, slices), refusal
@@ -58,7 +59,7 @@ class TritonBackend:
         if self._refusal is not None:
             return self._refusal
         found = PRIMITIVES.get(op) or STAGES.get(op)
-        return "no kernel for GPUs serves it yet" if found is None else found.refuses(case)
+        return NO_KERNEL if found is None else found.refuses(case)
 
     def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
         for name, linear in weights.linears.items():
