@@ -26,6 +26,7 @@ def label(launched: Launched) -> str:
     """Return the case of a kernel over rows."""
     given = launched.arguments
     more = [str(given["NAME"])] if "NAME" in given else []
+    more += [str(given["KIND"])] if given.get("KIND") in ("int8", "fp8") else []
     more += ["layer norm"] if given.get("IS_LAYER") else []
     more += ["interleaved, normalized"] if given.get("INTERLEAVED") else []
     return ", ".join(["8 tokens", *more])
@@ -41,6 +42,9 @@ def main() -> None:
     ]  # fmt: skip
     cases += [(f"{n} sequences, 1 token each", x) for n in (8, 600) for x in l.attention(llama, n, n, torch.float16)]
     cases += [("2 prompts of 1,024 tokens", x) for x in l.attention(llama, 2048, 2, torch.float16)]
+    cases += [("8 trees of 8 tokens", x) for x in l.attention(llama, 64, 8, torch.float16, is_tree=True)]
+    for name, dtype in (("int8", torch.int8), ("fp8", torch.uint8), ("float32", torch.float32)):
+        cases += [(f"2 prompts of 1,024 tokens, {name}", x) for x in l.attention(llama, 2048, 2, dtype)]
     cases += [(label(launched), launched) for launched in l.rows()]
     seen: set[str] = set()
     print("| kernel | case | registers | stack, bytes | shared, KiB | 16-byte loads | unit |")

@@ -10,7 +10,8 @@ import torch
 pytest.importorskip("triton")
 
 from ridgeline.ops import api, open_table
-from ridgeline.ops.devices import missing_kernels
+from ridgeline.ops.devices import missing_kernels, served_by_definitions
+from ridgeline.spec import Attention
 from ridgeline.spec.quant import PLAIN, format_of
 
 
@@ -46,3 +47,19 @@ def test_without_triton_the_definitions_serve_and_a_line_says_so(monkeypatch: py
     (line,) = missing_kernels("cuda:0")
     assert line.endswith("pip install 'ridgeline[gpu]'")
     assert missing_kernels("reference") == ()
+
+
+def test_each_op_that_the_definitions_serve_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_capability((9, 0), monkeypatch)
+    table = open_table("cuda:0", {"norm": "reference"})
+    for scale in (0.1, 0.2):  # two cases with one reason
+        table.choose(api.PAGED_ATTENTION, Attention(1, 1, 576, scale))
+    table.choose(api.PRODUCT, PLAIN)
+    table.choose(api.NORM)
+    table.choose(api.ROPE)
+    (line,) = served_by_definitions(table)
+    assert line.startswith(
+        "no kernel for GPUs serves this model's paged_attention: heads have 576 numbers; kernels take"
+    )
+    assert line.endswith("(--ops paged_attention=BACKEND selects a backend)")
+    assert served_by_definitions(open_table("reference")) == ()

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ridgeline.errors import DeviceError
-from ridgeline.ops.table import CPU, REFERENCE, OpsTable
+from ridgeline.ops.table import CPU, GPU_BACKEND, NO_KERNEL, REFERENCE, OpsTable
 from ridgeline.system import gpu_driver, num_cores
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ KERNELS_COST = "numpy serves every op of device cpu: its answers are right, and 
 KERNELS_REMEDY = "install a C++20 compiler, then install Ridgeline again"
 
 GPU_KERNELS_COST = "the definitions of the ops serve device cuda: their answers are right, and many times slower"
+LARGE_OPS = "paged_latent_attention", "latent_input", "expert_block", "recurrent_block"  # of those without any kernel
 GPU_KERNELS_REMEDY = "pip install 'ridgeline[gpu]'"
 
 
@@ -118,6 +119,26 @@ def missing_kernels(device: str) -> tuple[str, ...]:
     if device != CPU or find_spec("ridgeline._kernels") is not None:
         return ()
     return (f"the kernels for this CPU are missing: {KERNELS_COST}; {KERNELS_REMEDY} (ridgeline doctor says more)",)
+
+
+def served_by_definitions(table: OpsTable) -> tuple[str, ...]:
+    """Return one line for each op that the definitions serve on a GPU: the op, the reason and the remedy.
+
+    Small ops that never have a kernel are left out, because every model has them.
+    """
+    if not table.memory.device.startswith("cuda"):
+        return ()
+    found: dict[tuple[str, str], None] = {}
+    for choice in table.choices():
+        reason = dict(choice.refusals).get(GPU_BACKEND)
+        is_small = reason == NO_KERNEL and choice.op not in LARGE_OPS
+        if choice.backend != GPU_BACKEND and reason and not is_small and not reason.startswith("overridden"):
+            found[choice.op, reason] = None
+    return tuple(
+        f"no kernel for GPUs serves this model's {op}: {reason}; its definition is right, and many times slower "
+        f"(--ops {op}=BACKEND selects a backend)"
+        for op, reason in found
+    )
 
 
 def has_torch() -> bool:

@@ -14,6 +14,7 @@ from ridgeline.spec.text import describe
 
 F = TypeVar("F", bound=Callable[..., Any])
 CPU, REFERENCE = "cpu", "reference"  # devices without a number
+GPU_BACKEND, NO_KERNEL = "triton", "no kernel for GPUs serves it yet"  # our kernels, and a reason to refuse any case
 COMPOSED = "composed"  # the choice for a stage that no backend fuses
 
 

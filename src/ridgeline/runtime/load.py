@@ -14,7 +14,7 @@ from ridgeline.load.packed import Files, open_tensors
 from ridgeline.load.weights import RandomWeights, StoredWeights, float_type
 from ridgeline.nn import Model, PassingModel
 from ridgeline.ops import OpsTable, api, open_table, resolve_device
-from ridgeline.ops.devices import missing_kernels
+from ridgeline.ops.devices import missing_kernels, served_by_definitions
 from ridgeline.ops.table import COMPOSED
 from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
@@ -149,7 +149,8 @@ def _load(
     if files is not None and table.driver is not None:  # the kernels have copies, and the system read neighbors too
         for tensor in files:
             files.release(tensor)
-    notes = (*checkpoint.notes, *missing_kernels(table.memory.device), *_dequantized(weights, format, dtype))
+    missing = *missing_kernels(table.memory.device), *served_by_definitions(table)
+    notes = (*checkpoint.notes, *missing, *_dequantized(weights, format, dtype))
     return LoadedModel(
         model, checkpoint, table, max_model_len, frozenset(checkpoint.eos_token_ids), sizes.mapped, sizes.total,
         notes=notes, dtype=sizes.dtype, dtypes=sizes.dtypes,

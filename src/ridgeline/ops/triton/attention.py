@@ -221,10 +221,10 @@ def split_of(
         at, is_held, slot = tile_at(step, begin, ahead, split, span, RULE, SIZES, TREE)
         page = tl.load(table + slot // PAGE, mask=is_held, other=0).to(tl.int64)
         row = page * strides[0] + (slot % PAGE) * strides[1] + head * strides[2]
-        place = page * strides[3] + (slot % PAGE) * K + head
+        scale_at = page * strides[3] + (slot % PAGE) * K + head
         scores = scores_of(queries, keys, row, is_held, SHAPE, NUMBERS)
         if KIND == "int8":
-            scores *= tl.load(key_scales + place, mask=is_held, other=0.0)[:, None]
+            scores *= tl.load(key_scales + scale_at, mask=is_held, other=0.0)[:, None]
         if HAS_CAP:
             scores = cap * tanh(tl.div_rn(scores, cap))
         scores = tl.where(is_held[:, None] & sees(at, position, RULE), scores, float("-inf"))
@@ -232,7 +232,7 @@ def split_of(
         old, p = tl.exp(m - finite(top)), tl.exp(scores - finite(top)[None, :])
         weights = weights * old[None, :] + p
         if KIND == "int8":
-            p *= tl.load(value_scales + place, mask=is_held, other=0.0)[:, None]
+            p *= tl.load(value_scales + scale_at, mask=is_held, other=0.0)[:, None]
         v = numbers_at(values, row, d, is_held[:, None] & (d < SHAPE[2])[None, :], KIND)
         p_high, p_low = sliced(p, OPERAND, SLICES)
         acc = product(tl.trans(v), p_high, p_low, acc * old[None, :], SLICES)
@@ -404,12 +404,10 @@ def attend(
     R: tl.constexpr = BLOCK_Q * GROUP
     MEMBERS: tl.constexpr = SHAPE[0] // SHAPE[1]
     OWN: tl.constexpr = GROUP if BLOCKS > 1 else MEMBERS  # columns of a query in parts
-    D: tl.constexpr = SHAPE[2]
     WIDTH: tl.constexpr = SHAPE[3]
     column, head = tl.arange(0, R), tl.program_id(1) // BLOCKS
-    sequence, token, count, first, known, path = tile_here(
-        starts, lengths, paths, sequences, BLOCK_Q, MOST, SINGLE, TREE
-    )
+    here = tile_here(starts, lengths, paths, sequences, BLOCK_Q, MOST, SINGLE, TREE)
+    sequence, token, count, first, known, path = here
     if sequence < sequences:
         query, index = column // GROUP, column % GROUP
         member = tl.program_id(1) % BLOCKS * GROUP + index
@@ -419,8 +417,7 @@ def attend(
         oldest = tl.maximum(first - (RULE[0] - 1) * RULE[1], 0) if RULE[0] > 0 and RULE[3] == 0 else 0
         span = tl.where(is_real, first + query, -1), oldest, first + count - 1, known, path
         table = tables + sequence.to(tl.int64) * table_stride
-        strides = page_stride, slot_stride, head_stride, scale_stride
-        stored = keys, values, key_scales, value_scales, table, strides
+        stored = keys, values, key_scales, value_scales, table, (page_stride, slot_stride, head_stride, scale_stride)
         splits = splits_of(span, RULE, SIZES)
         block, d = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64), tl.arange(0, WIDTH)
         is_last = True
@@ -447,5 +444,5 @@ def attend(
             )
         if is_last:
             found = finish(m, s, acc, sinks, head * MEMBERS + member, is_real, value_scale, HAS_SINKS)
-            is_cell = is_real[None, :] & (d < D)[:, None]
-            tl.store(out + cell[None, :] * D + d[:, None], found, mask=is_cell)
+            to = out + cell[None, :] * SHAPE[2] + d[:, None]
+            tl.store(to, found, mask=is_real[None, :] & (d < SHAPE[2])[:, None])

@@ -11,6 +11,7 @@ from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
 from ridgeline.ops.driver import Driver
 from ridgeline.ops.reference.backend import open_reference, torch_device
+from ridgeline.ops.table import GPU_BACKEND, NO_KERNEL
 from ridgeline.ops.torchlib.backend import TorchlibBackend, chosen_ops
 from ridgeline.ops.triton import experts, recurrent, stages, state
 from ridgeline.ops.triton.launch import CountingLaunch, Launch, launch
@@ -67,7 +68,7 @@ class TritonBackend:
         refusal: why no op is served on this device, or None.
     """
 
-    name = "triton"
+    name = GPU_BACKEND
 
     def __init__(self, start: Launch = launch, slices: int = 2, refusal: str | None = None) -> None:
         self._kernels, self._refusal = Kernels(start, slices), refusal
@@ -76,7 +77,7 @@ class TritonBackend:
         if self._refusal is not None:
             return self._refusal
         found = PRIMITIVES.get(op) or STAGES.get(op)
-        return "no kernel for GPUs serves it yet" if found is None else found.refuses(case)
+        return NO_KERNEL if found is None else found.refuses(case)
 
     def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
         for name, linear in weights.linears.items():

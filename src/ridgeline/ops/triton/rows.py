@@ -105,9 +105,9 @@ def rounded_int8(x):
 
 @triton.jit
 def store_rows(
-    x, pages, scales, place, head, is_head, at, row, slot_scale, scale, D: tl.constexpr, KIND: tl.constexpr
+    x, pages, scales, begin, head, is_head, at, row, slot_scale, scale, D: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
-    """Store rows x [HEADS, WIDTH] in the type of pages; place: where the row of each head begins."""
+    """Store rows x [HEADS, WIDTH] in the type of pages; begin: where the row of each head begins."""
     is_cell = is_head[:, None] & (at < D)[None, :]
     if KIND == "int8":
         found, sizes = rounded_int8(x)
@@ -120,7 +120,7 @@ def store_rows(
         if pages.dtype.element_ty == tl.float16:
             x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -65504.0), 65504.0), x)
         found = x.to(pages.dtype.element_ty)
-    tl.store(pages + row + place[:, None] + at[None, :], found, mask=is_cell)
+    tl.store(pages + row + begin[:, None] + at[None, :], found, mask=is_cell)
 
 
 @triton.jit
@@ -139,12 +139,12 @@ def write_rows(
     inside = is_head[:, None] & (at < D)[None, :]
     page, slot = tl.load(pages + token).to(tl.int64), tl.load(slots + token)
     row, slot_scale = page * page_stride + slot * slot_stride, page * scale_stride + slot * K
-    source, place = head[:, None] * D + at[None, :], head * head_stride
+    source, begin = head[:, None] * D + at[None, :], head * head_stride
     x = tl.load(k + token * k_stride + source, mask=inside, other=0.0)
-    store_rows(x, keys, key_scales, place, head, is_head, at, row, slot_scale, k_scale, D, KIND)
+    store_rows(x, keys, key_scales, begin, head, is_head, at, row, slot_scale, k_scale, D, KIND)
     if PARTS == 2:
         x = tl.load(v + token * v_stride + source, mask=inside, other=0.0)
-        store_rows(x, values, value_scales, place, head, is_head, at, row, slot_scale, v_scale, D, KIND)
+        store_rows(x, values, value_scales, begin, head, is_head, at, row, slot_scale, v_scale, D, KIND)
 
 
 @triton.jit
