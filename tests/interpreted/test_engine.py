@@ -177,7 +177,7 @@ def test_recorded_work_reads_its_inputs_again() -> None:
         recorder.assign(short, [begin, -1, 7])
         recorder.assign(few, [2**40 + begin, -(2**40)])
         found.run()
-        fetched = recorder.fetch(found.results)
+        fetched = table.driver.fetch(found.results)
         recorder.assign(short, [0, 0, 0])
         found.run()
         assert [x.tolist() for x in fetched()] == [[2 * begin, -2, 14], [2**40 + begin + 1, 1 - 2**40]]
