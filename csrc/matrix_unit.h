@@ -2,7 +2,8 @@
 //
 // Its sums of bytes are whole numbers, so that a product has the same bits with and without it: it is a question of
 // speed only. Its sums of bf16 have an arithmetic of their own, which vectors repeat for few tokens. A process uses
-// that arithmetic for all matrices of bf16, or for none: the bits of a token never depend on its batch.
+// that arithmetic for all matrices of bf16, or for none: the bits of a token never depend on its batch. So it is with
+// attention over state of 16 bits (attention.h).
 #pragma once
 #include <string>
 
