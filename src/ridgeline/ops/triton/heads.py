@@ -87,10 +87,10 @@ def rotate_latents(
         tl.store(to + at, tl.load(source + at, mask=at < STILL, other=0.0), mask=at < STILL)
         rotate_part(source + STILL, to + STILL, cos, sin, token, DIM, ROTATES, INTERLEAVED, BLOCKS[1])
     else:
-        source, to, at = kept + token * kept_stride, latents + token * (RANK + DIM), tl.arange(0, BLOCKS[2])
-        inside = at < RANK
-        c = tl.load(source + at, mask=inside, other=0.0)
+        source, to, number = kept + token * kept_stride, latents + token * (RANK + DIM), tl.arange(0, BLOCKS[2])
+        inside = number < RANK
+        c = tl.load(source + number, mask=inside, other=0.0)
         c *= tl.rsqrt(tl.sum(c * c, 0) / RANK + eps)
-        c *= offset + tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(to + at, c, mask=inside)
+        c *= offset + tl.load(weight + number, mask=inside, other=0.0).to(tl.float32)
+        tl.store(to + number, c, mask=inside)
         rotate_part(source + RANK, to + RANK, cos, sin, token, DIM, ROTATES, INTERLEAVED, BLOCKS[1])
