@@ -12,6 +12,7 @@ from ridgeline.ops.api import (
     Buckets,
     PagedKeyValues,
     PagedLayout,
+    PagedRows,
     QuantizedMatrix,
     Rotary,
     Segments,
@@ -19,14 +20,15 @@ from ridgeline.ops.api import (
     Weights,
 )
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory
-from ridgeline.ops.stages import AttentionInput, MLPBlock, RecurrentBlock
+from ridgeline.ops.stages import AttentionInput, LatentInput, MLPBlock, RecurrentBlock
 from ridgeline.ops.triton.backend import TritonBackend
+from ridgeline.ops.triton.latent import paged_latent_attention
 from ridgeline.ops.triton.packing import pack_codes, pack_plain
 from ridgeline.ops.triton.paged import paged_attention
 from ridgeline.ops.triton.products import product_of
 from ridgeline.ops.triton.tokens import Normalizer, best, write_pages
 from ridgeline.quant import StoredLinear
-from ridgeline.spec import Attention, GatedMLP, LayerNorm, MoE, RecurrentMixer, RMSNorm, Rope
+from ridgeline.spec import Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RecurrentMixer, RMSNorm, Rope
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.quant import PLAIN, Format, format_of
 from ridgeline.spec.storage import SCALE_BYTES
@@ -59,15 +61,43 @@ def attention(
     case: Attention, tokens: int, sequences: int, dtype: torch.dtype, page: int = 16, *, is_tree: bool = False
 ) -> list[Launched]:
     """Return the launch of attention over pages for sequences of up to 8,192 tokens."""
-    recorder, integers = Recorder(), torch.int64
+    recorder = Recorder()
     row = case.head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
     keys = meta(4096, 2, page, case.num_kv_heads, row, dtype=dtype)
-    tables = meta(sequences, 8192 // page, dtype=integers)
-    several = [meta(n, dtype=integers) for n in (tokens, tokens, sequences, sequences)]
-    layout = PagedLayout(*several, tables, lambda: Buckets((), several[0]), several[0] if is_tree else None)
     q = meta(tokens, case.num_heads, case.head_dim)
     sinks = meta(case.num_heads) if case.sinks else None
+    layout = layout_of(tokens, sequences, page, is_tree=is_tree)
     paged_attention(case, 2, recorder)(q, PagedKeyValues(keys[:, 0], keys[:, 1], layout), sinks)
+    return recorder.launches
+
+
+def layout_of(tokens: int, sequences: int, page: int, *, is_tree: bool = False) -> PagedLayout:
+    """Return a step's tokens in pages of sequences of up to 8,192 tokens."""
+    integers = torch.int64
+    tables = meta(sequences, 8192 // page, dtype=integers)
+    several = [meta(n, dtype=integers) for n in (tokens, tokens, sequences, sequences)]
+    return PagedLayout(*several, tables, lambda: Buckets((), several[0]), several[0] if is_tree else None)
+
+
+def latents(case: LatentAttention, tokens: int, sequences: int, dtype: torch.dtype) -> list[Launched]:
+    """Return the launches of attention over latents in pages, with its product before and that after it."""
+    recorder = Recorder()
+    pages = meta(4096, 16, 1, case.row + (SCALE_BYTES if dtype == torch.int8 else 0), dtype=dtype)
+    kv_b = meta(case.num_heads, case.qk_nope_head_dim + case.v_head_dim, case.kv_lora_rank, dtype=torch.bfloat16)
+    q = meta(tokens, case.num_heads, case.qk_head_dim)
+    paged_latent_attention(case, 2, recorder)(q, PagedRows((pages,), layout_of(tokens, sequences, 16)), kv_b)
+    return recorder.launches
+
+
+def latent_input(case: LatentAttention, width: int, tokens: int) -> list[Launched]:
+    """Return the launches of the input of attention over latents, the norm included."""
+    recorder = Recorder()
+    shapes = {w.name.removesuffix(".weight"): w.shape for w in case.weights(width) if len(w.shape) == 2}
+    vectors = {w.name: meta(*w.shape) for w in case.weights(width) if len(w.shape) == 1}
+    weights = Weights(linears(shapes, gpu(recorder)), {"norm.weight": meta(width), **vectors})
+    stage = gpu(recorder).stage(api.LATENT_INPUT, LatentInput(case, RMSNorm(), 1.0), weights)
+    half = case.qk_rope_head_dim // 2
+    stage(meta(tokens, width), meta(tokens, width), Rotary(meta(tokens, half), meta(tokens, half)))
     return recorder.launches
 
 

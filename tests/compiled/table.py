@@ -6,7 +6,7 @@ import torch
 
 from compiled import launches as l
 from compiled.building import AMPERE, HOPPER, Built, Launched, build
-from ridgeline.spec import Attention
+from ridgeline.spec import Attention, LatentAttention, RMSNorm, Rope
 
 UNITS = ("HGMMA", "IGMMA", "HMMA", "IMMA")
 LOADS = ("LDGSTS", "LDG")
@@ -45,6 +45,12 @@ def main() -> None:
     cases += [("8 trees of 8 tokens", x) for x in l.attention(llama, 64, 8, torch.float16, is_tree=True)]
     for name, dtype in (("int8", torch.int8), ("fp8", torch.uint8), ("float32", torch.float32)):
         cases += [(f"2 prompts of 1,024 tokens, {name}", x) for x in l.attention(llama, 2048, 2, dtype)]
+    deepseek = LatentAttention(128, 512, 128, 64, 128, 192**-0.5, RMSNorm(), 1536, Rope(64, interleaved=True))
+    cases += [("latents of DeepSeek-V3, 100 tokens", x) for x in l.latents(deepseek, 100, 100, torch.bfloat16)]
+    for name, dtype in (("bfloat16", torch.bfloat16), ("int8", torch.int8), ("fp8", torch.uint8)):
+        (_, attended, _) = l.latents(deepseek, 2048, 2, dtype)
+        cases.append((f"latents in {name}, 2 prompts of 1,024 tokens", attended))
+    cases += [("8 tokens, latents", x) for x in l.latent_input(deepseek, 7168, 8)[-1:]]
     cases += [(label(launched), launched) for launched in l.rows()]
     seen: set[str] = set()
     print("| kernel | case | registers | stack, bytes | shared, KiB | 16-byte loads | unit |")

@@ -17,11 +17,13 @@ from ridgeline.spec import (
     FirstTokens,
     GatedDelta,
     KimiDelta,
+    LatentAttention,
     LightningAttention,
     Mamba,
     Mamba2,
     MoE,
     RMSNorm,
+    Rope,
     ShortConvolution,
 )
 from ridgeline.spec.quant import PLAIN, format_of
@@ -71,6 +73,34 @@ LLAMA = Attention(32, 8, 128, 128**-0.5)
 def test_attention(case: Attention, tokens: int, sequences: int, dtype: torch.dtype, target: GPUTarget) -> None:
     (launched,) = l.attention(case, tokens, sequences, dtype)
     check(launched, target, "HGMMA")
+
+
+DEEPSEEK = LatentAttention(  # V3
+    128, 512, 128, 64, 128, 192**-0.5, RMSNorm(), q_lora_rank=1536, rope=Rope(64, interleaved=True)
+)
+LITE = LatentAttention(16, 512, 128, 64, 128, 192**-0.5, RMSNorm(), rope=Rope(64, interleaved=True))  # V2 Lite
+
+
+@pytest.mark.slow
+@TARGETS
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.uint8])
+@pytest.mark.parametrize(("case", "tokens", "sequences"), [(LITE, 1, 1), (DEEPSEEK, 100, 100), (DEEPSEEK, 2048, 2)])
+def test_latents(case: LatentAttention, tokens: int, sequences: int, dtype: torch.dtype, target: GPUTarget) -> None:
+    launches = l.latents(case, tokens, sequences, dtype)
+    assert [launched.kernel.fn.__name__ for launched in launches] == ["multiply_heads", "attend", "multiply_heads"]
+    for launched in launches:
+        check(launched, target, "HGMMA")
+
+
+@pytest.mark.slow
+@TARGETS
+def test_the_input_of_latents(target: GPUTarget) -> None:
+    """Kernels of one head of few numbers read less than 16 bytes at once; test_products sees the products."""
+    launches = l.latent_input(DEEPSEEK, 7168, 8)
+    names = ["normalize", "dense_product", "normalize", "dense_product", "rotate_latents"]
+    assert [launched.kernel.fn.__name__ for launched in launches] == names
+    check(launches[2], target)
+    check(launches[4], target)
 
 
 QWEN3 = MoE(128, 8, 768)
@@ -151,6 +181,7 @@ def test_kernels_compile_for_rocm() -> None:
     """One launch of each kernel compiles for gfx942. Nothing was run there."""
     launches = [
         *l.product("plain", 8), *l.product("int4-128", 8), *l.attention(LLAMA, 8, 8, torch.float16), *l.rows(),
+        *l.latents(LITE, 8, 8, torch.bfloat16), *l.latent_input(LITE, 2048, 8),
         *l.experts(MoE(8, 2, 768), 2048, PLAIN, 8),
         *(launched for mixer, width, _ in MIXERS.values() for launched in l.recurrent(mixer, width, 8, 1)),
     ]  # fmt: skip

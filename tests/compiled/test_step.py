@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from compiled.building import AMPERE, HOPPER, Recorder, build
 from interpreted.steps import Paged, llama
 from ridgeline.cost import memory
 from ridgeline.ops import api
-from ridgeline.spec import Attention
+from ridgeline.spec import Attention, GatedMLP, LatentAttention, Layer, RMSNorm
 from ridgeline.spec.workspace import StepSize
 
 # Operations of torch that start nothing: they allocate memory or change how a tensor is seen.
@@ -66,6 +67,18 @@ def test_the_plan_counts_the_scratch_of_attention(
     spec = llama(heads * head_dim, 1, heads, kv_heads, head_dim, 64, 100)
     counted = memory._partials(StepSize(tokens, sequences, 8192, memory.GPU_BLOCK, 0), spec)
     assert bytes_ <= counted
+
+
+@pytest.mark.parametrize("heads", [5, 16, 128])
+@pytest.mark.parametrize(("tokens", "sequences"), [(1, 1), (8, 8), (63, 63), (600, 600), (2000, 3), (257, 100)])
+def test_the_plan_counts_the_scratch_of_latents(heads: int, tokens: int, sequences: int) -> None:
+    case = LatentAttention(heads, 512, 128, 64, 128, 1.0, RMSNorm())
+    _, attended, _ = launches = l.latents(case, tokens, sequences, torch.bfloat16)
+    spec = replace(llama(64, 1, 2, 2, 64, 64, 100), layers=(Layer(case, GatedMLP(64), RMSNorm(), None, 1.0),))
+    counted = memory._partials(StepSize(tokens, sequences, 8192, memory.GPU_BLOCK, 0), spec)
+    assert 4 * attended.arguments["parts"].numel() <= counted
+    results = sum(launched.arguments["out"].numel() for launched in launches[:2])
+    assert results == tokens * memory._absorbed(spec)
 
 
 def test_a_decode_step_reads_nothing_and_starts_few_kernels() -> None:

@@ -3,84 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
 
-from interpreted.guarded import interpreted, reference, serves
+from interpreted.guarded import interpreted, serves
+from interpreted.sequences import Sequences
 from ridgeline.ops import api
-from ridgeline.ops.api import PagedKeyValues
 from ridgeline.ops.triton import paged
-from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import Attention, Dilated, FirstTokens, Strided
-from ridgeline.spec.storage import UNSCALED
 from ridgeline.spec.trees import paths
 
-TABLE, REFERENCE = interpreted(), reference()
-NAN = float("nan")
-
-
-class Sequences:
-    """Keys and values of sequences in pages of random numbers; pages and slots behind the last token are NaN."""
-
-    poison: ClassVar = {torch.int8: 127, torch.uint8: 127}  # bytes of NaN: of e4m3, and in the scales of int8
-
-    def __init__(self, case: Attention, ends: list[int], page: int, dtype: torch.dtype, seed: int = 0) -> None:
-        self.case, self.page = case, page
-        rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
-        count = -(-max(ends) // page)
-        free = rng.permutation(np.arange(1, len(ends) * count + 1)).tolist()
-        self.tables = np.zeros((len(ends), count), np.int64)
-        shape = len(ends) * count + 1, 2, page, case.num_kv_heads, case.head_dim + 4 * (dtype == torch.int8)
-        both = torch.full(shape, self.poison.get(dtype, NAN), dtype=dtype)
-        self.keys, self.values = both[:, 0], both[:, 1]
-        self.scales = (0.02, 0.03) if dtype == torch.uint8 else UNSCALED
-        write = REFERENCE.primitive(api.WRITE_PAGES, case)
-        for row, end in enumerate(ends):
-            for index in range(-(-end // page)):
-                self.tables[row, index] = free.pop()
-            slots = torch.arange(end)
-            k, v = torch.randn(2, end, case.num_kv_heads, case.head_dim, generator=generator)
-            pages = torch.from_numpy(self.tables)[row, slots // page]
-            write((self.keys, self.values), (k, v), pages, slots % page, self.scales)
-        self.q = [torch.randn(end, case.num_heads, case.head_dim, generator=generator) * 4 for end in ends]
-        self.sinks = torch.randn(case.num_heads, generator=generator) if case.sinks else None
-
-    def step(
-        self, rows: list[int], starts: list[int], counts: list[int], trees: list[list[int]] | None = None
-    ) -> tuple[torch.Tensor, PagedKeyValues]:
-        """Return the queries of a step, and what it reads. Pages before the window are freed, and NaN.
-
-        trees: the parents of each sequence's drafts, which are its last tokens.
-        """
-        state, keys, values, tables = self.case.state(), self.keys.clone(), self.values.clone(), self.tables.copy()
-        parts = [view for part in (keys, values) for view in paged.views_of(part) if view is not None]
-        for row, start, count in zip(rows, starts, counts, strict=True):
-            for index in range(-(-state.first_tokens // self.page), max(0, start - state.lookback) // self.page):
-                for view in parts:
-                    view[tables[row, index]] = self.poison.get(view.dtype, NAN)
-                tables[row, index] = 0
-            for slot in range(start + count, -(-(start + count) // self.page) * self.page):
-                for view in parts:
-                    view[tables[row, slot // self.page], slot % self.page] = self.poison.get(view.dtype, NAN)
-        slices = Slices.plain(np.array(rows), np.array(starts), np.array(counts))
-        if trees is not None:
-            bits = [np.array([0] * (n - len(tree)) + paths(tree)) for n, tree in zip(counts, trees, strict=True)]
-            slices = replace(slices, drafts=np.array([len(tree) for tree in trees]), paths=np.concatenate(bits))
-        layout = build_layout(slices, tables, self.page, state.lookback, REFERENCE.memory, state.first_tokens)
-        q = torch.cat([self.q[row][s : s + n] for row, s, n in zip(rows, starts, counts, strict=True)])
-        return q, PagedKeyValues(keys, values, layout, self.scales)
-
-    def error(
-        self, rows: list[int], starts: list[int], counts: list[int], trees: list[list[int]] | None = None
-    ) -> float:
-        q, kv = self.step(rows, starts, counts, trees)
-        got = TABLE.primitive(api.PAGED_ATTENTION, self.case)(q, kv, self.sinks)
-        wanted = REFERENCE.primitive(api.PAGED_ATTENTION, self.case)(q.double(), kv, self.sinks)
-        return float((got - wanted).abs().max())
-
+TABLE = interpreted()
 
 PLAIN = Attention(4, 2, 64, 0.125)
 ODD = Attention(6, 2, 20, 0.2, window=24, softcap=20.0, sinks=True)
@@ -127,7 +61,7 @@ def test_a_token_has_the_same_bits_in_every_step(case: Attention, dtype: torch.d
     def last(rows: list[int], starts: list[int], counts: list[int]) -> torch.Tensor:
         """Return the result of the last token of row 0, which comes first in the step."""
         q, kv = sequences.step(rows, starts, counts)
-        return attend(q, kv, sequences.sinks)[counts[0] - 1]
+        return attend(q, kv, sequences.given)[counts[0] - 1]
 
     alone = last([0], [199], [1])
     assert torch.equal(alone, last([0, 1, 2], [199, 256, 62], [1, 1, 1]))
@@ -169,19 +103,19 @@ def test_a_draft_in_a_tree_has_the_bits_of_its_path_as_a_chain(case: Attention, 
     attend = TABLE.primitive(api.PAGED_ATTENTION, case)
     assert sequences.error(*steps, TREES) < 1e-4
     q, kv = sequences.step(*steps, TREES)
-    got = attend(q, kv, sequences.sinks)
+    got = attend(q, kv, sequences.given)
     known, tree = 62, TREES[0]
-    assert torch.equal(got[:3], attend(*sequences.step([0], [59], [3]), sequences.sinks))
+    assert torch.equal(got[:3], attend(*sequences.step([0], [59], [3]), sequences.given))
     for draft in (4, 5):
         path = [i for i in range(len(tree)) if paths(tree)[draft] >> i & 1]
         chain = Sequences(case, [68, 3, 34], 16, dtype)
-        for part in (chain.keys, chain.values):
+        for part in chain.parts:
             for view in (x for x in paged.views_of(part) if x is not None):
                 rows = [view[chain.tables[0, (known + i) // 16], (known + i) % 16].clone() for i in path]
                 for at, row in enumerate(rows, known):
                     view[chain.tables[0, at // 16], at % 16] = row
         _, alone = chain.step([0], [known + len(path) - 1], [1])
-        assert torch.equal(got[3 + draft], attend(q[3 + draft][None], alone, chain.sinks)[0])
+        assert torch.equal(got[3 + draft], attend(q[3 + draft][None], alone, chain.given)[0])
 
 
 def test_2000_keys_in_splits_of_512(monkeypatch: pytest.MonkeyPatch) -> None:

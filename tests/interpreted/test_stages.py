@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ import torch
 from interpreted.guarded import interpreted, reference, serves
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Rotary, Weights
-from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
+from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock
 from ridgeline.quant import StoredLinear
-from ridgeline.spec import MLP, Attention, GatedMLP, LayerNorm, RMSNorm, Rope
+from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, RMSNorm, Rope
 from ridgeline.spec.quant import PLAIN, Format, format_of
 
 TABLE, REFERENCE = interpreted(), reference()
@@ -75,6 +76,40 @@ def test_attention_input(mixer: Attention, name: str) -> None:
     agree(api.QUERY_INPUT, case, {"q": (q, WIDTH)}, vectors, residual, delta, turn, format=format)
 
 
+LATENTS = LatentAttention(3, 37, 20, 10, 8, 0.2, RMSNorm(1e-5), rope=Rope(10))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "name"),
+    [
+        (LATENTS, "auto"), (replace(LATENTS, q_lora_rank=50, rope=Rope(10, interleaved=True)), "int8"),
+        (replace(LATENTS, q_lora_rank=63, rope=None, latent_norm=RMSNorm(1e-6, 1.0)), "auto"),
+    ],
+)  # fmt: skip
+def test_latent_input(mixer: LatentAttention, name: str) -> None:
+    width, rank = mixer.num_heads * mixer.qk_head_dim, mixer.q_lora_rank
+    shapes = {"q": (width, WIDTH)} if rank is None else {"q_a+": (rank, WIDTH), "q_b": (width, rank)}
+    vectors = {"norm.weight": WIDTH, "q_a_norm.weight": rank or 1, "kv_a_norm.weight": mixer.kv_lora_rank}
+    residual, delta = inputs()
+    case, format = LatentInput(mixer, RMSNorm(), 0.7), PLAIN if name == "auto" else format_of(name)
+    for given in (delta, None):
+        agree(
+            api.LATENT_INPUT, case, shapes | {"kv_a+": (mixer.row, WIDTH)}, vectors, residual, given, rotary(10),
+            format=format,
+        )  # fmt: skip
+
+
+def test_the_latent_of_a_token_is_the_same_alone_and_in_a_batch() -> None:
+    residual, delta = inputs(70)
+    turn, mixer = rotary(10, 70), replace(LATENTS, q_lora_rank=50)
+    shapes = {"q_a": (50, WIDTH), "q_b": (90, 50), "kv_a": (47, WIDTH)}
+    vectors = {"norm.weight": WIDTH, "q_a_norm.weight": 50, "kv_a_norm.weight": 37}
+    stage = TABLE.stage(api.LATENT_INPUT, LatentInput(mixer, RMSNorm(), 1.0), weights(TABLE, shapes, vectors, PLAIN))
+    alone = stage(residual[69:], delta[69:], Rotary(turn.cos[69:], turn.sin[69:]))
+    for whole, one in zip(stage(residual, delta, turn), alone, strict=True):
+        assert torch.equal(whole[69], one[0])
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])
 def test_mlp_block(activation: Any) -> None:
     residual, delta = inputs()
@@ -105,6 +140,7 @@ def test_a_token_is_the_same_alone_and_in_a_batch() -> None:
     ("op", "case", "reason"),
     [
         (api.ATTENTION_INPUT, AttentionInput(Attention(2, 1, 8, 1.0, out_gate=True), RMSNorm(), 1.0), "gate"),
+        (api.LATENT_INPUT, LatentInput(replace(LATENTS, latent_norm=LayerNorm()), RMSNorm(), 1.0), "RMSNorm alone"),
         (api.MLP_BLOCK, MLPBlock(GatedMLP(8), None, 1.0), "the input has no norm"),
         (api.HEAD, Head(RMSNorm(), 1.0, 1.0, 30.0), "no kernel scales or caps logits"),
     ],

@@ -26,8 +26,9 @@ RECORDED_SEQS, RECORDED_TOKENS = 32, 72  # ops/driver.py: most sequences and tok
 # ops/driver.py: on a GPU, numbers of sequences of recorded steps; most tokens of a step, recordings, tokens of all.
 GPU_SEQS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 GPU_TOKENS, GPU_GRAPHS, GPU_ROWS = 256, 64, 2048
-# ops/triton/paged.py: keys of a split, programs from which on splits are not divided, columns of a program.
-SPLIT, PROGRAMS, COLUMNS = 512, 512, 32
+# ops/triton/paged.py: keys of a split; programs from which on splits are not divided, and the numbers of a value that
+# have so many; columns of a program.
+SPLIT, PROGRAMS, LARGEST_KEPT, COLUMNS = 512, 512, 128, 32
 PROBE_TOKENS = 32  # runtime/runner.py: tokens of the prompt that is timed at the start, if there is swap space
 # Measured. Bookkeeping of a page: reference counts, free list and index, and what checks of them need
 # (sched/pages.py). LIBRARY_BYTES: memory that matrix products and the allocator keep.
@@ -83,6 +84,7 @@ class Workspace:
             held += _recorded(size, self._spec, self._groups)
         if not self._on_cpu:
             held += _recorded_on_gpu(size, self._spec, self._groups) + 2 * _partials(size, self._spec)
+            held += FLOAT * size.tokens * _absorbed(self._spec)
         return held + max(forward, _moves(size, self._groups, swap_bytes))
 
     def logits(self, max_tokens: int, max_seqs: int) -> int:
@@ -119,7 +121,16 @@ def _recorded_on_gpu(size: StepSize, spec: ModelSpec, groups: Sequence[StateGrou
     if not size.drafts:
         kept = sum(n for n in GPU_SEQS if n < most) + most
     results = FLOAT * (spec.vocab_size + 2 * spec.hidden_size + 1) + INT
-    return kept * results + 2 * tokens * _row(size, spec, groups)
+    return kept * results + 2 * tokens * (_row(size, spec, groups) + FLOAT * _absorbed(spec))
+
+
+def _absorbed(spec: ModelSpec) -> int:
+    """Return the numbers of a token's queries and results that are as long as latents, of all heads of a layer.
+
+    Kernels for GPUs always have them, and `workspace` counts those of some heads.
+    """
+    latent = [layer.mixer for layer in spec.layers if layer.mixer and layer.mixer.keeps_latents]
+    return max((mixer.query_group * (mixer.state().elements + mixer.value_size) for mixer in latent), default=0)
 
 
 def _partials(size: StepSize, spec: ModelSpec) -> int:
@@ -128,14 +139,15 @@ def _partials(size: StepSize, spec: ModelSpec) -> int:
     In a decode step of few sequences each split of the keys has a program, and leaves a part for each query. Otherwise
     a program adds up all splits of a few queries, in memory of its own.
     """
-    found = 0
-    for own in spec.attentions(shared=True):
-        width, group = max(16, _power_above(own.head_dim)), own.num_heads // own.num_kv_heads
-        programs = min(size.seqs * own.num_kv_heads, PROGRAMS - 1)
-        apart = programs * -(-size.length // SPLIT) * (width + 2) * group
-        queries = max(1, COLUMNS // 2 // _power_above(group))
-        tiles = -(-size.tokens // queries) + size.seqs
-        found = max(found, apart, tiles * own.num_kv_heads * width * COLUMNS)
+    found, least = 0, COLUMNS // 2
+    for mixer in (layer.mixer for layer in spec.layers if layer.mixer and layer.mixer.query_group):
+        width, group, keys = max(16, _power_above(mixer.value_size)), mixer.query_group, mixer.reads().parts[0][0]
+        blocks = -(-group // least)  # programs for the heads that share a head of keys
+        most = PROGRAMS * LARGEST_KEPT // max(LARGEST_KEPT, width) - 1
+        programs = min(size.seqs * (1 + size.drafts) * keys * blocks, most)
+        apart = programs * -(-size.length // SPLIT) * (width + 2) * min(group, least)
+        tiles = -(-size.tokens // max(1, least // _power_above(group))) + size.seqs
+        found = max(found, apart, tiles * keys * width * max(COLUMNS, blocks * least))
     return FLOAT * found
 
 

@@ -108,7 +108,7 @@ KERNELS_COST = "numpy serves every op of device cpu: its answers are right, and 
 KERNELS_REMEDY = "install a C++20 compiler, then install Ridgeline again"
 
 GPU_KERNELS_COST = "the definitions of the ops serve device cuda: their answers are right, and many times slower"
-LARGE_OPS = "paged_latent_attention", "latent_input", "expert_block", "recurrent_block"  # of those without any kernel
+LARGE_OPS = "expert_block", "recurrent_block"  # of those without any kernel
 GPU_KERNELS_REMEDY = "pip install 'ridgeline[gpu]'"
 
 

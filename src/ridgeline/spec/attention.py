@@ -62,6 +62,10 @@ class Attention(Mixer):
     def query_group(self) -> int:
         return self.num_heads // self.num_kv_heads
 
+    @property
+    def value_size(self) -> int:
+        return self.head_dim
+
     def weights(self, width: int) -> Iterator[Weight]:
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         yield from linear("q", width, q, bias=self.qkv_bias)
@@ -171,6 +175,10 @@ class SharedAttention(Mixer):
     @property
     def query_group(self) -> int:
         return self.attention.query_group
+
+    @property
+    def value_size(self) -> int:
+        return self.attention.head_dim
 
     def weights(self, width: int) -> Iterator[Weight]:
         owned = ("k", "v", "k_norm")

@@ -71,6 +71,11 @@ class LatentAttention(Mixer):
         """Return the number of query heads that share the same keys: all of them."""
         return self.num_heads
 
+    @property
+    def value_size(self) -> int:
+        """Return the numbers of a latent: in the absorbed form it is the value of all heads."""
+        return self.kv_lora_rank
+
     def weights(self, width: int) -> Iterator[Weight]:
         heads, bias = self.num_heads, self.latent_bias
         if self.q_lora_rank is None:

@@ -68,6 +68,11 @@ class Mixer(ABC):
         """Return the number of query heads that share the same keys; 0 for a mixer that does not attend to keys."""
         return 0
 
+    @property
+    def value_size(self) -> int:
+        """Return the numbers of a value that heads add up; 0 for a mixer that does not attend to keys."""
+        return 0
+
     @abstractmethod
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield its parameters."""

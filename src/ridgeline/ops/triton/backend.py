@@ -13,7 +13,7 @@ from ridgeline.ops.driver import Driver
 from ridgeline.ops.reference.backend import open_reference, torch_device
 from ridgeline.ops.table import GPU_BACKEND, NO_KERNEL
 from ridgeline.ops.torchlib.backend import TorchlibBackend, chosen_ops
-from ridgeline.ops.triton import experts, recurrent, stages, state
+from ridgeline.ops.triton import experts, latent, recurrent, stages, state
 from ridgeline.ops.triton.launch import CountingLaunch, Launch, launch
 from ridgeline.ops.triton.layouts import decode_layout, keep, known
 from ridgeline.ops.triton.packing import refuses_format
@@ -43,6 +43,9 @@ def never(case: object) -> None:
 
 PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.PAGED_ATTENTION: Primitive(refuses_attention, lambda case, k: paged_attention(case, k.slices, k.launch)),
+    api.PAGED_LATENT_ATTENTION: Primitive(
+        latent.refuses_latents, lambda case, k: latent.paged_latent_attention(case, k.slices, k.launch)
+    ),
     api.NORM: Primitive(never, lambda case, k: norm(case, k.launch)),
     api.WRITE_PAGES: Primitive(never, lambda case, k: write_pages(case, k.launch)),
     api.BEST: Primitive(never, lambda case, k: best(k.launch)),
@@ -55,7 +58,9 @@ PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.KNOWN_TOKENS: Primitive(never, lambda case, k: known(k.launch)),
     api.KEEP_TOKENS: Primitive(never, lambda case, k: keep(k.launch)),
 }
-STAGES: Mapping[Op[Any], Stage] = {**stages.STAGES, **experts.STAGES, **recurrent.STAGES}
+STAGES: Mapping[Op[Any], Stage] = {
+    **stages.STAGES, **latent.STAGES, **experts.STAGES, **recurrent.STAGES,
+}  # fmt: skip
 
 
 class TritonBackend:

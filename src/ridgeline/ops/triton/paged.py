@@ -20,7 +20,9 @@ from ridgeline.spec.storage import KVScales
 SPLIT = 512  # keys of a split, at fixed positions: no fact of a batch
 BLOCK_KEYS, LEAST_KEYS = 64, 16  # most and fewest keys of a tile
 TILE_BYTES = 2**14  # of the keys of a tile, as operands
-PROGRAMS = 512  # programs that keep a GPU busy: with fewer, each split of a decode step has a program
+# Programs that keep a GPU busy, of values of up to 128 numbers; longer ones leave room for fewer. With fewer programs,
+# each split of a decode step has one.
+PROGRAMS = 512
 LEAST_COLUMNS = 16  # queries times heads of a program
 CHUNK, LARGEST_KEPT = 64, 128  # numbers of a query that are read at once, and that stay in registers
 LARGEST_HEAD = 512  # registers have no room for more
@@ -146,10 +148,11 @@ class Attend:
         block = block_of(h, keys.dtype, is_single=is_single or is_tree)
         # Rounding up adds less than a tile for each sequence; programs behind the last tile end at once.
         tiles = tokens if block.queries == 1 else -(-tokens // block.queries) + sequences
-        by_key = h.num_kv_heads * block.programs
+        by_key, width = h.num_kv_heads * block.programs, max(16, power_above(h.size))
         num_splits = -(-layout.tables.shape[1] * page // SPLIT)
-        is_apart = (is_single or is_tree) and num_splits > 1 and tiles * by_key < PROGRAMS
-        width, columns = max(16, power_above(h.size)), block.queries * block.members
+        is_few = tiles * by_key < PROGRAMS * LARGEST_KEPT // max(LARGEST_KEPT, width)
+        is_apart = (is_single or is_tree) and num_splits > 1 and is_few
+        columns = block.queries * block.members
         cells = width * columns
         if is_apart:
             cells = num_splits * (width + 2) * (block.members if block.programs > 1 else block.queries * h.group)

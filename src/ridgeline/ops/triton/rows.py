@@ -9,7 +9,7 @@ from ridgeline.ops.triton.numbers import nearest
 
 @triton.jit
 def normalize(
-    residual, delta, rows, weight, bias, total, out, width, scale, offset, eps, HAS_DELTA: tl.constexpr,
+    residual, delta, rows, weight, bias, total, out, width, stride, scale, offset, eps, HAS_DELTA: tl.constexpr,
     HAS_ROWS: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_BIAS: tl.constexpr, IS_LAYER: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -20,7 +20,7 @@ def normalize(
         source = tl.load(rows + row).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < width
-    x = tl.load(residual + source * width + at, mask=inside, other=0.0)
+    x = tl.load(residual + source * stride + at, mask=inside, other=0.0)
     if HAS_DELTA:
         x += scale * tl.load(delta + source * width + at, mask=inside, other=0.0)
     if HAS_TOTAL:
@@ -47,6 +47,17 @@ def activate(x, out, width, stride, NAME: tl.constexpr, GATED: tl.constexpr, BLO
 
 
 @triton.jit
+def pairs_of(at, DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Return the angle of each of DIM numbers that rotate, whether it is the first of its pair, and the other one."""
+    if INTERLEAVED:
+        pair, is_first, other = at // 2, at % 2 == 0, at ^ 1
+    else:
+        half = DIM // 2
+        pair, is_first, other = at % half, at < half, tl.where(at < half, at + half, at - half)
+    return pair, is_first, other
+
+
+@triton.jit
 def rotate(
     x, cos, sin, q_weight, k_weight, q, k, stride, offset, eps, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
     DIM: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, BLOCK: tl.constexpr,
@@ -55,11 +66,7 @@ def rotate(
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)
     inside = at < D
-    if INTERLEAVED:
-        pair, is_first, other = at // 2, at % 2 == 0, at ^ 1
-    else:
-        half = DIM // 2
-        pair, is_first, other = at % half, at < half, tl.where(at < half, at + half, at - half)
+    pair, is_first, other = pairs_of(at, DIM, INTERLEAVED)
     rotates = at < DIM
     other = tl.where(rotates, other, at)
     mine = x + token * stride + head * D

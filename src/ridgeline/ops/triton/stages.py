@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, Rotary, Weights
-from ridgeline.ops.stages import AttentionInput, Head, MLPBlock, RecurrentBlock
+from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock, RecurrentBlock
 from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import power_above
@@ -39,7 +39,7 @@ def product(case: Any, weights: Weights, kernels: Kernels) -> StoredProduct:
     return StoredProduct([weights.linears["matrix"]], kernels.slices, kernels.launch)
 
 
-Case = AttentionInput | MLPBlock | RecurrentBlock | Head
+Case = AttentionInput | LatentInput | MLPBlock | RecurrentBlock | Head
 
 
 class Begin:
@@ -182,4 +182,6 @@ STAGES: Mapping[Op[Any], Stage] = {
     api.HEAD: Stage(refuses_head, HeadStage),
 }
 # Matrices that one kernel multiplies with at once, by their names in a stage.
-TOGETHER = (("q", "k", "v"), ("gate", "up"), ("shared.gate", "shared.up"), ("router", "shared_gate"))
+TOGETHER = (
+    ("q", "k", "v"), ("q", "q_a", "kv_a"), ("gate", "up"), ("shared.gate", "shared.up"), ("router", "shared_gate"),
+)  # fmt: skip

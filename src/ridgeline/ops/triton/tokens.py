@@ -33,7 +33,7 @@ class Normalizer:
 
         Where rows are chosen, the sum is not kept, and the first result is the residual.
         """
-        residual, width = residual.contiguous(), residual.shape[-1]
+        residual, width = residual if residual.stride(-1) == 1 else residual.contiguous(), residual.shape[-1]
         count = residual.shape[0] if rows is None else rows.shape[0]
         out = torch.empty((count, width), dtype=torch.float32, device=residual.device)
         total = None if delta is None or rows is not None else torch.empty_like(out)
@@ -41,7 +41,8 @@ class Normalizer:
             self._launch(
                 normalize, (count,), Compiled(8 if width > 2048 else 4),
                 residual=residual, delta=None if delta is None else delta.contiguous(), rows=rows, weight=self._weight,
-                bias=self._bias, total=total, out=out, width=width, scale=scale, offset=self._offset, eps=self._eps,
+                bias=self._bias, total=total, out=out, width=width, stride=residual.stride(0), scale=scale,
+                offset=self._offset, eps=self._eps,
                 HAS_DELTA=delta is not None, HAS_ROWS=rows is not None, HAS_TOTAL=total is not None,
                 HAS_BIAS=self._bias is not None, IS_LAYER=self._is_layer, BLOCK=power_above(width),
             )  # fmt: skip

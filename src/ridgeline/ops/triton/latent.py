@@ -1,0 +1,126 @@
+"""Attention over latents: the stage LATENT_INPUT, and the primitive PAGED_LATENT_ATTENTION.
+
+Attention has the absorbed form: kv_b maps queries into the latents' space, and results out of it. All heads share one
+key, the stored row, and one value, which is the beginning of the key. The definition rebuilds keys and values for long
+chunks. These kernels never do, so that no chunk changes a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ridgeline.ops import api
+from ridgeline.ops.api import Op, PagedRows, Rotary, Weights
+from ridgeline.ops.stages import LatentInput
+from ridgeline.ops.triton.heads import multiply_heads, rotate_latents
+from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.paged import LARGEST_HEAD, Attend, Heads, power_above
+from ridgeline.ops.triton.products import StoredProduct
+from ridgeline.ops.triton.stages import Begin, Kernels, Stage, refuses_begin
+from ridgeline.ops.triton.tokens import Normalizer
+from ridgeline.spec import LatentAttention, RMSNorm
+
+BLOCK_ROWS, BLOCK_COLUMNS = 64, 64  # of a matrix of a head
+FEW_TOKENS, BLOCK_TOKENS = 16, 64  # tokens of a program of small steps, and of others
+
+
+def refuses_latents(case: LatentAttention) -> str | None:
+    """Return why no kernel serves attention over latents; None if one does."""
+    if case.kv_lora_rank > LARGEST_HEAD:
+        return f"latents have {case.kv_lora_rank} numbers; kernels take {LARGEST_HEAD} at most"
+    return None
+
+
+class HeadProduct:
+    """A product of each head of tokens with a matrix of its own."""
+
+    def __init__(self, slices: int, launch: Launch) -> None:
+        self._slices, self._launch = slices, launch
+
+    def __call__(self, x: Tensor, matrices: Tensor, copied: int = 0) -> Tensor:
+        """Return [T, H, rows + copied] for x [T, H, columns + copied] and matrices [H, rows, columns].
+
+        copied: how many numbers of each head follow the columns. They also follow the results.
+        """
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        tokens, (heads, rows, columns) = x.shape[0], matrices.shape
+        block = FEW_TOKENS if tokens <= FEW_TOKENS else BLOCK_TOKENS
+        out = x.new_empty((tokens, heads, rows + copied))
+        self._launch(
+            multiply_heads, (-(-tokens // block), -(-rows // BLOCK_ROWS), heads), Compiled(4, 3),
+            x=x, matrices=matrices, out=out, tokens=tokens, x_stride=x.stride(0), x_head=x.stride(1),
+            matrix_stride=matrices.stride(0), row_stride=matrices.stride(1), column_stride=matrices.stride(2),
+            SHAPE=(heads, rows, columns, copied, power_above(max(1, copied))), SLICES=self._slices, BLOCK_T=block,
+            BLOCK_R=BLOCK_ROWS, BLOCK_C=BLOCK_COLUMNS,
+        )  # fmt: skip
+        return out
+
+
+def paged_latent_attention(
+    case: LatentAttention, slices: int, launch: Launch
+) -> Callable[[Tensor, PagedRows, Tensor], Tensor]:
+    """Return PAGED_LATENT_ATTENTION."""
+    heads, rank, nope = case.num_heads, case.kv_lora_rank, case.qk_nope_head_dim
+    attend = Attend(Heads(heads, 1, rank, case.row, case.scale), slices, launch)
+    multiply = HeadProduct(slices, launch)
+
+    def run(q: Tensor, kv: PagedRows, kv_b: Tensor) -> Tensor:
+        pages: Any = kv.parts[0]
+        scale = kv.scales[0]  # keys and values are one
+        queries = multiply(q, kv_b[:, :nope].mT, case.qk_rope_head_dim)
+        sums = attend(queries, pages, pages, kv.layout, (scale, scale))
+        return multiply(sums.view(-1, heads, rank), kv_b[:, nope:]).flatten(1)
+
+    return run
+
+
+def refuses_input(case: LatentInput) -> str | None:
+    """Return why no kernel serves the input of attention over latents; None if one does."""
+    if not isinstance(case.mixer.latent_norm, RMSNorm):
+        return "latents are normalized by RMSNorm alone"
+    return refuses_begin(case)
+
+
+class LatentStage:
+    """The stage LATENT_INPUT: one product of all matrices of the input, then q_b, and rotation beside the norm."""
+
+    def __init__(self, case: LatentInput, weights: Weights, kernels: Kernels) -> None:
+        m, linears, arrays = case.mixer, weights.linears, weights.arrays
+        slices, self._launch = kernels.slices, kernels.launch
+        self._mixer, self._begin = m, Begin(case, weights, kernels)
+        names = "q" if m.q_lora_rank is None else "q_a", "kv_a"
+        self._product = StoredProduct([linears[name] for name in names], slices, self._launch)
+        self._norm: Any = m.latent_norm
+        self._weight: Any = arrays["kv_a_norm.weight"]
+        self._second: tuple[Normalizer, StoredProduct] | None = None
+        if m.q_lora_rank is not None:
+            given: Any = arrays["q_a_norm.weight"]
+            normalize = Normalizer(self._norm, given, None, self._launch)
+            self._second = normalize, StoredProduct([linears["q_b"]], slices, self._launch)
+
+    def __call__(self, residual: Tensor, delta: Tensor | None, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+        m = self._mixer
+        total, x = self._begin(residual, delta)
+        both = self._product(x)
+        x, kept = both[:, : -m.row], both[:, -m.row :]
+        if self._second is not None:
+            normalize, multiply = self._second
+            x = multiply(normalize(x)[1])
+        tokens, turn = both.shape[0], rotary if m.rope else None
+        q, latents = both.new_empty((tokens, m.num_heads, m.qk_head_dim)), both.new_empty((tokens, 1, m.row))
+        if tokens:
+            shape = m.qk_nope_head_dim, m.qk_rope_head_dim, m.kv_lora_rank
+            self._launch(
+                rotate_latents, (tokens, m.num_heads + 1), Compiled(1),
+                x=x, kept=kept, cos=turn and turn.cos, sin=turn and turn.sin, weight=self._weight, q=q,
+                latents=latents, x_stride=x.stride(0), kept_stride=kept.stride(0), offset=self._norm.offset,
+                eps=self._norm.eps, SHAPE=(m.num_heads, *shape), BLOCKS=tuple(map(power_above, shape)),
+                ROTATES=turn is not None, INTERLEAVED=bool(m.rope and m.rope.interleaved),
+            )  # fmt: skip
+        return total, q, latents
+
+
+STAGES: Mapping[Op[Any], Stage] = {api.LATENT_INPUT: Stage(refuses_input, LatentStage)}
