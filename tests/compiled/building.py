@@ -22,7 +22,7 @@ TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 HOPPER, AMPERE, CDNA3 = GPUTarget("cuda", 90, 32), GPUTarget("cuda", 80, 32), GPUTarget("hip", "gfx942", 64)
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int8: "*i8", torch.uint8: "*u8",
-    torch.int32: "*i32", torch.int64: "*i64",
+    torch.int32: "*i32", torch.int64: "*i64", torch.float64: "*fp64",
 }  # fmt: skip
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9.]*)", re.MULTILINE)
 

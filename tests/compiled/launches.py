@@ -19,6 +19,7 @@ from ridgeline.ops.api import (
     SequenceBucket,
     Weights,
 )
+from ridgeline.ops.draws import DRAW_WORDS
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory
 from ridgeline.ops.stages import AttentionInput, LatentInput, MLPBlock, RecurrentBlock
 from ridgeline.ops.triton.backend import TritonBackend
@@ -26,7 +27,7 @@ from ridgeline.ops.triton.latent import paged_latent_attention
 from ridgeline.ops.triton.packing import pack_codes, pack_plain
 from ridgeline.ops.triton.paged import paged_attention
 from ridgeline.ops.triton.products import product_of
-from ridgeline.ops.triton.tokens import Normalizer, best, write_pages
+from ridgeline.ops.triton.tokens import Normalizer, best, draw, write_pages
 from ridgeline.quant import StoredLinear
 from ridgeline.spec import Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RecurrentMixer, RMSNorm, Rope
 from ridgeline.spec.activation import Activation
@@ -113,6 +114,8 @@ def rows() -> list[Launched]:
     for arena in narrow:
         write_pages(case, recorder)((arena[:, 0], arena[:, 1]), (meta(8, 8, 128), meta(8, 8, 128)), at, at)
     best(recorder)(meta(8, 128256))
+    for ids in (None, meta(128256, dtype=integers)):
+        draw(recorder)(meta(8, 128256), meta(8 * DRAW_WORDS, dtype=integers), ids)
     for name in get_args(Activation):
         activating(recorder, GatedMLP(14336, name))
     for rope, norm in ((Rope(128), None), (Rope(64, interleaved=True), RMSNorm())):

@@ -28,6 +28,7 @@ def label(launched: Launched) -> str:
     more = [str(given["NAME"])] if "NAME" in given else []
     more += [str(given["KIND"])] if given.get("KIND") in ("int8", "fp8") else []
     more += ["layer norm"] if given.get("IS_LAYER") else []
+    more += ["token ids"] if given.get("HAS_IDS") else []
     more += ["interleaved, normalized"] if given.get("INTERLEAVED") else []
     return ", ".join(["8 tokens", *more])
 

@@ -18,6 +18,7 @@ from compiled.building import AMPERE, HOPPER, Recorder, build
 from interpreted.steps import Paged, llama
 from ridgeline.cost import memory
 from ridgeline.ops import api
+from ridgeline.ops.draws import DRAW_WORDS
 from ridgeline.spec import Attention, GatedMLP, LatentAttention, Layer, RMSNorm
 from ridgeline.spec.workspace import StepSize
 
@@ -48,11 +49,11 @@ def step_of(layers: int) -> tuple[Recorder, Counter[str]]:
     weights = {w.name: l.meta(*w.shape, dtype=torch.bfloat16 if w.is_matrix else torch.float32) for w in spec.weights()}
     paged = Paged(spec, weights, l.gpu(recorder), rows=8, tokens=512)
     step = paged.step([[1]] * 8, [100] * 8)
-    best = paged.table.primitive(api.BEST)
-    best(paged.model.logits(paged.model.forward(step)))  # the first step allocates counters
+    draw, draws = paged.table.primitive(api.DRAW), l.meta(8 * DRAW_WORDS, dtype=torch.int64)
+    draw(paged.model.logits(paged.model.forward(step)), draws, None)  # the first step allocates counters
     recorder.launches.clear()
     with Dispatched() as dispatched:
-        best(paged.model.logits(paged.model.forward(step)))
+        draw(paged.model.logits(paged.model.forward(step)), draws, None)
     return recorder, dispatched.counts
 
 
@@ -92,7 +93,9 @@ def test_a_decode_step_reads_nothing_and_starts_few_kernels() -> None:
     }  # fmt: skip
     assert three[1] == two[1], "torch starts operations for each layer"
     rest = Counter(two[0].names) - Counter({name: 2 * n for name, n in added.items()})
-    assert rest == {"normalize": 1, "dense_product": 1, "best_of_parts": 1, "best_of_rows": 1}
+    assert rest == {
+        "normalize": 1, "dense_product": 1, "best_of_parts": 1, "best_of_rows": 2, "cut_rows": 1, "draw_of_parts": 1,
+    }  # fmt: skip
     assert sum(two[1].values()) <= 12, two[1]  # the embedding, and the angles of rotation
 
 

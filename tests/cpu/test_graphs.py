@@ -86,8 +86,8 @@ class Run:
             self.graphs._passes.refusal = "not in this test"
         run = self.engine._runner.forward
 
-        def watched(plan: Any) -> Any:
-            forward = run(plan)
+        def watched(plan: Any, ahead: Any) -> Any:
+            forward = run(plan, ahead)
             if forward is not None:
                 self.num_recorded += forward.decoded is not None
                 total = sum(len(work.tokens) for work in plan.works)  # a recorded step may have more

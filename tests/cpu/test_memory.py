@@ -268,6 +268,11 @@ def test_the_plan_equals_the_bounds_in_other_packages() -> None:
     assert memory.PROBE_TOKENS == runner.PROBE_TOKENS
 
 
+def test_the_plan_equals_the_bounds_of_kernels_for_gpus() -> None:
+    tokens = pytest.importorskip("ridgeline.ops.triton.tokens")
+    assert (memory.BEST_BLOCK, memory.MOST_LIKELY) == (tokens.BEST_BLOCK, tokens.MOST_LIKELY)
+
+
 # ---- in the process that is measured ---------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ OUTPUTS = {
     "attend": ("out", "parts"), "normalize": ("out", "total"), "activate": ("out",), "rotate": ("q", "k"),
     "write_entries": (), "place_tokens": ("pages", "slots", "tables"), "known_tokens": ("ids",), "keep_tokens": (),
     "write_rows": (), "best_of_parts": ("ids", "values"), "best_of_rows": ("ids", "values"),
+    "cut_rows": ("likely", "cuts"), "draw_of_parts": ("ids", "values"),
     "choose_experts": ("ids", "weights"), "sort_visits": ("visits", "table", "num_blocks"),
     "expert_product": ("out",), "sum_visits": ("out",),
     "convolve": ("y",), "linear_scan": ("y",), "selective_scan": ("y",), "delta_scan": ("y",), "gated_rows": ("out",),

@@ -83,6 +83,12 @@ def serve(running: Engine, requests: list[GenerationRequest], every: int = 2) ->
     return said
 
 
+def on_host(running: Engine) -> Engine:
+    """Return an engine whose host samples all tokens."""
+    running._runner._sampled = None
+    return running
+
+
 def several(most: int = 6) -> list[GenerationRequest]:
     greedy = SamplingParams(max_tokens=most, temperature=0, ignore_eos=True)
     drawn = replace(greedy, temperature=1.0, seed=3)
@@ -100,11 +106,16 @@ def test_recorded_steps_give_the_tokens_of_unrecorded_ones(name: str, depth: int
     assert sizes and sizes <= {1, 2, 4, 7}, "six sequences and a spare one are the largest recorded step"
 
 
-def test_greedy_steps_read_no_logits_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts and decode steps are sampled on the device: with two steps in flight the host gets tokens a step late."""
+def test_steps_read_no_logits_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts and decode steps are sampled on the device: with two steps in flight the host gets tokens a step late.
+
+    The tokens are those that the host samples in unrecorded steps.
+    """
     greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
-    requests = [request(5, greedy), request(18, greedy)]
-    wanted = serve(engine("full", recorded=False, steps_in_flight=1), requests)
+    drawn = replace(greedy, temperature=0.9, seed=5)
+    filtered = replace(drawn, temperature=1.5, top_k=50, top_p=0.9, min_p=0.01)
+    requests = [request(5, greedy), request(18, drawn), request(7, filtered)]
+    wanted = serve(on_host(engine("full", recorded=False, steps_in_flight=1)), requests)
     running = engine("full", steps_in_flight=2)
     late, submit = [], running._runner.submit
     monkeypatch.setattr(Memory, "get", lambda self, array: pytest.fail("the host waits for logits"))
@@ -115,7 +126,16 @@ def test_greedy_steps_read_no_logits_on_the_host(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(running._runner, "submit", watched)
     assert serve(running, requests, every=1) == wanted
-    assert max(late) == 2
+    assert max(late) == 3
+
+
+def test_rows_that_the_host_samples_share_steps_with_rows_that_the_device_samples() -> None:
+    """Rows with log probabilities, edits or another filter have their tokens, and the rows beside them have theirs."""
+    drawn = SamplingParams(max_tokens=3, temperature=1.2, seed=3, ignore_eos=True)
+    ways = [drawn, replace(drawn, logprobs=2), replace(drawn, typical_p=0.9), replace(drawn, presence_penalty=1.0)]
+    requests = [request(4 + i, params) for i, params in enumerate(ways)]
+    wanted = serve(on_host(engine("full", recorded=False, steps_in_flight=1)), requests, every=1)
+    assert serve(engine("full", steps_in_flight=2), requests, every=1) == wanted
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter warns

@@ -29,6 +29,8 @@ GPU_TOKENS, GPU_GRAPHS, GPU_ROWS = 256, 64, 2048
 # ops/triton/paged.py: keys of a split; programs from which on splits are not divided, and the numbers of a value that
 # have so many; columns of a program.
 SPLIT, PROGRAMS, LARGEST_KEPT, COLUMNS = 512, 512, 128, 32
+# ops/triton/tokens.py: logits of a part of a row, and likely tokens of a row for which there is room.
+BEST_BLOCK, MOST_LIKELY = 4096, 4096
 PROBE_TOKENS = 32  # runtime/runner.py: tokens of the prompt that is timed at the start, if there is swap space
 # Measured. Bookkeeping of a page: reference counts, free list and index, and what checks of them need
 # (sched/pages.py). LIBRARY_BYTES: memory that matrix products and the allocator keep.
@@ -121,7 +123,9 @@ def _recorded_on_gpu(size: StepSize, spec: ModelSpec, groups: Sequence[StateGrou
     if not size.drafts:
         kept = sum(n for n in GPU_SEQS if n < most) + most
     results = FLOAT * (spec.vocab_size + 2 * spec.hidden_size + 1) + INT
-    return kept * results + 2 * tokens * (_row(size, spec, groups) + FLOAT * _absorbed(spec))
+    drawing = FLOAT * MOST_LIKELY + 3 * (FLOAT + INT) * (1 + -(-spec.vocab_size // BEST_BLOCK))
+    numbers = _row(size, spec, groups) + drawing + FLOAT * _absorbed(spec)
+    return kept * results + 2 * tokens * numbers
 
 
 def _absorbed(spec: ModelSpec) -> int:

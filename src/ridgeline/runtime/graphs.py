@@ -17,6 +17,7 @@ from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Buckets, PagedLayout
+from ridgeline.ops.draws import DRAW_WORDS, Draw, pack_draws
 from ridgeline.ops.driver import Recorded, Recorder, Sizes
 from ridgeline.runtime.arena import Layers
 from ridgeline.runtime.drafts import DraftInputs
@@ -45,8 +46,10 @@ class Tap(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Results of a recorded step of T tokens, valid until the next one: logits [T, vocabulary], the best token of each
-    row and its logit [T], and the residual stream.
+    """Results of a recorded step of T tokens, valid until the next one.
+
+    logits: [T, vocabulary]. best, best_logits: the token of each row, which is the best one or was drawn, and the row's
+    largest logit [T]. stream: the residual stream.
     """
 
     logits: Array
@@ -60,7 +63,8 @@ class Inputs(NamedTuple):
 
     starts: position of each sequence's first token. last: index of its last token among the T tokens. A step of one
     token each has its positions as `starts`, and the other two never change. slots, paths: slot and path
-    of each token, if drafts form trees (api.PagedLayout); None: they are chains.
+    of each token, if drafts form trees (api.PagedLayout); None: they are chains. draws: how each sequence is sampled,
+    [n * DRAW_WORDS]; None: the best token of each row is taken.
     """
 
     rows: Array
@@ -72,6 +76,7 @@ class Inputs(NamedTuple):
     last: Array
     slots: Array | None = None
     paths: Array | None = None
+    draws: Array | None = None
 
 
 class _Graph(NamedTuple):
@@ -97,7 +102,8 @@ class Passes:
     ) -> None:  # fmt: skip
         self._table, self._groups, self._page_tables = table, groups, page_tables
         self._arena, self._drafts = arena, drafts
-        self._layout, self.best = table.primitive(api.DECODE_LAYOUT), table.primitive(api.BEST)
+        self._layout = table.primitive(api.DECODE_LAYOUT)
+        self.best, self.draw = table.primitive(api.BEST), table.primitive(api.DRAW)
         self.sizes = table.driver.sizes if table.driver else NOTHING
         lines = page_tables[0].shape[0]
         self.most, self.most_tokens = min(lines, self.sizes.sequences[-1]), self.sizes.tokens
@@ -113,7 +119,7 @@ class Passes:
 
     def step(self, slices: Slices, inputs: Inputs) -> PagedStep:
         """Return the step of one pass. slices: rows, starts and lengths of the pass that is recorded."""
-        rows, tokens, positions, frequency_rows, starts, lengths, last, given, paths = inputs
+        rows, tokens, positions, frequency_rows, starts, lengths, last, given, paths, _ = inputs
         slots_at = positions if given is None else given
         layouts = []
         for group, page_table in zip(self._groups, self._page_tables, strict=True):
@@ -161,6 +167,7 @@ class DecodeGraphs:
             self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
             self._tree = recorder.input(tokens), recorder.words(tokens)
             self._kept = recorder.input(tokens)
+            self._draws = recorder.words(most * DRAW_WORDS)
         self._shapes = Shapes(self._passes.sequences, self._passes.most, self._passes.most_tokens)
 
     @property
@@ -169,20 +176,17 @@ class DecodeGraphs:
         return self._passes.refusal
 
     def run(
-        self, rows: Sequence[int], starts: Sequence[int], lengths: Sequence[int], tokens: Sequence[int],
-        frequency_rows: Sequence[int] | None = None, tree: Tree | None = None, kept: Sequence[int] = (),
-    ) -> Decoded | None:  # fmt: skip
+        self, given: Tokens, tree: Tree | None = None, kept: Sequence[int] = (), draws: Sequence[Draw] = ()
+    ) -> Decoded | None:
         """Run the next tokens of n sequences, with their drafts; None if the step must run unrecorded.
 
-        rows, starts, lengths: each sequence's row of the page tables, first position and number of tokens.
-        tokens, frequency_rows: ids and frequency rows of all tokens, one sequence after the other. tree: positions and
-        paths of all tokens, if drafts form trees. kept: indices in the features of the tap, one for each token. The
-        result may have more rows after theirs.
+        tree: positions and paths of all tokens, if drafts form trees. kept: indices in the features of the tap, one for
+        each token. draws: how each sequence is sampled, where a step without drafts samples. The result may have more
+        rows after theirs.
         """
-        n, total = len(rows), len(tokens)
+        n, total = len(given.rows), len(given.tokens)
         if self.refusal is not None or n > self._passes.most or total > self._passes.most_tokens:
             return None
-        given = Tokens(rows, starts, lengths, tokens, frequency_rows)
         if tree is None and (n, total, False) not in self._graphs and (more := self._shapes.more(n, total)):
             given = given.with_more(more, self._passes.spare)
             if self._tap:
@@ -190,20 +194,22 @@ class DecodeGraphs:
         key = len(given.rows), len(given.tokens), tree is not None
         graph = self._graphs.pop(key, None)
         if graph is None:
-            return self._record(given, tree, kept)
+            return self._record(given, tree, kept, draws)
         self._graphs[key] = graph  # the last of the dict is the one that was used last
-        fill(self._passes.recorder, graph.inputs, given, tree)
+        fill(self._passes.recorder, graph.inputs, given, tree, draws)
         if graph.kept is not None:
             self._passes.recorder.assign(graph.kept, kept)
         graph.run()
         return graph.made
 
-    def _record(self, given: Tokens, tree: Tree | None, kept: Sequence[int]) -> Decoded | None:
+    def _record(self, given: Tokens, tree: Tree | None, kept: Sequence[int], draws: Sequence[Draw]) -> Decoded | None:
         n, total, passes, tap = len(given.rows), len(given.tokens), self._passes, self._tap
         inputs = cut(passes, self._inputs, n, total)
         if tree is not None:
             slots, paths = (passes.recorder.first(x, total) for x in self._tree)
             inputs = inputs._replace(slots=slots, paths=paths)
+        if self._sampled is not None and n == total:
+            inputs = inputs._replace(draws=passes.recorder.first(self._draws, n * DRAW_WORDS))
         # Where a step changes what the next one reads, it is recorded while it computes rows that nobody has.
         first = given if self._sampled is None else given.of_row(passes.spare)
         fill(passes.recorder, inputs, first, tree)
@@ -217,8 +223,10 @@ class DecodeGraphs:
             if tap and places is not None:
                 tap.kept.write(places, tap.features(stream))
             logits = self._model.logits(stream)
-            best, best_logits = passes.best(logits)
-            if self._sampled is not None and n == total:
+            if self._sampled is None or inputs.draws is None:
+                best, best_logits = passes.best(logits)
+            else:
+                best, best_logits = passes.draw(logits, inputs.draws, None)
                 self._sampled.keep(inputs.rows, best)
             made = [logits, best, best_logits, stream.residual]
             return made if stream.delta is None else [*made, stream.delta]
@@ -229,7 +237,7 @@ class DecodeGraphs:
         logits, best, best_logits, residual, *more = found.results
         made = Decoded(logits, best, best_logits, Stream(residual, more[0] if more else None))
         if self._sampled is not None:
-            fill(passes.recorder, inputs, given, tree)
+            fill(passes.recorder, inputs, given, tree, draws)
             found.run()
         make_room(self._graphs, total, passes.sizes)
         self._graphs[n, total, tree is not None] = _Graph(inputs, places, made, found.run)
@@ -249,8 +257,13 @@ def cut(passes: Passes, inputs: Inputs, n: int, total: int) -> Inputs:
     return Inputs(*(first(x, total) for x in inputs[:4]), *(first(x, n) for x in of_sequences))
 
 
-def fill(recorder: Recorder, inputs: Inputs, given: Tokens, tree: Tree | None = None) -> None:
-    """Write the inputs of a recorded step. Without frequency rows, those that were written before stay."""
+def fill(
+    recorder: Recorder, inputs: Inputs, given: Tokens, tree: Tree | None = None, draws: Sequence[Draw] = ()
+) -> None:
+    """Write the inputs of a recorded step. Without frequency rows, those that were written before stay.
+
+    Sequences beyond those of `draws` are given their best tokens.
+    """
     rows, starts, lengths, tokens, frequency_rows = given
     assign, positions = recorder.assign, starts
     if len(tokens) > len(rows):
@@ -264,6 +277,8 @@ def fill(recorder: Recorder, inputs: Inputs, given: Tokens, tree: Tree | None = 
     assign(inputs.rows, rows), assign(inputs.tokens, tokens), assign(inputs.positions, positions)
     if frequency_rows is not None:
         assign(inputs.frequency_rows, frequency_rows)
+    if inputs.draws is not None:
+        assign(inputs.draws, pack_draws([*draws, *[Draw()] * (len(rows) - len(draws))]))
 
 
 def make_room(graphs: MutableMapping[tuple[Any, ...], Any], tokens: int, sizes: Sizes) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, PagedLayout, SnapshotLayout
+from ridgeline.ops.draws import Draw, pack_draws
 from ridgeline.runtime.arena import Arena, Bytes
 from ridgeline.runtime.drafter import Place
 from ridgeline.runtime.drafts import DraftInputs
@@ -25,6 +27,7 @@ from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.moves import RowMover
 from ridgeline.runtime.open_drafter import open_drafter
+from ridgeline.runtime.padding import Tokens
 from ridgeline.runtime.sampled import Ahead, SampledTokens, last_tokens, sampled_ahead
 from ridgeline.runtime.sampling import (
     HostRow,
@@ -47,6 +50,7 @@ from ridgeline.spec.trees import paths
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 NOTHING = Result()
+NO_DRAWS: Mapping[int, Draw] = MappingProxyType({})
 PROBE_TOKENS, PROBE_BYTES = 32, 2**22  # size of the prompt and the pages that are timed
 
 
@@ -139,7 +143,7 @@ class DeviceRunner:
         mirrors = self._mirrors.arrays if self._mirrors else self._tables
         runs_ahead = self._driver is not None and self._driver.runs_ahead
         self._sampled = SampledTokens(lines, loaded.table) if runs_ahead else None
-        self._best = loaded.table.primitive(api.BEST)
+        self._draw = loaded.table.primitive(api.DRAW)
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]
         self._last, self._acceptance = np.zeros(max_seqs, np.int64), acceptance
@@ -246,19 +250,22 @@ class DeviceRunner:
 
     def _run(self, plan: StepPlan, sampling: Sampling) -> Computed:
         step = Computed(plan, [NOTHING] * len(plan.works), sampling.q)
-        forward = self.forward(plan)
+        ahead = sampled_ahead(plan.works, sampling.rows) if self._sampled is not None else {}
+        forward = self.forward(plan, ahead)
         if forward is None:
             return step
         for i, prompt in sampling.prompts.items():
             step.results[i] = Result(prompt_logprobs=_prompt_logprobs(forward, prompt))
         if any(work.sample for work in plan.works):
-            self._sample(step, forward, sampling.rows)
+            self._sample_ahead(step, forward, sampling.rows, ahead)
+            self._sample(step, forward, sampling.rows, ahead)
         return step
 
-    def _sample(self, step: Computed, forward: Forward, given: Sequence[SampleRow | None]) -> None:
-        """Sample the works for which a row is given; leave the logits for the others."""
+    def _sample(
+        self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Mapping[int, Draw]
+    ) -> None:
+        """Sample the works for which a row is given, besides those of `ahead`; leave the logits for the others."""
         works = step.plan.works
-        ahead = self._sample_ahead(step, forward, given)
         if all(i in ahead for i, work in enumerate(works) if work.sample):
             return
         rows = sampled_rows(works, ahead)
@@ -284,21 +291,24 @@ class DeviceRunner:
         if step.left:
             step.logits = logits
 
-    def _sample_ahead(self, step: Computed, forward: Forward, given: Sequence[SampleRow | None]) -> frozenset[int]:
-        """Let the device sample the works for which that is possible, without waiting; return their indices."""
+    def _sample_ahead(
+        self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Mapping[int, Draw]
+    ) -> None:
+        """Let the device sample some works without waiting for it. ahead: how each of them is drawn."""
         works, driver = step.plan.works, self._driver
-        if self._sampled is None or driver is None or not (chosen := sampled_ahead(works, given)):
-            return frozenset()
+        if self._sampled is None or driver is None or not ahead:
+            return
+        chosen = list(ahead)
         at, rows = last_tokens(works)[chosen].tolist(), [works[i].row for i in chosen]
         if forward.decoded is not None:
-            best, best_logits = forward.decoded.best, forward.decoded.best_logits
+            ids, tops = forward.decoded.best, forward.decoded.best_logits
         else:
-            best, best_logits = self._best(forward.on_device(np.array(at)))
-            self._sampled.keep(self._memory.integers(np.array(rows)), best)
+            draws = self._memory.integers(pack_draws(ahead.values()))
+            ids, tops = self._draw(forward.on_device(np.array(at)), draws, None)
+            self._sampled.keep(self._memory.integers(np.array(rows)), ids)
             at = list(range(len(chosen)))
         self._last[rows] = LAST
-        step.ahead = Ahead(driver.fetch((best, best_logits)), at, chosen, [row for i in chosen if (row := given[i])])
-        return frozenset(chosen)
+        step.ahead = Ahead(driver.fetch((ids, tops)), at, chosen, [row for i in chosen if (row := given[i])])
 
     def _target(self, step: Computed, index: int, row: SampleRow, at: int) -> Target:
         work = step.plan.works[index]
@@ -327,8 +337,11 @@ class DeviceRunner:
         """Store the last token of a row, which the next step may refer to as LAST."""
         self._last[row] = token
 
-    def forward(self, plan: StepPlan) -> Forward | None:
-        """Move pages and compute the plan's works up to the head; None if there are no works."""
+    def forward(self, plan: StepPlan, ahead: Mapping[int, Draw] = NO_DRAWS) -> Forward | None:
+        """Move pages and compute the plan's works up to the head; None if there are no works.
+
+        ahead: how a recorded step samples works, by their index; it takes the best tokens of the others.
+        """
         if plan.copies or plan.swap_out or plan.swap_in:
             self._move(plan)
         deltas = [delta for work in plan.works for delta in work.deltas]
@@ -343,7 +356,7 @@ class DeviceRunner:
             return None
         tokens = self._tokens(plan.works)
         slices = self._slices(plan.works)
-        decoded = self._decode(plan.works, slices, tokens)
+        decoded = self._decode(plan.works, slices, tokens, ahead)
         if decoded is not None:
             forward = Forward(self._model, decoded.stream, self._table, decoded)
         else:
@@ -362,7 +375,7 @@ class DeviceRunner:
         last = self._last
         return np.array([t if t != LAST else int(last[work.row]) for work in works for t in work.tokens])
 
-    def _decode(self, works: Sequence[Work], slices: Slices, tokens: Ints) -> Decoded | None:
+    def _decode(self, works: Sequence[Work], slices: Slices, tokens: Ints, ahead: Mapping[int, Draw]) -> Decoded | None:
         """Run the step from a recording, if each work is one token and its drafts; None if it must run unrecorded."""
         if not all(is_decode(work) for work in works):
             return None
@@ -372,7 +385,9 @@ class DeviceRunner:
             rows = tables.rows(np.repeat(slices.floors, slices.lengths), slices.positions()).tolist()
         tree = None if slices.paths is None else (slices.positions().tolist(), slices.paths.tolist())
         kept = () if self._tap is None else self._tap.kept.places(works, tokens)
-        return self.graphs.run([work.row for work in works], starts, lengths, tokens.tolist(), rows, tree, kept)
+        draws = [ahead.get(i, Draw()) for i in range(len(works))]
+        given = Tokens([work.row for work in works], starts, lengths, tokens.tolist(), rows)
+        return self.graphs.run(given, tree, kept, draws)
 
     def _slices(self, works: Sequence[Work]) -> Slices:
         trees = None

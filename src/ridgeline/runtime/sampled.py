@@ -8,8 +8,10 @@ import numpy as np
 
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array
+from ridgeline.ops.draws import Draw
 from ridgeline.ops.driver import Fetched
 from ridgeline.runtime.layout import Ints
+from ridgeline.sample.acceptance import draw_ahead
 from ridgeline.sample.sampler import Best, SampleRow, take_best
 from ridgeline.sched.work import Result, Work
 
@@ -36,7 +38,8 @@ class SampledTokens:
 class Ahead:
     """Tokens of some works that the device sampled, and that are on their way to the host.
 
-    fetched: the best tokens and their logits, an entry for each of `indices`. works: their indices in the plan.
+    fetched: the tokens and the largest logits of their rows, an entry for each of `indices`. works: their indices in
+    the plan.
     """
 
     def __init__(
@@ -57,15 +60,22 @@ class Ahead:
         return found
 
 
-def sampled_ahead(works: Sequence[Work], rows: Sequence[SampleRow | None]) -> list[int]:
-    """Return the works, by their index, whose tokens the device samples: the best one is wanted, and nothing more.
+def sampled_ahead(works: Sequence[Work], rows: Sequence[SampleRow | None]) -> dict[int, Draw]:
+    """Return how the device samples the next tokens of works, by their index, and no works that only the host samples.
 
     Drafts must be verified before the next step, so that works of a step with drafts wait for the host.
     """
     if any(work.num_draft for work in works):
-        return []
-    pairs = zip(works, rows, strict=True)
-    return [i for i, (work, row) in enumerate(pairs) if work.sample and row is not None and row.wants_best()]
+        return {}
+    pairs = enumerate(zip(works, rows, strict=True))
+    return {
+        i: draw for i, (work, row) in pairs if work.sample and row is not None and (draw := _drawn(row)) is not None
+    }
+
+
+def _drawn(row: SampleRow) -> Draw | None:
+    """Return how the op DRAW samples a row; None if it cannot, or if the row wants log probabilities."""
+    return draw_ahead(row, "same", 0) if row.edits is None and row.params.logprobs is None else None
 
 
 def last_tokens(works: Sequence[Work]) -> Ints:

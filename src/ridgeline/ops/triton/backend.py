@@ -21,7 +21,7 @@ from ridgeline.ops.triton.paged import paged_attention, refuses_attention
 from ridgeline.ops.triton.products import refuses_linear, refuses_together
 from ridgeline.ops.triton.record import GpuDriver
 from ridgeline.ops.triton.stages import TOGETHER, Kernels, Stage
-from ridgeline.ops.triton.tokens import best, norm, write_pages
+from ridgeline.ops.triton.tokens import best, draw, norm, write_pages
 
 LEAST_CAPABILITY = 8, 0  # older GPUs have no products of bfloat16
 
@@ -49,6 +49,7 @@ PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.NORM: Primitive(never, lambda case, k: norm(case, k.launch)),
     api.WRITE_PAGES: Primitive(never, lambda case, k: write_pages(case, k.launch)),
     api.BEST: Primitive(never, lambda case, k: best(k.launch)),
+    api.DRAW: Primitive(never, lambda case, k: draw(k.launch)),
     api.READ_STATE: Primitive(never, lambda case, k: state.read_state),
     api.WRITE_STATE: Primitive(never, lambda case, k: state.write_state),
     **{op: Primitive(recurrent.refuses_states, _maker(make)) for op, make in recurrent.RECURRENCES.items()},

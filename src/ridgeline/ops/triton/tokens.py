@@ -1,4 +1,4 @@
-"""Primitives over rows: NORM, WRITE_PAGES and BEST."""
+"""Primitives over rows: NORM, WRITE_PAGES, BEST and DRAW."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ridgeline.ops.draws import DRAW_WORDS
 from ridgeline.ops.reference.primitives import norm as norm_definition
+from ridgeline.ops.triton.draw import cut_rows, draw_of_parts
 from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.paged import KINDS, power_above, views_of
 from ridgeline.ops.triton.rows import best_of_parts, best_of_rows, normalize, write_rows
@@ -15,6 +17,9 @@ from ridgeline.spec import Attention, LatentAttention, LayerNorm, RMSNorm
 from ridgeline.spec.storage import UNSCALED, KVScales
 
 BEST_BLOCK = 4096  # logits of a part
+DRAW_BLOCK = 1024  # logits that one program draws from at once
+LIKELY = -10.0  # score of tokens that filters look at first: 4.5e-5 of the best one's probability
+MOST_LIKELY = 4096  # such tokens of a row for which there is room; with more of them, filters look at the whole row
 MOST_WIDTH = 2**15  # numbers of a row that one program keeps in registers
 
 
@@ -90,21 +95,62 @@ def best(launch: Launch) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Return BEST: the best of each part of a row, then the best of the parts."""
 
     def run(logits: Tensor) -> tuple[Tensor, Tensor]:
-        logits = logits.float().contiguous()
-        rows, vocabulary = logits.shape
-        parts = -(-vocabulary // BEST_BLOCK)
-        part_ids = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
-        part_values = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
-        ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
-        values = torch.empty(rows, dtype=torch.float32, device=logits.device)
-        launch(
-            best_of_parts, (rows, parts), Compiled(4),
-            logits=logits, ids=part_ids, values=part_values, vocabulary=vocabulary, BLOCK=BEST_BLOCK,
-        )  # fmt: skip
-        launch(
-            best_of_rows, (rows,), Compiled(1),
-            part_ids=part_ids, part_values=part_values, ids=ids, values=values, parts=parts, BLOCK=power_above(parts),
-        )  # fmt: skip
-        return ids, values
+        return _best_of(*_best_parts(logits.float().contiguous(), launch), launch)
 
     return run
+
+
+def draw(launch: Launch) -> Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]:
+    """Return DRAW: the best logit of each row, where filters cut, the largest sum of score and noise of each part, and
+    then the largest of the parts.
+    """
+
+    def run(logits: Tensor, draws: Tensor, token_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+        logits = logits.float().contiguous()
+        rows, vocabulary = logits.shape
+        if draws.shape[0] != rows * DRAW_WORDS:
+            raise ValueError(f"{draws.shape[0]} numbers of draws for {rows} rows; each row has {DRAW_WORDS}")
+        best_ids, best_values = _best_parts(logits, launch)
+        _, top = _best_of(best_ids, best_values, launch)
+        likely = torch.empty((rows, MOST_LIKELY), dtype=torch.int32, device=logits.device)
+        cuts = torch.empty((rows, 2), dtype=torch.int32, device=logits.device)
+        launch(
+            cut_rows, (rows,), Compiled(8),
+            logits=logits, draws=draws, tops=top, likely=likely, cuts=cuts, vocabulary=vocabulary, WORDS=DRAW_WORDS,
+            LIKELY=LIKELY, MOST=MOST_LIKELY, BLOCK=DRAW_BLOCK,
+        )  # fmt: skip
+        ids, values = torch.empty_like(best_ids), torch.empty_like(best_values, dtype=torch.float64)
+        launch(
+            draw_of_parts, tuple(ids.shape), Compiled(4),
+            logits=logits, draws=draws, tops=top, cuts=cuts, best_ids=best_ids, best_values=best_values,
+            token_ids=token_ids, ids=ids, values=values, vocabulary=vocabulary, WORDS=DRAW_WORDS,
+            HAS_IDS=token_ids is not None, PART=BEST_BLOCK, BLOCK=min(DRAW_BLOCK, BEST_BLOCK),
+        )  # fmt: skip
+        return _best_of(ids, values, launch)[0], top
+
+    return run
+
+
+def _best_parts(logits: Tensor, launch: Launch) -> tuple[Tensor, Tensor]:
+    """Return index and value of the best logit of each part of each row [rows, parts]."""
+    rows, vocabulary = logits.shape
+    parts = -(-vocabulary // BEST_BLOCK)
+    ids = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
+    values = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
+    launch(
+        best_of_parts, (rows, parts), Compiled(4),
+        logits=logits, ids=ids, values=values, vocabulary=vocabulary, BLOCK=BEST_BLOCK,
+    )  # fmt: skip
+    return ids, values
+
+
+def _best_of(part_ids: Tensor, part_values: Tensor, launch: Launch) -> tuple[Tensor, Tensor]:
+    """Return index and value of the best part of each row [rows]."""
+    rows, parts = part_ids.shape
+    ids = torch.empty(rows, dtype=torch.int64, device=part_ids.device)
+    values = torch.empty(rows, dtype=part_values.dtype, device=part_ids.device)
+    launch(
+        best_of_rows, (rows,), Compiled(1),
+        part_ids=part_ids, part_values=part_values, ids=ids, values=values, parts=parts, BLOCK=power_above(parts),
+    )  # fmt: skip
+    return ids, values
