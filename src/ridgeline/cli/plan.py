@@ -164,14 +164,13 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, D
     from dataclasses import replace
 
     from ridgeline.catalog.machines import link as find_link
-    from ridgeline.cli.flags.known import find_known, precision_of
+    from ridgeline.cli.flags.known import find_known, local_gpu, precision_of
     from ridgeline.cost.calibration import find_machine
     from ridgeline.cost.precision import storage_type
     from ridgeline.cost.shard import Scheme
-    from ridgeline.ops.devices import first_gpu
     from ridgeline.plan.planner import Deployment
 
-    machine, note = find_machine(options["hardware"], first_gpu)
+    machine, note = find_machine(options["hardware"], local_gpu)
     if options["link"]:
         joined = find_link(options["link"])
         machine = replace(machine, link=joined, sources={**machine.sources, "link": joined.source})

@@ -226,13 +226,12 @@ def simulate(
 
 def deployment_of(model: str, flags: DeploymentFlags, drafts: DraftFlags | None = None) -> tuple[str, str, Deployment]:
     """Return the model's name, a note on where the step times come from, and the model on its machine."""
-    from ridgeline.cli.flags.known import find_draft, find_known_writer, precision_of
+    from ridgeline.cli.flags.known import find_draft, find_known_writer, local_gpu, precision_of
     from ridgeline.cost.calibration import find_machine
-    from ridgeline.ops.devices import first_gpu
     from ridgeline.plan.changes import change
     from ridgeline.plan.planner import Deployment
 
-    found, note = find_machine(flags.hardware, first_gpu)
+    found, note = find_machine(flags.hardware, local_gpu)
     known = find_known_writer(model, on_cpu=found.kind == "cpu")
     times = f"step times come from {flags.step_times}" if flags.step_times else note
     deployment = Deployment(

@@ -151,3 +151,14 @@ def stored_matrices(
         activations, has_layout,
     )  # fmt: skip
     return StoredMatrices(found.formats, found.dequantized, found.dtypes, found.kv_scales)
+
+
+def local_gpu() -> dict[str, str] | None:
+    """Return the facts about this machine's GPU; None without one, and then without the time to import numpy."""
+    from ridgeline.system import gpu_driver
+
+    if not gpu_driver():
+        return None
+    from ridgeline.ops.devices import first_gpu
+
+    return first_gpu()
