@@ -79,6 +79,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Give this machine one GPU, and an empty folder of calibrations."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     devices = import_module("ridgeline.ops.devices")  # the package exports a function of this name
+    monkeypatch.setattr("ridgeline.system.gpu_driver", lambda: True)
     monkeypatch.setattr(devices, "_gpus", lambda: (Device("cuda:0", "NVIDIA Stub"),))
     for module in ("ridgeline.ops.devices", "ridgeline.measure.predict"):
         monkeypatch.setattr(import_module(module), "gpu_facts", lambda device: dict(FACTS))

@@ -38,9 +38,9 @@ SORT_BLOCK = 1024  # visits that a program sorts at once
 SUM_BLOCK = 1024  # numbers of a token that one program adds up
 
 
-def refuses_route(case: MoE) -> str | None:
-    """Return why no kernel chooses experts; None if one does."""
-    if case.num_experts > MOST_EXPERTS:
+def refuses_route(case: MoE | None) -> str | None:
+    """Return why no kernel chooses experts; None if one does, and without a case if one serves some."""
+    if case is not None and case.num_experts > MOST_EXPERTS:
         return f"there are {case.num_experts} experts; kernels take {MOST_EXPERTS} at most"
     return None
 

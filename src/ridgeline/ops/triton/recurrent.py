@@ -236,7 +236,9 @@ def activation(case: Any, launch: Launch) -> Callable[[Tensor], Tensor]:
 
 
 def refuses_states(case: Any) -> str | None:
-    """Return why no kernel computes a recurrence; None if one does."""
+    """Return why no kernel computes a recurrence; None if one does, and without a case if one computes some."""
+    if case is None:
+        return None
     states = {Mamba: "state_size", Mamba2: "state_size", LightningAttention: "head_dim"}.get(type(case), "key_dim")
     if getattr(case, states) > MOST_STATES:
         return f"sums are over {getattr(case, states)} numbers of a state; kernels take {MOST_STATES} at most"
