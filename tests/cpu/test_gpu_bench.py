@@ -126,9 +126,8 @@ def test_a_device_that_gives_up_ends_the_call_and_the_next_one_goes_on(
     assert bench.gpu.measure(args, results) == 3  # no time is left, so no case begins
 
 
-def test_a_machine_without_a_gpu_says_what_to_do(bench: Any, tmp_path: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+def test_a_machine_without_a_gpu_says_what_to_do(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="--device interpreter"):
         bench.gpu.measure(argparse.Namespace(device="cuda"), None)
 

@@ -9,7 +9,8 @@ import torch
 from interpreted.guarded import reference
 from interpreted.tape import taped
 from ridgeline.ops import api
-from ridgeline.ops.triton.launch import CountingLaunch
+from ridgeline.ops.triton.launch import Compiled, CountingLaunch
+from ridgeline.ops.triton.rows import best_of_rows
 
 TABLE, _ = taped()
 REFERENCE = reference()
@@ -81,7 +82,7 @@ def test_reset_sets_the_counters_of_divided_work_to_zero() -> None:
     """A launch that fails leaves its counters as they are."""
     launch = CountingLaunch(lambda kernel, grid, compiled, **arguments: arguments["arrived"].fill_(3))
     counters = torch.zeros(4, dtype=torch.int32)
-    launch(None, (1,), None, arrived=counters)  # type: ignore[arg-type]
+    launch(best_of_rows, (1,), Compiled(4), arrived=counters)
     assert counters.tolist() == [3] * 4
     launch.reset()
     assert counters.tolist() == [0] * 4

@@ -23,24 +23,12 @@ def largest(x):
 
 
 @triton.jit
-def best_in_groups(rated, number):
-    """Return the largest number of each row of `rated` [groups, experts], and its least index. NaN is the largest."""
-    is_nan = rated != rated
-    rank = tl.where(is_nan, float("inf"), rated)
-    top = tl.max(rank, 1)
-    any_nan = tl.max(is_nan.to(tl.int32), 1) > 0
-    is_best = tl.where(any_nan[:, None], is_nan, rank == top[:, None])
-    least = tl.min(tl.where(is_best, number, NO_EXPERT), 1)
-    return tl.where(any_nan, float("nan"), top), least
-
-
-@triton.jit
 def open_groups(rated, number, GROUPS: tl.constexpr, OPEN: tl.constexpr, BEST_TWO: tl.constexpr):
     """Return which groups of experts a token may choose from [groups, 1]; rated: [groups, experts]."""
     group = tl.arange(0, rated.shape[0])
-    score, index = best_in_groups(rated, number)
+    score, index = first_best(rated, number, 1)
     if BEST_TWO:
-        second, _ = best_in_groups(tl.where(number == index[:, None], float("-inf"), rated), number)
+        second, _ = first_best(tl.where(number == index[:, None], float("-inf"), rated), number, 1)
         score += second
     left = tl.where(group < GROUPS, group, NO_EXPERT)
     score = tl.where(group < GROUPS, score, float("-inf"))

@@ -155,14 +155,14 @@ def write_rows(
 
 
 @triton.jit
-def first_best(value, index):
-    """Return the largest of two lists [n], and its least index. NaN comes before all numbers."""
+def first_best(value, index, AXIS: tl.constexpr = 0):
+    """Return the largest of `value` along an axis, and its least index. NaN comes before all numbers."""
     is_nan = value != value
     rank = tl.where(is_nan, float("inf"), value)
-    top = tl.max(rank, 0)
-    any_nan = tl.max(is_nan.to(tl.int32), 0) > 0
-    is_best = tl.where(any_nan, is_nan, rank == top)
-    least = tl.min(tl.where(is_best, index, 0x7FFFFFFF), 0)
+    top = tl.max(rank, AXIS)
+    any_nan = tl.max(is_nan.to(tl.int32), AXIS) > 0
+    is_best = tl.where(tl.expand_dims(any_nan, AXIS), is_nan, rank == tl.expand_dims(top, AXIS))
+    least = tl.min(tl.where(is_best, index, 0x7FFFFFFF), AXIS)
     return tl.where(any_nan, float("nan"), top), least
 
 

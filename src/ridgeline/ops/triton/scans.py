@@ -41,6 +41,21 @@ def load_state(before, read, fresh, sequence, stride, cell, inside, IN_PAGES: tl
 
 
 @triton.jit
+def load_input(
+    x, before, read, fresh, sequence, seen, at, inside, x_stride, before_stride, channels, KEPT: tl.constexpr,
+    IN_PAGES: tl.constexpr,
+):  # fmt: skip
+    """Return the input of token `seen`. Those of tokens below 0, of which a state keeps KEPT, are in the state."""
+    if seen < 0:
+        given = load_state(
+            before, read, fresh, sequence, before_stride, (seen + KEPT) * channels + at, inside, IN_PAGES
+        )  # fmt: skip
+    else:
+        given = tl.load(x + seen * x_stride, mask=inside, other=0.0)
+    return given
+
+
+@triton.jit
 def convolve(
     x, weight, bias, y, before, after, read, fresh, write, lengths, m, x_stride, before_stride, after_stride, channels,
     KEPT: tl.constexpr, IN_PAGES: tl.constexpr, HAS_BIAS: tl.constexpr, NAME: tl.constexpr, TOKENS: tl.constexpr,
@@ -59,12 +74,9 @@ def convolve(
         total = tl.zeros([BLOCK], tl.float32)
         for j in tl.static_range(KEPT + 1):
             seen = t + j - KEPT
-            if seen < 0:
-                given = load_state(
-                    before, read, fresh, sequence, before_stride, (seen + KEPT) * channels + at, inside, IN_PAGES
-                )  # fmt: skip
-            else:
-                given = tl.load(x + seen * x_stride, mask=inside, other=0.0)
+            given = load_input(
+                x, before, read, fresh, sequence, seen, at, inside, x_stride, before_stride, channels, KEPT, IN_PAGES
+            )  # fmt: skip
             total += given * tl.load(weight + at * (KEPT + 1) + j, mask=inside, other=0.0).to(tl.float32)
         if HAS_BIAS:
             total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
@@ -75,12 +87,9 @@ def convolve(
         target = state_of(after, write, sequence, after_stride, IN_PAGES)
         for j in tl.static_range(KEPT):  # row j comes from a later row, so that both may be one page
             seen = length + j - KEPT
-            if seen < 0:
-                given = load_state(
-                    before, read, fresh, sequence, before_stride, (seen + KEPT) * channels + at, inside, IN_PAGES
-                )  # fmt: skip
-            else:
-                given = tl.load(x + seen * x_stride, mask=inside, other=0.0)
+            given = load_input(
+                x, before, read, fresh, sequence, seen, at, inside, x_stride, before_stride, channels, KEPT, IN_PAGES
+            )  # fmt: skip
             tl.debug_barrier()  # all threads have read before one of them writes
             tl.store(target + j * channels + at, given, mask=inside)
 
