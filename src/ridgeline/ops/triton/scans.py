@@ -45,7 +45,7 @@ def load_input(
     x, before, read, fresh, sequence, seen, at, inside, x_stride, before_stride, channels, KEPT: tl.constexpr,
     IN_PAGES: tl.constexpr,
 ):  # fmt: skip
-    """Return the input of token `seen`. Those of tokens below 0, of which a state keeps KEPT, are in the state."""
+    """Return the input of token `seen`. The state holds KEPT inputs: they belong to the tokens below 0."""
     if seen < 0:
         given = load_state(
             before, read, fresh, sequence, before_stride, (seen + KEPT) * channels + at, inside, IN_PAGES
