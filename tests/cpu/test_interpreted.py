@@ -14,4 +14,10 @@ from interpreted.runs import FILES, run
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_kernels_in_the_interpreter(path: Path) -> None:
-    run(path, interpret=True)
+    run(path, interpret=True, marks="not nightly")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", [path for path in FILES if "nightly" in path.read_text()], ids=lambda path: path.stem)
+def test_more_cases_of_kernels_in_the_interpreter(path: Path) -> None:
+    run(path, interpret=True, marks="nightly")

@@ -16,4 +16,4 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_kernels_on_a_gpu(path: Path) -> None:
-    run(path, interpret=False)
+    run(path, interpret=False, marks="")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from ridgeline.ops.api import Op
@@ -30,6 +31,11 @@ OUTPUTS = {
 GUARD = 64  # numbers on both sides of an output that no kernel may write
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 POISON = {torch.int8: 99, torch.int32: -7, torch.int64: -7}
+
+
+def nightly(*cases: tuple[Any, ...]) -> list[Any]:
+    """Return parameters of cases that need not run each day: what they add is covered by others in parts."""
+    return [pytest.param(*case, marks=pytest.mark.nightly) for case in cases]
 
 
 def on_gpu(kernel: Any, grid: tuple[int, ...], compiled: Compiled, device: str = "cuda", **arguments: Any) -> None:

@@ -11,9 +11,13 @@ FOLDER = Path(__file__).parent
 FILES = sorted(FOLDER.glob("test_*.py"))
 
 
-def run(path: Path, *, interpret: bool) -> None:
-    """Run a file in Triton's interpreter, or on a GPU. Raises AssertionError if a test fails or none runs."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", "-x", str(path)]
+def run(path: Path, *, interpret: bool, marks: str) -> None:
+    """Run the tests of a file with these marks in Triton's interpreter, or on a GPU.
+
+    Raises AssertionError if a test fails or none runs.
+    """
+    options = ["-p", "no:xdist", "-p", "no:cacheprovider", "-x", "-m", marks]
+    command = [sys.executable, "-m", "pytest", *options, str(path)]
     env = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
     ran = subprocess.run(command, env=env, cwd=FOLDER.parents[1], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]

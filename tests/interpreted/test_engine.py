@@ -83,6 +83,17 @@ def serve(running: Engine, requests: list[GenerationRequest], every: int = 2) ->
     return said
 
 
+@cache
+def unrecorded(name: str) -> dict[tuple[int, int], list[int]]:
+    """Return the tokens of `several()`, in steps that are not recorded."""
+    return serve(engine(name, recorded=False), several())
+
+
+def shortened(said: dict[tuple[int, int], list[int]], most: int) -> dict[tuple[int, int], list[int]]:
+    """Return the first tokens of each answer: those of `several(most)`."""
+    return {answer: tokens[:most] for answer, tokens in said.items()}
+
+
 def on_host(running: Engine) -> Engine:
     """Return an engine whose host samples all tokens."""
     running._runner._sampled = None
@@ -97,7 +108,7 @@ def several(most: int = 6) -> list[GenerationRequest]:
 
 @pytest.mark.parametrize(("name", "depth", "tight"), [("full", 1, False), ("windowed", 2, True)])
 def test_recorded_steps_give_the_tokens_of_unrecorded_ones(name: str, depth: int, tight: bool) -> None:
-    wanted = serve(engine(name, recorded=False), several())
+    wanted = unrecorded(name)
     running = engine(name, max_num_seqs=6, steps_in_flight=depth, tight=tight)
     assert serve(running, several()) == wanted
     assert running.stats().unrecorded is None
@@ -160,12 +171,12 @@ def test_beams_fork_recorded_sequences() -> None:
 def test_few_recordings_are_kept_and_larger_steps_run_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GpuDriver, "sizes", GPU_SIZES._replace(sequences=(1, 2, 3), rows=4))
     running = engine("full")
-    assert serve(running, several(3)) == serve(engine("full", recorded=False), several(3))
+    assert serve(running, several(3)) == shortened(unrecorded("full"), 3)
     assert sum(tokens for _, tokens, _ in running._runner.graphs._graphs) <= 4
 
 
 def test_what_cannot_be_recorded_runs_unrecorded_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = serve(engine("full", recorded=False), several(2))
+    wanted = shortened(unrecorded("full"), 2)
     monkeypatch.setattr(loaded("full")[1], "refusal", "the GPU has too little memory")
     running = engine("full")
     assert serve(running, several(2)) == wanted

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from interpreted.guarded import interpreted, reference, serves
+from interpreted.guarded import interpreted, nightly, reference, serves
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Weights
 from ridgeline.ops.stages import MLPBlock
@@ -77,8 +77,13 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("tokens", [1, 100])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "tokens"),
+    [
+        (CASES[0], 100), (CASES[1], 1), (CASES[2], 100), (CASES[3], 1),
+        *nightly((CASES[0], 1), (CASES[1], 100), (CASES[2], 1), (CASES[3], 100)),
+    ],
+)  # fmt: skip
 def test_experts_are_the_definition(case: MoE, tokens: int) -> None:
     assert serves(TABLE, api.EXPERT_BLOCK, case)
     x, ids, scores = choices(case, tokens)
