@@ -51,12 +51,17 @@ class Section:
     def __init__(self, name: str, lines: Callable[[], list[Line]]) -> None:
         self.machine = next(machine for machine in MACHINES if machine.name == name)
         self._raw = lines
+        self._read: list[Line] = []
+        self._summaries: list[Line] = []
 
     def lines(self) -> list[Line]:
         """Return all results, with medians over the rounds that count (`peer_rounds.summary`)."""
         raw = self._raw()
+        if raw == self._read:
+            return self._summaries
         best = {run: best_limits(line for line in raw if line["run"] == run) for run in {line["run"] for line in raw}}
-        return [summary(line, best[line["run"]]) for line in raw]
+        self._read, self._summaries = raw, [summary(line, best[line["run"]]) for line in raw]
+        return self._summaries
 
     def select(self, shape: str, case: str) -> list[Line]:
         return [line for line in self.lines() if (line["shape"], line["what"]) == (shape, case)]
