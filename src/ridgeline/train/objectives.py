@@ -1,4 +1,4 @@
-"""What a training run makes small: cross-entropy, divergence from a teacher, distance of hidden states.
+"""Objectives, which a training run makes small: cross-entropy, divergence from a teacher, distance of hidden states.
 
 An objective holds the model that is trained and is called as the model is, with a batch; it returns the sum of its loss
 over the batch's targets. Its parameters are those of the model, so that data parallelism can wrap it.

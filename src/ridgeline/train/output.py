@@ -60,7 +60,7 @@ def write_with_weights(
 ) -> dict[str, float]:  # fmt: skip
     """Write the model of the folder `source` with other weights. Its tokenizer and other small files are copied.
 
-    config: that of the source. For the other arguments, the result and the errors, see `write_model`.
+    config: the config.json of the source. For the other arguments, the result and the errors, see `write_model`.
     """
 
     def add_rest(draft: Path) -> None:

@@ -44,7 +44,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What a run makes small, and how.
+    """Describe what a run makes small, and how.
 
     objective: makes the objective of the model; by default its cross-entropy. trained: patterns of the names of the
     weights that train. adapters: rank of the low-rank terms that train instead of the matrices; 0: none. initial:

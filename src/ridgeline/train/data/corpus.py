@@ -123,7 +123,7 @@ class Corpus:
 
 
 def read_corpus(data: Sequence[str], license: str | None = None) -> Corpus:
-    """Read texts as commands name them: paths, or `stdlib` alone. license: that of the texts, if it is known.
+    """Read texts as commands name them: paths, or `stdlib` alone. license: license of the texts, if it is known.
 
     Raises DataError for texts that cannot be read, and RequestError for `stdlib` with other texts.
     """

@@ -44,7 +44,7 @@ SAMPLE_TOKENS = 100  # tokens on which the written folder is compared with the t
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """What a run made. before, after: the student compared with its teacher on held-out tokens. seconds: time of the
+    """Result of a run. before, after: the student compared with its teacher on held-out tokens. seconds: time of the
     updates. flops: operations of student and teacher. differences: largest difference of a logit of the written folder,
     by the program that read it.
     """
