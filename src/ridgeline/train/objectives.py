@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from ridgeline.errors import DataError
 from ridgeline.nn import Capture, Model
 from ridgeline.runtime.step import DenseStep
+from ridgeline.spec import ModelSpec
 from ridgeline.train.module import LanguageModel, sum_in_blocks
 
 
@@ -78,7 +79,7 @@ class StreamDistance(Objective):
 
     def __init__(self, student: LanguageModel, teacher: Model, *, apart: bool) -> None:
         super().__init__(student)
-        _check_widths(student, teacher)
+        check_widths(student.spec, teacher.spec)
         self._teacher = [teacher]  # in a list, as everything that is no part of the student
         self._apart = apart
         self._bounds = bounds(len(student.spec.layers), len(teacher.spec.layers))
@@ -117,12 +118,13 @@ def bounds(student: int, teacher: int) -> list[int]:
     return [round(i * teacher / student) for i in range(student + 1)]
 
 
-def _check_widths(student: LanguageModel, teacher: Model) -> None:
-    own, other = student.spec.hidden_size, teacher.spec.hidden_size
+def check_widths(student: ModelSpec, teacher: ModelSpec) -> None:
+    """Raise DataError for streams that cannot be compared."""
+    own, other = student.hidden_size, teacher.hidden_size
     if own != other:
         raise DataError(
             f"the student's hidden size is {own} and the teacher's {other}, so their hidden states cannot be compared; "
-            "train on logits alone"
+            "use --stages logits"
         )
 
 

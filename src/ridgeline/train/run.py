@@ -97,6 +97,24 @@ class Watch(Protocol):
         """Announce other long work, measured in tokens. The returned function is called with numbers of tokens."""
 
 
+class Silent:
+    """Shows no progress; a `Watch`."""
+
+    def say(self, line: str) -> None:
+        """Print nothing."""
+
+    def run(self, name: str, run: Run) -> OnStep:
+        """Return a function that does nothing."""
+        return lambda progress: None
+
+    def tokens(self, name: str, total: int) -> Callable[..., None]:
+        """Return a function that does nothing."""
+        return lambda tokens, facts="": None
+
+
+SILENT = Silent()
+
+
 def train(
     job: Job, shard: Shard, held_out: Shard | None, folder: Path, ranks: Ranks, on_start: OnStart, aim: Aim = Aim(),
 ) -> Trained:  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from ridgeline.errors import DataError, RequestError
+from ridgeline.errors import DataError, RequestError, RidgelineError
 from ridgeline.evals import Divergence, Document, measure_divergence
 from ridgeline.load.fingerprint import model_fingerprint
 from ridgeline.load.gguf.paths import is_gguf
@@ -24,6 +24,7 @@ from ridgeline.load.tokenizer import Tokenizer, has_tokenizer
 from ridgeline.load.weights import StoredWeights
 from ridgeline.nn import Model
 from ridgeline.ops import open_table
+from ridgeline.ops.devices import training_device
 from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
 from ridgeline.train.cost import flops_per_token
 from ridgeline.train.data.corpus import Corpus
@@ -32,10 +33,17 @@ from ridgeline.train.distill.options import STAGES, DistillOptions
 from ridgeline.train.distill.stored import StoredTeacher
 from ridgeline.train.loop import LOG
 from ridgeline.train.module import LanguageModel
-from ridgeline.train.objectives import LogitDivergence, ModelTeacher, Objective, StreamDistance, Teacher
+from ridgeline.train.objectives import (
+    LogitDivergence,
+    ModelTeacher,
+    Objective,
+    StreamDistance,
+    Teacher,
+    check_widths,
+)
 from ridgeline.train.output import StoredType, write_with_weights
 from ridgeline.train.ranks import Ranks
-from ridgeline.train.run import Aim, Job, Trained, Watch, train
+from ridgeline.train.run import SILENT, Aim, Job, Trained, Watch, train
 
 REPORT, TRAINING = "distill.json", "training"
 MEASURED_TOKENS = 16_384  # held-out tokens on which the student is measured before and after
@@ -84,8 +92,8 @@ class Distilled:
 
 
 def distill(
-    student: str, teacher: str, corpus: Corpus, out: Path, options: DistillOptions, watch: Watch, ranks: Ranks, *,
-    dtype: StoredType = "bfloat16",
+    student: str, teacher: str, corpus: Corpus, out: Path, options: DistillOptions, watch: Watch = SILENT,
+    ranks: Ranks | None = None, *, dtype: StoredType = "bfloat16",
 ) -> Distilled:  # fmt: skip
     """Train a student until it predicts what its teacher does, and write it to a new folder.
 
@@ -95,6 +103,7 @@ def distill(
         student: A folder or a hub id with weights to begin from.
         teacher: A folder, a GGUF file, a hub id or a built-in model with the vocabulary of the student.
         out: The folder to write, which must not exist.
+        ranks: Processes that train together; None: this one alone.
         dtype: Type of the stored weights.
 
     Raises:
@@ -102,7 +111,18 @@ def distill(
     """
     if out.is_symlink() or out.exists():
         raise RequestError(f"{out} exists; name another folder with --out, or remove it")
-    return _Run(student, teacher, corpus, out, options, watch, ranks, dtype).distill()
+    together, work = ranks or Ranks(training_device("auto")), working_folder(out)
+    try:
+        return _Run(student, teacher, corpus, out, options, watch, together, dtype).distill()
+    except RidgelineError:
+        if together.is_first and not any(work.glob("*/checkpoints/*")):  # there is nothing to continue from
+            shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def working_folder(out: Path) -> Path:
+    """Return the hidden folder of a run that will write `out`."""
+    return out.resolve().with_name(f".{out.resolve().name}.unfinished")
 
 
 class _Run:
@@ -114,12 +134,14 @@ class _Run:
     ) -> None:  # fmt: skip
         self._names, self._out, self._options, self._watch = (student, teacher), out, options, watch
         self._ranks, self._dtype = ranks, dtype
-        self._work = out.resolve().with_name(f".{out.resolve().name}.unfinished")
+        self._work = working_folder(out)
         self._table = open_table(ranks.device)
         self._student, self._teacher = self._load(student), self._load(teacher)
         _check_student(student, self._student)
         _check_pair(self._student, self._teacher)
         _check_context(options.context, self._student, self._teacher)
+        if {"layers", "streams"}.intersection(stage.name for stage in options.stages):
+            check_widths(self._student.spec, self._teacher.spec)
         self._data = prepare_data(
             corpus, self._work / "data", Encoder.of(self._student.checkpoint), ranks, tokens=options.tokens,
             held_out=options.held_out, repeat=options.repeat, seed=options.seed,
