@@ -15,6 +15,10 @@ from ridgeline.cli.main import app
 from ridgeline.errors import RequestError
 from ridgeline.evals import measure_recall, num_recall_tokens, recall_tokens
 from ridgeline.evals.recall import draw_sequence, num_sequences
+from ridgeline.nn import Model
+from ridgeline.ops import open_table
+from ridgeline.runtime.load import LoadedModel
+from ridgeline.spec import Attention, Layer, ModelSpec, RMSNorm, Rope
 
 VOCAB = 200
 
@@ -67,6 +71,44 @@ def test_a_model_that_copies_has_a_recall_of_1_and_one_that_guesses_that_of_chan
         assert cell.accuracy is not None and cell.num_queries >= 256
         error = (cell.chance * (1 - cell.chance) / cell.num_queries) ** 0.5
         assert abs(cell.accuracy.value - cell.chance) < 4 * error
+
+
+def copying_model() -> LoadedModel:
+    """Return a model of two attention layers that finds the value of every key: an induction head, built by hand.
+
+    The stream has four parts: the token, the token before it, the answer, and a constant. The first layer attends to
+    the position before, where the scores of all rotations have their maximum, and copies its token. The second one
+    finds the position whose token before is the current token (Olsson et al., arXiv:2209.11895), and answers with its
+    token.
+    """
+    width, head = 3 * VOCAB + 1, 256
+    rope = Rope(64, 1e4)
+    mixers = [Attention(1, 1, head, scale=1.0, rope=rope), Attention(1, 1, head, scale=1.0, rope=None)]
+    norm = RMSNorm(1e-6)
+    spec = ModelSpec("copier", VOCAB, width, 700, tuple(Layer(m, None, norm) for m in mixers), norm)
+    weights = {w.name: np.ones(w.shape) if "norm" in w.name else np.zeros(w.shape) for w in spec.weights()}
+    one = np.eye(VOCAB)
+    token, before, answer = (slice(i * VOCAB, (i + 1) * VOCAB) for i in range(3))
+    weights["embed.weight"][:, token], weights["embed.weight"][:, -1] = one, 1.0
+    weights["head.weight"][:, answer] = one
+    angles = 1e4 ** -(np.arange(32) / 32)
+    first = {"q": np.concatenate([np.cos(angles), -np.sin(angles)]), "k": np.repeat([1.0, 0.0], 32)}
+    for name, values in first.items():
+        weights[f"layers.0.mixer.{name}.weight"][:64, -1] = values
+    for layer, (reads, writes) in enumerate(((token, before), (token, answer))):
+        weights[f"layers.{layer}.mixer.v.weight"][:VOCAB, reads] = one
+        weights[f"layers.{layer}.mixer.o.weight"][writes, :VOCAB] = one
+    weights["layers.1.mixer.q.weight"][:VOCAB, token] = one
+    weights["layers.1.mixer.k.weight"][:VOCAB, before] = one
+    table = open_table("cpu")
+    arrays: Any = {name: np.ascontiguousarray(x, np.float32) for name, x in weights.items()}
+    checkpoint: Any = None
+    return LoadedModel(Model(spec, arrays, table, 700), checkpoint, table, 700, frozenset())
+
+
+def test_an_induction_head_finds_every_value() -> None:
+    found = measure_recall(copying_model(), range(VOCAB), (7,))
+    assert found.mean == found.mean_exact == 1.0 and len(found.measured) == 16
 
 
 def test_only_the_values_of_the_sequence_count_for_accuracy() -> None:
