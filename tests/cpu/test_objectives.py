@@ -180,7 +180,7 @@ def test_the_distance_of_streams_is_the_closed_form() -> None:
 
 
 def test_layers_apart_read_the_teachers_stream_and_learn_from_their_own_output_only() -> None:
-    """Each layer equals the teacher's layers with its weights in one place, and its gradient needs no other layer."""
+    """The loss and the gradient of a layer are those of a model that has only this layer."""
     model, original = student(), teacher()
     wanted = [x.detach() for x in streams(original, False)]
     for i in range(2):
