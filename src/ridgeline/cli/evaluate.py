@@ -45,8 +45,8 @@ _Recall = Annotated[
     bool,
     option(
         "--recall",
-        help="Also measure associative recall: pairs of random tokens are read, and then the second one of each must be "
-        "found again. Use it after a change of attention, which perplexity may hide. Needs no text.",
+        help="Also measure associative recall: pairs of random tokens are read, and then the second one of each must "
+        "be found again. Use it after a change of attention, which perplexity may hide. Needs no text.",
     ),
 ]
 _Stride = Annotated[
