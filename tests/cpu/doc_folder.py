@@ -18,7 +18,7 @@ from ridgeline.spec.heads import MedusaSpec
 REPOSITORY = Path(__file__).resolve().parents[2]
 # In the docs, these names are placeholders for a model: a folder or a hub id.
 MODELS = (
-    "M", "MODEL", "SMALLER", "DIR_OR_HUB_ID", "path-or-hub-id", "folder", "smol", "stories260K",
+    "M", "MODEL", "SMALLER", "STUDENT", "DIR_OR_HUB_ID", "path-or-hub-id", "folder", "smol", "stories260K",
 )  # fmt: skip
 TEXTS = ("FILE", "FILE_OR_FOLDER", "book.txt", "tinystories.txt")
 FOLDERS = ("FILES", "FILES_OR_FOLDERS")  # folders of texts

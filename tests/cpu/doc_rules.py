@@ -51,6 +51,9 @@ TRAINING = words(
 DRAFTS = words(
     "--train-tokens 200 --continuation-tokens 64 --output-len 16 --batch-tokens 64 --warmup-steps 1 --save-every 4"
 )
+DISTILLATION = words(
+    "--tokens 192 --context 32 --batch-tokens 64 --save-every 2 --eval-every 4 --held-out 0.4 --repeat 9"
+)
 RULES = (
     Rule(r"ridgeline .*--device cuda", How.PARSE, "it needs a GPU"),
     Rule(
@@ -97,6 +100,7 @@ RULES = (
     Rule(r"ridgeline verify ", How.RUN, SIZES, words("--quick"), slow=True),
     Rule(r"ridgeline calibrate$", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
     Rule(r"ridgeline calibrate --(json|plot|device)", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
+    Rule(r"ridgeline distill ", How.RUN, SIZES, DISTILLATION, slow=True),
     Rule(r"ridgeline train --draft-for", How.RUN, SIZES, DRAFTS, slow=True),
     Rule(r"ridgeline train --recipe", How.PARSE, "hours; tests/cpu/test_train_pair.py makes a small pair"),
     Rule(r"ridgeline train .*--data stdlib", How.PARSE, "hours; 31 MB of text"),

@@ -1,4 +1,4 @@
-"""`ridgeline evaluate`: measure perplexity and bits per byte on texts, and the divergence from another model."""
+"""`ridgeline evaluate`: measure perplexity and bits per byte on texts, divergence, and associative recall."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ SHOWN = 3  # number of skipped files that the note names
 
 _Model = Annotated[str, typer.Argument(help="A folder or a Hugging Face hub id.")]
 _Text = Annotated[
-    list[str],
-    option("--text", help="A text file, a .jsonl file with a text per row, or a folder. May be given several times."),
+    list[str] | None,
+    option(
+        "--text",
+        help="A text file, a .jsonl file with a text per row, or a folder. May be given several times. Default: none; "
+        "required without --recall.",
+    ),
 ]
 _Against = Annotated[
     str | None,
@@ -36,6 +40,14 @@ _Against = Annotated[
 _Context = Annotated[
     int | None,
     option("--context", help="Tokens of a window. Default: the model's longest context, at most 2048."),
+]
+_Recall = Annotated[
+    bool,
+    option(
+        "--recall",
+        help="Also measure associative recall: pairs of random tokens are read, and then the second one of each must "
+        "be found again. Use it after a change of attention, which perplexity may hide. Needs no text.",
+    ),
 ]
 _Stride = Annotated[
     int | None,
@@ -54,8 +66,9 @@ _JsonOutput = Annotated[bool, option("--json", help="Print one JSON object.")]
 
 def evaluate(
     model: _Model,
-    text: _Text,
+    text: _Text = None,
     against: _Against = None,
+    recall: _Recall = False,
     context: _Context = None,
     stride: _Stride = None,
     limit_tokens: _LimitTokens = None,
@@ -66,17 +79,17 @@ def evaluate(
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
     speculative: _Speculative = None,
 ) -> None:  # fmt: skip
-    """Measure perplexity and bits per byte of texts. With --against, also compare the model with its original."""
+    """Measure perplexity and bits per byte of texts, and associative recall. With --against, compare the model with its
+    original.
+    """
     from ridgeline.cli.show.report import say
-    from ridgeline.evals import measure_divergence, measure_perplexity, read_texts
+    from ridgeline.errors import RequestError
+
+    if not text and not recall:
+        raise RequestError("there is nothing to measure: give --text, --recall or both")
 
     if speculative not in (None, "off"):
         say(f"note: --speculative {speculative} has no effect: evaluate scores given texts and generates none")
-    skipped: list[str] = []
-    texts = list(read_texts(text, skipped.append))
-    if skipped:
-        more = f" and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
-        say(f"note: skipped: {'; '.join(skipped[:SHOWN])}{more}")
     common = {"cache": "off", "device": device, "max_model_len": max_model_len, "ops": o.parse_ops(ops)}
     given = {
         "tokenizer": tokenizer,
@@ -87,41 +100,84 @@ def evaluate(
         "load_format": load_format,
         "revision": revision,
     }
-    llm, original, documents = _prepare(model, against, common, given, texts, limit_tokens)
-    divergence = None
-    with _tokens_bar(sum(d.num_scored for d in documents)) as on_tokens:
-        windows: dict[str, Any] = {"context": context, "stride": stride, "on_tokens": on_tokens}
-        if original is None:
-            perplexity = measure_perplexity(llm.loaded, documents, **windows)
-        else:
-            divergence = measure_divergence(original.loaded, llm.loaded, documents, **windows)
-            perplexity = divergence.other
+    llm, original = _load(model, against, common, given)
+    report: dict[str, Any] = {"model": model} | ({"against": against} if against else {})
+    if text:
+        windows = {"context": context, "stride": stride}
+        report |= _texts(model, llm, original, text, limit_tokens, windows, is_shown=not json_output)
+    if recall:
+        report |= _recall(llm, original, is_shown=not json_output)
     if json_output:
-        report: dict[str, Any] = {"model": model, "text": text, "skipped": skipped, **perplexity.to_json()}
-        if divergence:
-            report |= {"against": against, "original": divergence.original.to_json(), **divergence.to_json()}
         print(json.dumps(report, indent=2, allow_nan=False))
-    else:
-        _print(model, perplexity, divergence)
 
 
-def _prepare(
-    model: str, against: str | None, common: dict[str, Any], given: dict[str, Any], texts: Sequence[Any],
-    limit_tokens: int | None,
-) -> tuple[LLM, LLM | None, list[Document]]:  # fmt: skip
-    """Return the model, the original and the tokenized texts. Raises TokenizerError if there is no tokenizer."""
+def _load(
+    model: str, against: str | None, common: dict[str, Any], given: dict[str, Any]
+) -> tuple[LLM, LLM | None]:  # fmt: skip
+    """Return the model and the original. Raises TokenizerError if the model has no tokenizer."""
     from ridgeline.cli.flags.loading import load
     from ridgeline.errors import TokenizerError
-    from ridgeline.evals import check_same_tokens, encode_texts
 
     llm = load(model, common | given)
     if llm.tokenizer is None:
         raise TokenizerError(f"{model} has no tokenizer, and evaluate needs one; name one with --tokenizer")
+    return llm, load(against, common | {"kv_cache_dtype": "float32"}) if against is not None else None
+
+
+def _texts(
+    model: str, llm: LLM, original: LLM | None, text: list[str], limit_tokens: int | None, windows: dict[str, Any],
+    *, is_shown: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure texts, and return the report's part about them."""
+    from ridgeline.cli.show.report import say
+    from ridgeline.evals import measure_divergence, measure_perplexity, read_texts
+
+    skipped: list[str] = []
+    texts = list(read_texts(text, skipped.append))
+    if skipped:
+        more = f" and {len(skipped) - SHOWN} more" if len(skipped) > SHOWN else ""
+        say(f"note: skipped: {'; '.join(skipped[:SHOWN])}{more}")
+    documents = _documents(llm, original, texts, limit_tokens)
+    divergence = None
+    with _tokens_bar(sum(d.num_scored for d in documents)) as on_tokens:
+        if original is None:
+            perplexity = measure_perplexity(llm.loaded, documents, on_tokens=on_tokens, **windows)
+        else:
+            divergence = measure_divergence(original.loaded, llm.loaded, documents, on_tokens=on_tokens, **windows)
+            perplexity = divergence.other
+    if is_shown:
+        _print(model, perplexity, divergence)
+    report: dict[str, Any] = {"text": text, "skipped": skipped, **perplexity.to_json()}
+    return report | ({"original": divergence.original.to_json(), **divergence.to_json()} if divergence else {})
+
+
+def _recall(llm: LLM, original: LLM | None, *, is_shown: bool) -> dict[str, Any]:
+    """Measure the recall of one or both models with equal sequences, and return the report's part about it."""
+    from ridgeline.cli.show.recall import recall_table
+    from ridgeline.cli.show.tables import screen, show
+    from ridgeline.evals import measure_recall, num_recall_tokens, recall_tokens
+
+    assert llm.tokenizer is not None  # _load has checked it
+    tokens = recall_tokens(llm.tokenizer, llm.loaded.spec.vocab_size)
+    prefix = llm.tokenizer.encode("")
+    models = [llm.loaded] + ([original.loaded] if original else [])
+    with _tokens_bar(sum(num_recall_tokens(one.max_model_len, len(prefix)) for one in models)) as on_tokens:
+        found = [measure_recall(one, tokens, prefix, on_tokens=on_tokens) for one in models]
+    if is_shown:
+        show(screen(), *recall_table(found))
+    report: dict[str, Any] = {"recall": found[0].to_json()}
+    return report | ({"original_recall": found[1].to_json()} if original else {})
+
+
+def _documents(llm: LLM, original: LLM | None, texts: Sequence[Any], limit_tokens: int | None) -> list[Document]:
+    """Return the tokenized texts."""
+    from ridgeline.evals import check_same_tokens, encode_texts
+
+    assert llm.tokenizer is not None  # _load has checked it
     documents = encode_texts(texts, llm.tokenizer, limit_tokens)
-    original = load(against, common | {"kv_cache_dtype": "float32"}) if against is not None else None
     if original is not None and original.tokenizer is not None:
         check_same_tokens(documents, llm.tokenizer, original.tokenizer)
-    return llm, original, documents
+    return documents
 
 
 @contextmanager

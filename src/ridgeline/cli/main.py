@@ -16,6 +16,7 @@ from ridgeline.cli import (
     bench_serve,
     calibrate,
     chat,
+    distill,
     doctor,
     evaluate,
     explain,
@@ -60,6 +61,7 @@ app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
+app.command("distill")(distill.distill)
 app.command("quantize")(quantize.quantize)
 bench.app.command("serve")(bench_serve.bench_serve)
 bench.app.command("replay")(replay.replay)

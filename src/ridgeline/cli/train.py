@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -16,17 +13,13 @@ from ridgeline.cli.flags import options as o
 from ridgeline.cli.flags.drafts import DraftFlags, check_draft_flags, draft_options
 from ridgeline.cli.flags.groups import grouped
 from ridgeline.cli.option import option
+from ridgeline.cli.show.training import training_bars
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-
-    from ridgeline.train.data.corpus import Corpus
-    from ridgeline.train.loop import Progress, TrainOptions
+    from ridgeline.train.loop import TrainOptions
     from ridgeline.train.output import StoredType
     from ridgeline.train.ranks import Ranks
-    from ridgeline.train.run import OnStep, Run
 
-STDLIB, NOT_STATED = "stdlib", "not stated"
 DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_RATE = 1024, 8192, 4e-3
 MOST_EPOCHS = 1_000_000
 
@@ -212,7 +205,7 @@ def _recipe(name: str, model: ModelFlags, where: str) -> None:
         if getattr(model, other):
             raise RequestError(f"--recipe {name} fixes the model and the texts; leave out {other}")
     wanted, out = Recipe.read(name), Path(model.out or f"{name}-recipe")
-    with open_ranks(device) as ranks, _bars(ranks) as watch:
+    with open_ranks(device) as ranks, training_bars(ranks) as watch:
         produce_pair(wanted, out, ranks, watch)
 
 
@@ -222,6 +215,7 @@ def _spec(model: ModelFlags, run: RunFlags, where: str) -> None:
     from ridgeline.ops.devices import training_device
 
     device = training_device(where)  # checks for torch, which the imports below need
+    from ridgeline.train.data.corpus import read_corpus
     from ridgeline.train.data.folder import check_room, prepare
     from ridgeline.train.pocket.produce import DATA, TRAINING, Output, job_of, produce
     from ridgeline.train.ranks import open_ranks
@@ -237,9 +231,9 @@ def _spec(model: ModelFlags, run: RunFlags, where: str) -> None:
         raise RequestError(f"--dtype is {model.dtype}; use bfloat16 or float32")
     config, out = read_config(Path(model.spec)), Path(model.out)
     tokenizer = _tokenizer(model.tokenizer)
-    with open_ranks(device) as ranks, _bars(ranks) as watch:
+    with open_ranks(device) as ranks, training_bars(ranks) as watch:
         watch.say("reading the texts, and looking for functions that occur in several of them")
-        corpus = _corpus(model.data, model.license)
+        corpus = read_corpus(model.data, model.license)
         output = Output(folder=out, ranks=ranks, license=model.license, dtype=cast("StoredType", model.dtype))
         data = prepare(
             corpus, out / TRAINING / DATA, spec_from_config(config).vocab_size, ranks=ranks,
@@ -256,31 +250,21 @@ def _draft(draft: DraftFlags, model: ModelFlags, run: RunFlags, where: str) -> N
 
     device = training_device(where)  # checks for torch, which the imports below need
     from ridgeline.archs import spec_from_config
+    from ridgeline.train.data.corpus import read_corpus
     from ridgeline.train.drafts import train_draft
     from ridgeline.train.ranks import open_ranks
     from ridgeline.train.spec_file import read_config
 
     options = draft_options(draft, model, run)
     spec = None if model.spec is None else spec_from_config(read_config(Path(model.spec)))
-    with open_ranks(device) as ranks, _bars(ranks) as watch:
+    with open_ranks(device) as ranks, training_bars(ranks) as watch:
         if ranks.world_size > 1:
             raise RequestError("a draft is trained by one process; start ridgeline without torchrun")
-        corpus = _corpus(model.data or [], model.license)
+        corpus = read_corpus(model.data or [], model.license)
         train_draft(
             str(draft.draft_for), corpus, Path(str(model.out)), options, watch, device=device,
             dtype=cast("StoredType", model.dtype), spec=spec,
         )  # fmt: skip
-
-
-def _corpus(data: list[str], license: str | None) -> Corpus:
-    from ridgeline.errors import RequestError
-    from ridgeline.train.data.corpus import Corpus
-
-    if data == [STDLIB]:
-        return Corpus.stdlib()
-    if STDLIB in data:
-        raise RequestError("--data stdlib cannot be combined with other data; write ./stdlib for a folder of that name")
-    return Corpus.from_paths(data, license or NOT_STATED)
 
 
 def _tokenizer(folder: str | None) -> Any:
@@ -293,6 +277,7 @@ def _options(run: RunFlags, config: Mapping[str, Any], num_tokens: int, ranks: R
     """Return the training options; missing ones are derived from the model, the data and the device."""
     from ridgeline.archs import spec_from_config
     from ridgeline.errors import RequestError
+    from ridgeline.train.data.batches import whole_rows
     from ridgeline.train.loop import TrainOptions
 
     spec, batch = spec_from_config(config), run.batch_tokens or DEFAULT_BATCH
@@ -314,90 +299,7 @@ def _options(run: RunFlags, config: Mapping[str, Any], num_tokens: int, ranks: R
             "context": context,
             "batch_tokens": batch,
             "learning_rate": DEFAULT_RATE if run.learning_rate is None else run.learning_rate,
-            "micro_tokens": run.micro_tokens or _micro_tokens(batch // ranks.world_size, context),
+            "micro_tokens": run.micro_tokens or whole_rows(batch // ranks.world_size, context, DEFAULT_BATCH),
             "precision": precision,
         }
     )
-
-
-def _micro_tokens(batch: int, context: int) -> int:
-    """Return the tokens of the largest part of a rank's batch that consists of whole rows and has at most DEFAULT_BATCH
-    tokens.
-    """
-    rows = batch // context
-    fits = [n for n in range(1, rows + 1) if rows % n == 0 and n * context <= max(DEFAULT_BATCH, context)]
-    return max(fits, default=1) * context
-
-
-# ---- progress --------------------------------------------------------------------------------------------------------
-
-
-class _Bars:
-    """Shows lines and progress bars on stderr; without a terminal, a line for every evaluation."""
-
-    def __init__(self, bar: Bar, speaks: bool) -> None:
-        self._bar, self._speaks = bar, speaks
-
-    def say(self, line: str) -> None:
-        from ridgeline.cli.show.tables import show
-
-        if self._speaks:
-            show(self._bar.console, line)
-
-    def run(self, name: str, run: Run) -> OnStep:
-        import statistics
-
-        options = run.options
-        tokens = options.steps * options.batch_tokens
-        self.say(
-            f"{name}: {run.spec.num_params() / 1e6:,.2f} M parameters, {options.steps:,} updates of "
-            f"{options.batch_tokens:,} tokens, {tokens * run.flops_per_token:.2e} FLOPs; {run.machine}: "
-            f"{run.peak_flops_per_s / 1e9:,.0f} GFLOP/s peak in {options.precision}"
-        )
-        task = self._bar.add_task(name, total=options.steps, facts="")
-        pace: list[float] = []
-
-        def on_step(p: Progress) -> None:
-            pace.append(p.tokens_per_s)
-            recent = statistics.median(pace[-20:])
-            share = recent * run.flops_per_token / run.peak_flops_per_s
-            facts = f"loss {p.loss:.3f}, {recent:,.0f} tokens/s, {share:.0%} of peak"
-            self._bar.update(task, completed=p.step, facts=facts)
-            if p.held_out is not None:
-                left = (options.steps - p.step) * options.batch_tokens / recent
-                self.say(f"{name} {p.step:,}/{options.steps:,}: {facts}{_held_out(p, run)}; {left / 60:,.1f} min left")
-
-        return on_step
-
-    def tokens(self, name: str, total: int) -> Callable[..., None]:
-        task = self._bar.add_task(name, total=total, facts="")
-
-        def done(tokens: int, facts: str = "") -> None:
-            self._bar.update(task, advance=tokens, facts=facts)
-
-        return done
-
-
-def _held_out(p: Progress, run: Run) -> str:
-    text = f"; held out {p.held_out:.3f}"
-    if p.held_out is not None and run.bytes_per_token:
-        text += f", {p.held_out / math.log(2) / run.bytes_per_token:.3f} bits per byte"
-    return text
-
-
-@contextmanager
-def _bars(ranks: Ranks) -> Iterator[_Bars]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ridgeline.cli.show.progress import error_console
-
-    columns = (
-        TextColumn("{task.description}"), BarColumn(12), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
-        TimeRemainingColumn(),
-    )  # fmt: skip
-    # Without redirect_stdout=False, rich would print stdout's text on the bar's console, which is stderr.
-    bar = Progress(
-        *columns, console=error_console(), disable=not (ranks.is_first and sys.stderr.isatty()), redirect_stdout=False
-    )
-    with bar:
-        yield _Bars(bar, ranks.is_first)

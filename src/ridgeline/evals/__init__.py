@@ -1,4 +1,4 @@
-"""Measure models on texts: loss, divergence from another model, acceptance of drafts, validity of generated code."""
+"""Measure models: loss, divergence from others, acceptance of drafts, associative recall, validity of code."""
 
 from ridgeline.evals.acceptance import Acceptance, measure_acceptance
 from ridgeline.evals.completions import Verdict, function_headers, judge
@@ -6,6 +6,7 @@ from ridgeline.evals.divergence import Divergence, measure_divergence
 from ridgeline.evals.documents import Document, check_same_tokens, encode_texts, read_texts
 from ridgeline.evals.estimates import Estimate, Proportion
 from ridgeline.evals.perplexity import Perplexity, measure_perplexity
+from ridgeline.evals.recall import Recall, measure_recall, num_recall_tokens, recall_tokens
 from ridgeline.evals.windows import SlidingContext
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Estimate",
     "Perplexity",
     "Proportion",
+    "Recall",
     "SlidingContext",
     "Verdict",
     "check_same_tokens",
@@ -24,5 +26,8 @@ __all__ = [
     "measure_acceptance",
     "measure_divergence",
     "measure_perplexity",
+    "measure_recall",
+    "num_recall_tokens",
     "read_texts",
+    "recall_tokens",
 ]

@@ -13,7 +13,7 @@ from ridgeline.errors import CheckpointError
 from ridgeline.nn.capture import EXPERTS, INPUT, Capture
 from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotations import Rotations
-from ridgeline.nn.step import Step, Stream
+from ridgeline.nn.step import NOTHING, Step, Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, QuantizedMatrix, QuantizedStack, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
@@ -111,6 +111,17 @@ class Model:
         if capture is not None:
             capture.put("norm", lambda: self.hidden(last))
         return last
+
+    def run_apart(self, step: Step, inputs: Iterable[Array]) -> Iterator[Array]:
+        """Run each layer on a stream of its own, [T, hidden_size], and yield the stream after the layer.
+
+        Keys and values that several layers share are those of the layer that computes them.
+        """
+        rotaries, shared = self.rotaries(step), NOTHING
+        for block, layer, x in zip(self._blocks, self.spec.layers, inputs, strict=True):
+            stream = self.run_block(block, Stream(x, None, shared), step, rotaries)
+            shared = stream.shared
+            yield self._whole(stream, residual_scale(layer))
 
     def _whole(self, stream: Stream, scale: float) -> Array:
         """Return the residual stream with its delta added. scale: factor on the delta."""

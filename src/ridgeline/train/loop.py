@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from torch import nn
 
 from ridgeline.errors import DataError
 from ridgeline.train.data.batches import Batch, Batches
@@ -101,15 +102,17 @@ class Trainer:
 
     def __init__(
         self, model: LanguageModel, train: Batches, held_out: list[Batch], options: TrainOptions, folder: Path,
-        run: dict[str, Any], ranks: Ranks, machine: str = "",
+        run: dict[str, Any], ranks: Ranks, machine: str = "", objective: nn.Module | None = None,
     ) -> None:  # fmt: skip
         """train: this rank's batches. held_out: batches for measuring only, equal on all ranks. run: facts that must be
-        unchanged for the run to resume. machine: description of the machine, for the log.
+        unchanged for the run to resume. machine: description of the machine, for the log. objective: has the model in
+        it, and is called as the model to give the loss (`train.objectives`); None: the model's own cross-entropy.
         """
         self._model, self._train, self._held_out, self.options = model, train, held_out, options
         self._folder, self._ranks, self._machine = folder, ranks, machine
-        self._replica = ranks.replicate(model)
-        self._optimizer = Optimizer(model.weights(), options.optimizer, options.weight_decay)
+        self._replica = ranks.replicate(objective or model)
+        trained = {name: p for name, p in model.weights().items() if p.requires_grad}
+        self._optimizer = Optimizer(trained, options.optimizer, options.weight_decay)
         given = {name: value for name, value in asdict(options).items() if name != "steps"}  # a run may be extended
         self._saves = Saves(folder / "checkpoints", {**run, "options": given})
         self._best: tuple[float, int] = (math.inf, -1)

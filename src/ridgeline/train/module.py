@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ridgeline.nn import Model
+from ridgeline.nn import Capture, Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable
 from ridgeline.ops.reference.backend import torch_device
@@ -24,6 +24,7 @@ INIT_STD = 0.02  # for matrices; writers to the residual stream divide it by sqr
 RESIDUAL = ("mixer.o.weight", "mixer.out.weight", "mlp.down.weight")
 DECAYS = (".A_log", ".dt.bias", ".dt_bias")
 UNTRAINED = "mlp.choice.bias"  # only selects experts, so it has no gradient
+DOWN, UP = ".down", ".up"  # behind the name of a matrix: the two matrices of its adapter
 LOSS_ELEMENTS = 2**26  # logits in memory at once; more are computed in blocks, and again in the backward pass
 
 
@@ -31,47 +32,78 @@ class LanguageModel(nn.Module):
     """Parameters with Ridgeline's names, trained through `ridgeline.nn.Model` and the reference ops in float32.
 
     dropout: rate for the embedding and for the output of each layer's last branch during training. checkpointing: keep
-    only the residual stream between layers for the backward pass, and compute everything else again.
+    only the residual stream between layers for the backward pass, and compute everything else again. adapters: rank of
+    terms that are added to the matrices of layers and train instead of all weights (LoRA, arXiv:2106.09685); 0: none.
     """
 
     def __init__(
         self, spec: ModelSpec, table: OpsTable, max_len: int, *, seed: int = 0, dropout: float = 0.0,
-        checkpointing: bool = False,
+        checkpointing: bool = False, adapters: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         self.spec, self.dropout, self._memory = spec, dropout, table.memory
         generator = torch.Generator().manual_seed(seed)
         self._by_name: dict[str, nn.Parameter] = {}
         for weight in spec.weights():
-            initial = _initial(weight, spec, generator).to(torch_device(table.memory.device))
-            parameter = nn.Parameter(initial, requires_grad=not weight.name.endswith(UNTRAINED))
-            self.register_parameter(weight.name.replace(".", "/"), parameter)  # torch forbids dots in names
-            self._by_name[weight.name] = parameter
+            self._add(weight.name, _initial(weight, spec, generator), not adapters)
+        for weight in spec.weights() if adapters else ():
+            if weight.name.startswith("layers.") and weight.is_matrix and len(weight.shape) == 2:
+                rows, columns = weight.shape
+                down = torch.randn((adapters, columns), generator=generator) * columns**-0.5
+                self._add(weight.name + DOWN, down)
+                self._add(weight.name + UP, torch.zeros((rows, adapters)))
         self._model = _TrainedModel(spec, self._by_name, table, max_len, self, checkpointing)
 
+    def _add(self, name: str, initial: Tensor, trains: bool = True) -> None:
+        where = torch_device(self._memory.device)
+        parameter = nn.Parameter(initial.to(where), requires_grad=trains and not name.endswith(UNTRAINED))
+        self.register_parameter(name.replace(".", "/"), parameter)  # torch forbids dots in names
+        self._by_name[name] = parameter
+
     def weights(self) -> Mapping[str, nn.Parameter]:
-        """Return all parameters by the spec's names."""
+        """Return all parameters: weights by the spec's names, and adapters by the names of their matrices with DOWN and
+        UP behind them.
+        """
         return self._by_name
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights by the spec's names; adapters stay as they are."""
+        for weight in self.spec.weights():
+            self._by_name[weight.name].copy_(weights[weight.name])
+
+    def merged(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return weights by the spec's names, with the adapters of `tensors` added to their matrices."""
+        found = {w.name: tensors[w.name] for w in self.spec.weights()}
+        for name in found:
+            if name + UP in tensors:
+                found[name] = found[name] + tensors[name + UP] @ tensors[name + DOWN]
+        return found
 
     def forward(self, token_ids: Tensor, positions: Tensor, lengths: tuple[int, ...], targets: Tensor) -> Tensor:
         """Return the sum of -log p over targets [T] (negative: none), in nats. The tokens are sequences of `lengths`,
         end to end.
         """
-        stream = self._model.forward(DenseStep(token_ids, positions, lengths, self._memory))
+        stream = self.stream(self.step(token_ids, positions, lengths))
         rows = (targets >= 0).nonzero().squeeze(1)
-        block = max(1, LOSS_ELEMENTS // self.spec.vocab_size)
-        if len(rows) <= block:
-            return self._nll(stream, rows, targets)
-        parts = [checkpoint(self._nll, stream, r, targets, use_reentrant=False) for r in torch.split(rows, block)]
-        return torch.stack(parts).sum()
+        return sum_in_blocks(lambda some: self._nll(stream, some, targets), rows, self.spec.vocab_size)
+
+    def step(self, token_ids: Tensor, positions: Tensor, lengths: tuple[int, ...]) -> DenseStep:
+        """Return the step that reads sequences of `lengths`, end to end."""
+        return DenseStep(token_ids, positions, lengths, self._memory)
 
     def logits(self, token_ids: Tensor, positions: Tensor, lengths: tuple[int, ...], rows: Tensor) -> Tensor:
         """Return the logits [n, vocabulary] of the given rows among the T tokens."""
-        return self.project(self.stream(DenseStep(token_ids, positions, lengths, self._memory)), rows)
+        return self.project(self.stream(self.step(token_ids, positions, lengths)), rows)
 
-    def stream(self, step: DenseStep) -> Stream:
-        """Return the stream after the last layer."""
-        return self._model.forward(step)
+    def stream(self, step: DenseStep, capture: Capture | None = None) -> Stream:
+        """Return the stream after the last layer. capture: receives the outputs that it asks for."""
+        return self._model.forward(step, capture)
+
+    def run_apart(self, step: DenseStep, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the stream [T, hidden_size] after each layer, where each one reads its own of the given `inputs`."""
+        given: Any = inputs
+        return list(cast("Iterator[Tensor]", self._model.run_apart(step, given)))
 
     def project(self, stream: Stream, rows: Tensor) -> Tensor:
         """Return the logits [n, vocabulary] of the given rows of a stream."""
@@ -83,6 +115,17 @@ class LanguageModel(nn.Module):
         return F.cross_entropy(logits.float(), targets[rows], reduction="sum")
 
 
+def sum_in_blocks(loss: Callable[[Tensor], Tensor], rows: Tensor, vocab_size: int) -> Tensor:
+    """Return the sum of `loss` over rows [n], each of which needs `vocab_size` logits.
+
+    Logits of at most LOSS_ELEMENTS numbers are in memory at once; more are computed again in the backward pass.
+    """
+    block = max(1, LOSS_ELEMENTS // vocab_size)
+    if len(rows) <= block:
+        return loss(rows)
+    return torch.stack([checkpoint(loss, some, use_reentrant=False) for some in torch.split(rows, block)]).sum()
+
+
 class _TrainedModel(Model):
     """The model that is served, with dropout between its layers and, if requested, recomputation."""
 
@@ -90,7 +133,10 @@ class _TrainedModel(Model):
         self, spec: ModelSpec, weights: Mapping[str, Any], table: OpsTable, max_len: int, owner: LanguageModel,
         checkpointing: bool,
     ) -> None:  # fmt: skip
-        super().__init__(spec, weights, table, max_len)
+        terms: Any = {
+            name: (weights[name + DOWN], weights[name + UP]) for name in weights if name + UP in weights
+        }  # fmt: skip
+        super().__init__(spec, weights, table, max_len, low_rank=terms)
         self._mode = [owner]  # in a list, so that torch does not register the owner as a submodule
         self._checkpointing = checkpointing
 

@@ -30,9 +30,9 @@ class Optimizer:
         decayed = [p for n, p in rest.items() if n in matrices]
         plain = [p for n, p in rest.items() if n not in matrices]
         groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self._parts: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=BETAS, eps=EPS)
-        ]
+        self._parts: list[torch.optim.Optimizer] = []
+        if by_adam := [g for g in groups if g["params"]]:
+            self._parts.append(torch.optim.AdamW(by_adam, lr=0.0, betas=BETAS, eps=EPS))
         if by_muon:
             self._parts.append(
                 torch.optim.Muon(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import torch
 from ridgeline.archs import OUR_MODEL_TYPE, family_of, spec_from_config
 from ridgeline.errors import CheckpointError
 from ridgeline.load.export import checkpoint_tensors, write_safetensors
+from ridgeline.load.hub import SMALL_FILES
 from ridgeline.load.safetensors import SINGLE, HostTensor
 from ridgeline.ops import open_table
 from ridgeline.ops.table import REFERENCE
@@ -43,19 +44,49 @@ def write_model(
     read the folder: "ridgeline", and "transformers" if it is installed and has the architecture. Raises CheckpointError
     if a program reads a different model.
     """
+    ids = {"bos_token_id": end_id, "eos_token_id": end_id}
+
+    def add_rest(draft: Path) -> None:
+        _write_json(draft / "generation_config.json", {**ids, **sampling})
+        for name in TOKENIZER_FILES:
+            shutil.copyfile(tokenizer / name, draft / name)
+
+    return _write(folder, {**config, **ids}, weights, dtype, sample, add_rest)
+
+
+def write_with_weights(
+    folder: Path, source: Path, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], dtype: StoredType,
+    sample: Sequence[int],
+) -> dict[str, float]:  # fmt: skip
+    """Write the model of the folder `source` with other weights. Its tokenizer and other small files are copied.
+
+    config: the config.json of the source. For the other arguments, the result and the errors, see `write_model`.
+    """
+
+    def add_rest(draft: Path) -> None:
+        for pattern in SMALL_FILES:
+            for path in source.glob(pattern):
+                if path.is_file() and path.name != "config.json":
+                    shutil.copyfile(path, draft / path.name)
+
+    return _write(folder, {k: v for k, v in config.items() if k != "torch_dtype"}, weights, dtype, sample, add_rest)
+
+
+def _write(
+    folder: Path, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], dtype: StoredType,
+    sample: Sequence[int], add_rest: Callable[[Path], None],
+) -> dict[str, float]:  # fmt: skip
+    """Write and check a folder. add_rest: writes the files besides config and weights."""
     spec = spec_from_config(config)
     stored = {name: tensor.detach().to("cpu", getattr(torch, dtype)) for name, tensor in weights.items()}
     draft = folder / ".unfinished"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        ids = {"bos_token_id": end_id, "eos_token_id": end_id}
-        _write_json(draft / "config.json", {**config, **ids, "dtype": dtype})
-        _write_json(draft / "generation_config.json", {**ids, **sampling})
+        _write_json(draft / "config.json", {**config, "dtype": dtype})
         hosts = {name: host_tensor(tensor, dtype) for name, tensor in stored.items()}
         write_safetensors(draft / SINGLE, checkpoint_tensors(spec, family_of(config).names, hosts))
-        for name in TOKENIZER_FILES:
-            shutil.copyfile(tokenizer / name, draft / name)
+        add_rest(draft)
         errors = _compare(draft, config, stored, list(sample))
         for path in sorted(draft.iterdir(), key=lambda p: p.name == "config.json"):  # last: marks the folder complete
             path.replace(folder / path.name)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,6 +19,7 @@ from ridgeline.train.data.batches import Batch, Batches
 from ridgeline.train.data.shards import Shard
 from ridgeline.train.loop import LOG, Progress, Trainer, TrainOptions
 from ridgeline.train.module import LanguageModel
+from ridgeline.train.objectives import Objective, freeze
 from ridgeline.train.ranks import Ranks
 
 OnStep = Callable[[Progress], None]
@@ -39,6 +40,23 @@ class Job:
     @property
     def spec(self) -> ModelSpec:
         return spec_from_config(self.config)
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """Describe what a run makes small, and how.
+
+    objective: makes the objective of the model; by default its cross-entropy. trained: patterns of the names of the
+    weights that train. adapters: rank of the low-rank terms that train instead of the matrices; 0: none. initial:
+    initial weights by the spec's names; None: random ones. more_flops: operations for a token besides those of the
+    model, such as a teacher's.
+    """
+
+    objective: Callable[[LanguageModel], Objective] = Objective
+    trained: Sequence[str] = ("*",)
+    adapters: int = 0
+    initial: Mapping[str, torch.Tensor] | None = None
+    more_flops: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +84,41 @@ class Trained:
     cost: TrainingCost
 
 
+class Watch(Protocol):
+    """Receives the progress of a run."""
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+
+    def run(self, name: str, run: Run) -> OnStep:
+        """Announce a run. The returned function is called after every step."""
+
+    def tokens(self, name: str, total: int) -> Any:
+        """Announce other long work, measured in tokens. The returned function is called with numbers of tokens."""
+
+
+class Silent:
+    """Shows no progress; a `Watch`."""
+
+    def say(self, line: str) -> None:
+        """Print nothing."""
+
+    def run(self, name: str, run: Run) -> OnStep:
+        """Return a function that does nothing."""
+        return lambda progress: None
+
+    def tokens(self, name: str, total: int) -> Callable[..., None]:
+        """Return a function that does nothing."""
+        return lambda tokens, facts="": None
+
+
+SILENT = Silent()
+
+
 def train(
-    job: Job, shard: Shard, held_out: Shard | None, folder: Path, ranks: Ranks, on_start: OnStart,
-    initial: Mapping[str, torch.Tensor] | None = None,
+    job: Job, shard: Shard, held_out: Shard | None, folder: Path, ranks: Ranks, on_start: OnStart, aim: Aim = Aim(),
 ) -> Trained:  # fmt: skip
-    """Train in `folder`, or continue the run there. initial: initial weights by the spec's names; None: random ones.
+    """Train in `folder`, or continue the run there.
 
     on_start is called with the run, and returns a function that is called after every step.
     """
@@ -78,26 +126,26 @@ def train(
     table = open_table(ranks.device)
     model = LanguageModel(
         spec, table, max(options.context, 1), seed=options.seed, dropout=options.dropout,
-        checkpointing=options.activation_checkpointing,
+        checkpointing=options.activation_checkpointing, adapters=aim.adapters,
     )  # fmt: skip
-    if initial is not None:
-        with torch.no_grad():
-            for name, parameter in model.weights().items():
-                parameter.copy_(initial[name])
+    if aim.initial is not None:
+        model.load(aim.initial)
+    freeze(model, aim.trained)
     device = torch_device(ranks.device)
     peak, machine = measure_peak(device, options.precision), machine_name(device)
     per_byte = bytes_per_target(held_out) if held_out is not None else None
-    run = Run(spec, options, flops_per_token(spec, options.context), peak, machine, per_byte)
+    flops = flops_per_token(spec, options.context) + aim.more_flops
+    run = Run(spec, options, flops, peak, machine, per_byte)
     batches = Batches(
         shard, options.context, options.batch_tokens, options.seed, rank=ranks.rank, world_size=ranks.world_size
     )
     measured = held_out_batches(held_out, options) if held_out is not None else []
     facts = {"config": dict(job.config), **job.facts}
-    trainer = Trainer(model, batches, measured, options, folder, facts, ranks, machine)
+    trainer = Trainer(model, batches, measured, options, folder, facts, ranks, machine, aim.objective(model))
     best = trainer.run(on_start(run))
     log = read_log(folder / LOG)
     cost = cost_of(log, options.batch_tokens, run.flops_per_token, peak, machine)
-    return Trained(run, trainer.weights_of(best), best, log, cost)
+    return Trained(run, model.merged(trainer.weights_of(best)), best, log, cost)
 
 
 def held_out_batches(shard: Shard, options: TrainOptions) -> list[Batch]:

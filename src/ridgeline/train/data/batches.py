@@ -158,6 +158,15 @@ class Batches:
         )
 
 
+def whole_rows(batch: int, context: int, most: int) -> int:
+    """Return the tokens of the largest part of a rank's batch that consists of whole rows and has at most `most`
+    tokens.
+    """
+    rows = batch // context
+    fits = [n for n in range(1, rows + 1) if rows % n == 0 and n * context <= max(most, context)]
+    return max(fits, default=1) * context
+
+
 def _permutation(size: int, *key: int) -> Ints:
     """Return the numbers below `size` sorted by hash. NumPy's generators are not used, as they may change with its
     version.

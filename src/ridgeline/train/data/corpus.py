@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ridgeline.errors import DataError
+from ridgeline.errors import DataError, RequestError
 
 EMPTY, BINARY, DUPLICATE = "empty", "not UTF-8 text", "the same text as another"
+STDLIB, NOT_STATED = "stdlib", "not stated"
 _JSONL = ".jsonl"
 # Files that do not belong to the library: installed packages, and files that a build or a distributor adds.
 _NOT_LIBRARY = ("site-packages", "dist-packages", "config-*", "_sysconfigdata*", "sitecustomize.py")
@@ -55,7 +56,7 @@ class Corpus:
     skipped: tuple[Skipped, ...] = ()
 
     @classmethod
-    def from_paths(cls, paths: Iterable[str | Path], license: str = "not stated") -> Corpus:
+    def from_paths(cls, paths: Iterable[str | Path], license: str = NOT_STATED) -> Corpus:
         """Read the texts of files, of folders (recursively), and of .jsonl files (the "text" of every row).
 
         A file is a text if it is UTF-8 without NUL. Names are paths below the nearest common folder, so they do not
@@ -119,6 +120,18 @@ class Corpus:
         counts = Counter(s.reason for s in self.skipped)
         skipped = ", ".join(f"{n:,} {reason}" for reason, n in sorted(counts.items())) or "none"
         return f"{self.source}: {len(self.documents):,} documents, {size / 1e6:,.1f} MB; skipped: {skipped}"
+
+
+def read_corpus(data: Sequence[str], license: str | None = None) -> Corpus:
+    """Read texts as commands name them: paths, or `stdlib` alone. license: license of the texts, if it is known.
+
+    Raises DataError for texts that cannot be read, and RequestError for `stdlib` with other texts.
+    """
+    if list(data) == [STDLIB]:
+        return Corpus.stdlib()
+    if STDLIB in data:
+        raise RequestError("--data stdlib cannot be combined with other data; write ./stdlib for a folder of that name")
+    return Corpus.from_paths(data, license or NOT_STATED)
 
 
 def _common_folder(paths: Sequence[Path]) -> Path:

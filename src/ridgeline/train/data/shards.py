@@ -121,13 +121,15 @@ def write_tokens(
     tokenizer: tokenizers.Tokenizer,
     corpus_hash: str,
     num_bytes: int,
+    end: int | None = None,
 ) -> Shard:
-    """Write documents that are already token ids, <|endoftext|> included, into a new folder, and open it.
+    """Write documents that are already token ids, with what separates them, into a new folder, and open it.
 
-    num_bytes: size of their text. The files are written to a temporary folder beside it, which is removed after an
-    error. Raises DataError if the folder exists, there is no document, or the tokenizer has no <|endoftext|>.
+    num_bytes: size of their text. end: id of the token that ends a document; None: that of <|endoftext|>. The files are
+    written to a temporary folder beside it, which is removed after an error. Raises DataError if the folder exists,
+    there is no document, or the tokenizer has no <|endoftext|>.
     """
-    end = _end_of(tokenizer)
+    end = _end_of(tokenizer) if end is None else end
     if folder.exists():
         raise DataError(f"{folder} exists already; remove it, or give another folder")
     vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1

@@ -34,6 +34,7 @@ from ridgeline.train.drafts.output import check_tokenizer, stored, write_draft_m
 from ridgeline.train.drafts.shapes import Vocabulary, check_draft_spec, draft_spec, frequent_tokens, head_spec
 from ridgeline.train.loop import LOG, Progress
 from ridgeline.train.output import StoredType
+from ridgeline.train.run import SILENT
 
 TRAINING, CURVE, CARD = "training", "loss.png", "README.md"
 SAMPLE_TOKENS = 100  # tokens on which a written draft model is compared with the trained one
@@ -50,20 +51,6 @@ class Watch(Protocol):
         given a text `facts` to show beside them.
         """
         ...
-
-
-class Silent:
-    """Shows no progress; a `Watch`."""
-
-    def say(self, line: str) -> None:
-        """Print nothing."""
-
-    def tokens(self, name: str, total: int) -> Callable[..., None]:
-        """Return a function that does nothing."""
-        return lambda tokens, facts="": None
-
-
-SILENT = Silent()
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from ridgeline.train.data.folder import TrainingData, prepare
 from ridgeline.train.data.shards import Shard
 from ridgeline.train.pocket.continuations import hash_of, write_continuations
 from ridgeline.train.pocket.functions import write_functions
-from ridgeline.train.pocket.produce import DATA, TRAINING, Output, Watch, finish, job_of
+from ridgeline.train.pocket.produce import DATA, TRAINING, Output, finish, job_of
 from ridgeline.train.pocket.prune import prune
 from ridgeline.train.pocket.recipe import ModelRecipe, Recipe, Stage, StageData
 from ridgeline.train.ranks import Ranks
-from ridgeline.train.run import Job, Trained, train
+from ridgeline.train.run import Aim, Job, Trained, Watch, train
 
 LICENSE = "PSF-2.0"  # license of the texts
 SUMMARY = "A small model of Python that ships inside Ridgeline, trained only on Python's standard library."
@@ -97,7 +97,9 @@ class _Maker:
         job = Job(job.config, job.options, facts)
         # The last stage of a draft does not aim at the texts of the corpus, so held-out texts do not measure it.
         measured = None if stage.data == "continuations" else self.data.held_out
-        return train(job, shard, measured, folder, output.ranks, lambda run: self.watch.run(label, run), weights)
+        return train(
+            job, shard, measured, folder, output.ranks, lambda run: self.watch.run(label, run), Aim(initial=weights)
+        )
 
     def _pruned(self, model: ModelRecipe) -> Mapping[str, torch.Tensor]:
         """Return the initial weights of a model that is pruned from the target."""

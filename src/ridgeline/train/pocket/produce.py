@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,26 +24,13 @@ from ridgeline.train.data.manifest import HELD_OUT
 from ridgeline.train.loop import TrainOptions
 from ridgeline.train.output import StoredType, write_model
 from ridgeline.train.ranks import Ranks
-from ridgeline.train.run import Job, OnStep, Run, Trained, train
+from ridgeline.train.run import Job, Trained, Watch, train
 
 TRAINING, DATA = "training", "data"
 EVALUATED_TOKENS = 2_000_000  # most held-out tokens in the final evaluation
 CURVE = "loss.png"
 SAMPLE_TOKENS = 200  # tokens on which the written folder is compared with the trained model
 NO_TRANSFORMERS = "transformers is not installed: the written model was compared with Ridgeline's own loader only"
-
-
-class Watch(Protocol):
-    """Receives the progress of a run."""
-
-    def say(self, line: str) -> None:
-        """Print a line."""
-
-    def run(self, name: str, run: Run) -> OnStep:
-        """Announce a run. The returned function is called after every step."""
-
-    def tokens(self, name: str, total: int) -> Any:
-        """Announce other long work, measured in tokens. The returned function is called with numbers of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
