@@ -83,19 +83,16 @@ def test_the_plan_counts_the_scratch_of_latents(heads: int, tokens: int, sequenc
 
 
 def test_a_decode_step_reads_nothing_and_starts_few_kernels() -> None:
-    """A layer is a norm, a product, rotation, the write into pages, attention, a product; then a norm, a product, an
-    activation and a product. The bar is 7 launches a layer.
+    """A layer is a norm, a product that rotates and writes pages, attention and a product; then a norm, a product with
+    the activation, and a product. Beside the layers are a norm, a product and a draw. The bars are 7 and 5.
     """
     two, three = step_of(2), step_of(3)
     added = Counter(three[0].names) - Counter(two[0].names)
-    assert added == {
-        "normalize": 2, "dense_product": 4, "rotate": 1, "write_rows": 1, "attend": 1, "activate": 1,
-    }  # fmt: skip
+    assert added == {"normalize": 2, "dense_product": 4, "attend": 1}
     assert three[1] == two[1], "torch starts operations for each layer"
     rest = Counter(two[0].names) - Counter({name: 2 * n for name, n in added.items()})
-    assert rest == {
-        "normalize": 1, "dense_product": 1, "best_of_parts": 1, "best_of_rows": 2, "cut_rows": 1, "draw_of_parts": 1,
-    }  # fmt: skip
+    assert rest == {"normalize": 1, "dense_product": 1, "best_of_parts": 1, "cut_rows": 1, "draw_of_parts": 1}
+    assert sum(added.values()) <= 7 and sum(rest.values()) <= 5
     assert sum(two[1].values()) <= 12, two[1]  # the embedding, and the angles of rotation
 
 

@@ -55,35 +55,60 @@ def splits_of(packed: Packed) -> int:
     return splits
 
 
+class Finish(NamedTuple):
+    """The end of a product before it is stored, as `finish.store` takes it; by default nothing."""
+
+    how: tuple[Any, ...] = ("rows",)
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    pages: Tensor | None = None
+    slots: Tensor | None = None
+    page_stride: int = 0
+    slot_stride: int = 0
+    head_stride: int = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of a kernel that multiplies."""
+        found = self._asdict()
+        return {"FINISH": found.pop("how"), **found}
+
+
+STORED = Finish()
+
+
 class MatrixProduct(Protocol):
     """Multiplies tokens with a packed matrix."""
 
-    def __call__(self, x: Tensor, out: Tensor) -> None: ...
+    def __call__(self, x: Tensor, out: Tensor, finish: Finish = STORED) -> None: ...
 
 
-def pack_together(linears: Sequence[Linear]) -> Packed:
+def pack_together(linears: Sequence[Linear], order: Tensor | None = None) -> Packed:
     """Pack matrices that `refuses_linear` and `refuses_together` do not refuse, one below the other.
 
-    Floats are rounded first where the format says so.
+    Floats are rounded first where the format says so. order: which row of all matrices each packed row is.
     """
     data: list[Any] = [linear.data for linear in linears]
     format = linears[0].format
     if not format.is_lossy:
-        return pack_plain(torch.cat(data))
+        whole = torch.cat(data)
+        return pack_plain(whole if order is None else whole[order])
     coded = [part if isinstance(part, QuantizedMatrix) else quant.quantize(format)(part) for part in data]
-    if len(coded) == 1:
-        return pack_codes(coded[0])
-    parts = {n: torch.cat([getattr(c, n) for c in coded]) for n in BY_ROW if getattr(coded[0], n) is not None}
-    return pack_codes(replace(coded[0], format=replace(format, rows=1), **parts))
+    if len(coded) > 1:
+        parts = {n: torch.cat([getattr(c, n) for c in coded]) for n in BY_ROW if getattr(coded[0], n) is not None}
+        coded = [replace(coded[0], format=replace(format, rows=1), **parts)]
+    return pack_codes(coded[0] if order is None else coded[0].rows(order))
 
 
-def _bias_of(linears: Sequence[Linear]) -> Tensor | None:
+def _bias_of(linears: Sequence[Linear], order: Tensor | None) -> Tensor | None:
     biases: list[Any] = [linear.bias for linear in linears]
     given = next((bias for bias in biases if bias is not None), None)
-    if given is None or len(biases) == 1:
-        return given
+    if given is None:
+        return None
     rows = [linear.data.shape[0] for linear in linears]
-    return torch.cat([given.new_zeros(n) if b is None else b for n, b in zip(rows, biases, strict=True)])
+    whole = torch.cat([given.new_zeros(n) if b is None else b for n, b in zip(rows, biases, strict=True)])
+    return whole if order is None else whole[order]
 
 
 def refuses_together(linears: Sequence[Linear]) -> str | None:
@@ -119,7 +144,7 @@ class Dense:
         self._splits = splits_of(packed)
         self._arrived = torch.zeros(packed.row_tiles, dtype=torch.int32, device=packed.codes.device)
 
-    def __call__(self, x: Tensor, out: Tensor) -> None:
+    def __call__(self, x: Tensor, out: Tensor, finish: Finish = STORED) -> None:
         packed, t = self._packed, self._packed.tiling
         tokens, splits, block = x.shape[0], self._splits, dense_block(x.shape[0])
         blocks = -(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)
@@ -133,7 +158,7 @@ class Dense:
             x_stride=x.stride(0), tiles=packed.tiles, groups=packed.groups, split_tiles=-(-packed.tiles // splits),
             KIND=t.kind, LOW=low_of(packed), HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None,
             SLICES=self._slices, ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves, GROUP=t.group, SPLITS=splits,
-            APART=is_apart, BLOCK_T=block.tokens, BLOCK_R=block.rows,
+            APART=is_apart, BLOCK_T=block.tokens, BLOCK_R=block.rows, **finish.arguments(),
         )  # fmt: skip
 
 
@@ -156,7 +181,7 @@ class Whole:
     def __init__(self, packed: Packed, bias: Tensor | None, launch: Launch) -> None:
         self._packed, self._bias, self._launch = packed, bias, launch
 
-    def __call__(self, x: Tensor, out: Tensor) -> None:
+    def __call__(self, x: Tensor, out: Tensor, finish: Finish = STORED) -> None:
         packed, t, tokens = self._packed, self._packed.tiling, x.shape[0]
         steps, token_scales = round_rows(packed, x, self._launch)
         block = whole_block(tokens)
@@ -167,6 +192,7 @@ class Whole:
             filled=steps.shape[1], tiles=packed.tiles, groups=packed.groups, KIND=t.kind, LOW=low_of(packed),
             HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None, ROWS=ROWS, COLUMNS=t.columns,
             HALVES=t.halves, GROUP=t.group, UNIT=t.unit, BLOCK_T=block.tokens, BLOCK_R=block.rows,
+            **finish.arguments(),
         )  # fmt: skip
 
 
@@ -183,20 +209,31 @@ def product_of(packed: Packed, bias: Tensor | None, slices: int, launch: Launch)
 
 
 class StoredProduct:
-    """The product with a matrix, or with several of one format and input, one below the other: the stage PRODUCT."""
+    """The product with a matrix, or with several of one format and input, one below the other: the stage PRODUCT.
 
-    def __init__(self, linears: Sequence[Linear], slices: int, launch: Launch) -> None:
-        self._packed = pack_together(linears)
-        self._multiply = product_of(self._packed, _bias_of(linears), slices, launch)
+    order: which row of all matrices each packed row is; None: they are packed as they are.
+    """
+
+    def __init__(
+        self, linears: Sequence[Linear], slices: int, launch: Launch, order: Sequence[int] | None = None
+    ) -> None:
+        given: Any = linears[0].data
+        device = (given.codes if isinstance(given, QuantizedMatrix) else given).device
+        index = None if order is None else torch.tensor(order, device=device)
+        self._packed = pack_together(linears, index)
+        self._multiply = product_of(self._packed, _bias_of(linears, index), slices, launch)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         if rows.stride(-1) != 1:
             rows = rows.contiguous()
-        out = x.new_empty((rows.shape[0], self._packed.rows))
-        if rows.shape[0]:
-            self._multiply(rows, out)
-        return out.view(*x.shape[:-1], self._packed.rows)
+        return self.into(rows, x.new_empty((rows.shape[0], self._packed.rows))).view(*x.shape[:-1], self._packed.rows)
+
+    def into(self, x: Tensor, out: Tensor, finish: Finish = STORED) -> Tensor:
+        """Multiply tokens [T, columns], do what follows, and return `out`, which has the results."""
+        if x.shape[0]:
+            self._multiply(x, out, finish)
+        return out
 
     def dequantize(self) -> Tensor:
         found: Any = unpack(self._packed)

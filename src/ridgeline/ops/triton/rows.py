@@ -35,15 +35,12 @@ def normalize(
 
 
 @triton.jit
-def activate(x, out, width, stride, NAME: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute out = act(gate) * up for rows [gate, up] of 2 * width numbers, or act(x) for rows of `width`."""
+def activate(x, out, width, stride, NAME: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute out = act(x) for rows of `width` numbers."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     x_here = tl.load(x + row * stride + at, mask=inside, other=0.0)
-    found = activated(x_here, NAME)
-    if GATED:
-        found *= tl.load(x + row * stride + width + at, mask=inside, other=0.0)
-    tl.store(out + row * width + at, found, mask=inside)
+    tl.store(out + row * width + at, activated(x_here, NAME), mask=inside)
 
 
 @triton.jit
@@ -87,6 +84,14 @@ def rotate(
 
 
 @triton.jit
+def to_floats(x, dtype: tl.constexpr):
+    """Return x in a type of floats. Finite numbers beyond float16 become its largest one."""
+    if dtype == tl.float16:
+        x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -65504.0), 65504.0), x)
+    return x.to(dtype)
+
+
+@triton.jit
 def to_e4m3(x):
     """Return x, of a magnitude of at most 448 or NaN, as a byte of e4m3, rounded to nearest, ties to even."""
     size = tl.abs(x)
@@ -124,9 +129,7 @@ def store_rows(
         is_finite = tl.abs(steps) < float("inf")
         found = to_e4m3(tl.where(is_finite, tl.minimum(tl.maximum(steps, -448.0), 448.0), float("nan")))
     else:
-        if pages.dtype.element_ty == tl.float16:
-            x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -65504.0), 65504.0), x)
-        found = x.to(pages.dtype.element_ty)
+        found = to_floats(x, pages.dtype.element_ty)
     tl.store(pages + row + begin[:, None] + at[None, :], found, mask=is_cell)
 
 

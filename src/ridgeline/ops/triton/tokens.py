@@ -95,38 +95,52 @@ def best(launch: Launch) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Return BEST: the best of each part of a row, then the best of the parts."""
 
     def run(logits: Tensor) -> tuple[Tensor, Tensor]:
-        return _best_of(*_best_parts(logits.float().contiguous(), launch), launch)
+        part_ids, part_values = _best_parts(logits.float().contiguous(), launch)
+        rows, parts = part_ids.shape
+        ids = torch.empty(rows, dtype=torch.int64, device=part_ids.device)
+        values = torch.empty(rows, dtype=torch.float32, device=part_ids.device)
+        launch(
+            best_of_rows, (rows,), Compiled(1),
+            part_ids=part_ids, part_values=part_values, ids=ids, values=values, parts=parts, BLOCK=power_above(parts),
+        )  # fmt: skip
+        return ids, values
 
     return run
 
 
 def draw(launch: Launch) -> Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]:
-    """Return DRAW: the best logit of each row, where filters cut, the largest sum of score and noise of each part, and
-    then the largest of the parts.
-    """
+    """Return DRAW: the best logit of each part; where filters cut; and the largest sum of score and noise."""
+    arrived: dict[int, Tensor] = {}  # counters by the number of rows; they are zeros between launches
 
     def run(logits: Tensor, draws: Tensor, token_ids: Tensor | None) -> tuple[Tensor, Tensor]:
         logits = logits.float().contiguous()
         rows, vocabulary = logits.shape
         if draws.shape[0] != rows * DRAW_WORDS:
             raise ValueError(f"{draws.shape[0]} numbers of draws for {rows} rows; each row has {DRAW_WORDS}")
+
+        def new(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty((rows, *shape), dtype=dtype, device=logits.device)
+
         best_ids, best_values = _best_parts(logits, launch)
-        _, top = _best_of(best_ids, best_values, launch)
-        likely = torch.empty((rows, MOST_LIKELY), dtype=torch.int32, device=logits.device)
-        cuts = torch.empty((rows, 2), dtype=torch.int32, device=logits.device)
+        parts = best_ids.shape[1]
+        tops, likely, cuts = new(torch.float32), new(torch.int32, MOST_LIKELY), new(torch.int32, 2)
         launch(
             cut_rows, (rows,), Compiled(8),
-            logits=logits, draws=draws, tops=top, likely=likely, cuts=cuts, vocabulary=vocabulary, WORDS=DRAW_WORDS,
-            LIKELY=LIKELY, MOST=MOST_LIKELY, BLOCK=DRAW_BLOCK,
+            logits=logits, draws=draws, best_ids=best_ids, best_values=best_values, tops=tops, likely=likely, cuts=cuts,
+            vocabulary=vocabulary, parts=parts, WORDS=DRAW_WORDS, LIKELY=LIKELY, MOST=MOST_LIKELY, BLOCK=DRAW_BLOCK,
+            BLOCK_P=power_above(parts),
         )  # fmt: skip
-        ids, values = torch.empty_like(best_ids), torch.empty_like(best_values, dtype=torch.float64)
+        if rows not in arrived:
+            arrived[rows] = torch.zeros(rows, dtype=torch.int32, device=logits.device)
+        ids = new(torch.int64)
         launch(
-            draw_of_parts, tuple(ids.shape), Compiled(4),
-            logits=logits, draws=draws, tops=top, cuts=cuts, best_ids=best_ids, best_values=best_values,
-            token_ids=token_ids, ids=ids, values=values, vocabulary=vocabulary, WORDS=DRAW_WORDS,
-            HAS_IDS=token_ids is not None, PART=BEST_BLOCK, BLOCK=min(DRAW_BLOCK, BEST_BLOCK),
+            draw_of_parts, (rows, parts), Compiled(4),
+            logits=logits, draws=draws, tops=tops, cuts=cuts, best_ids=best_ids, best_values=best_values,
+            token_ids=token_ids, part_ids=new(torch.int32, parts), part_values=new(torch.float64, parts), ids=ids,
+            arrived=arrived[rows], vocabulary=vocabulary, WORDS=DRAW_WORDS, HAS_IDS=token_ids is not None,
+            PART=BEST_BLOCK, BLOCK=min(DRAW_BLOCK, BEST_BLOCK), BLOCK_P=power_above(parts),
         )  # fmt: skip
-        return _best_of(ids, values, launch)[0], top
+        return ids, tops
 
     return run
 
@@ -140,17 +154,5 @@ def _best_parts(logits: Tensor, launch: Launch) -> tuple[Tensor, Tensor]:
     launch(
         best_of_parts, (rows, parts), Compiled(4),
         logits=logits, ids=ids, values=values, vocabulary=vocabulary, BLOCK=BEST_BLOCK,
-    )  # fmt: skip
-    return ids, values
-
-
-def _best_of(part_ids: Tensor, part_values: Tensor, launch: Launch) -> tuple[Tensor, Tensor]:
-    """Return index and value of the best part of each row [rows]."""
-    rows, parts = part_ids.shape
-    ids = torch.empty(rows, dtype=torch.int64, device=part_ids.device)
-    values = torch.empty(rows, dtype=part_values.dtype, device=part_ids.device)
-    launch(
-        best_of_rows, (rows,), Compiled(1),
-        part_ids=part_ids, part_values=part_values, ids=ids, values=values, parts=parts, BLOCK=power_above(parts),
     )  # fmt: skip
     return ids, values

@@ -8,6 +8,7 @@ freely: only the order of groups matters.
 import triton
 import triton.language as tl
 
+from ridgeline.ops.triton.finish import store
 from ridgeline.ops.triton.numbers import nearest
 
 
@@ -96,12 +97,12 @@ def whole_chain(
 
 @triton.jit
 def whole_product(
-    steps, token_scales, codes, scales, zero_points, bias, out, tokens, rows, filled, tiles, groups,
-    KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+    steps, token_scales, codes, scales, zero_points, bias, out, cos, sin, keys, values, pages, slots, tokens, rows,
+    filled, tiles, groups, page_stride, slot_stride, head_stride, KIND: tl.constexpr, LOW: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
+    GROUP: tl.constexpr, UNIT: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[tokens, rows] = token scale * whole_chain + bias."""
+    """Compute token scale * whole_chain + bias, and store it as `finish.store` says."""
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     is_token = token < tokens
@@ -111,7 +112,9 @@ def whole_product(
         KIND, LOW, HAS_ZEROS, ROWS, COLUMNS, HALVES, GROUP, UNIT,
     )  # fmt: skip
     total *= tl.load(token_scales + token, mask=is_token, other=0.0)[None, :]
-    is_row = row < rows
     if HAS_BIAS:
-        total += tl.load(bias + row, mask=is_row, other=0.0)[:, None]
-    tl.store(out + token[None, :] * rows + row[:, None], total, mask=is_row[:, None] & is_token[None, :])
+        total += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
+    store(
+        total, tl.program_id(1), token, is_token, rows, out, cos, sin, keys, values, pages, slots, page_stride,
+        slot_stride, head_stride, FINISH,
+    )  # fmt: skip
