@@ -110,6 +110,8 @@ def rows() -> list[Launched]:
     recorder, integers = Recorder(), torch.int64
     arena = meta(64, 2, 16, 8, 128, dtype=torch.float16)
     Normalizer(RMSNorm(), meta(WIDTH), None, recorder)(meta(8, WIDTH), meta(8, WIDTH))
+    rounds = pack_codes(matrix("int8", WIDTH, WIDTH))
+    Normalizer(RMSNorm(), meta(WIDTH), None, recorder, rounds)(meta(8, WIDTH), meta(8, WIDTH))
     Normalizer(LayerNorm(), meta(WIDTH), meta(WIDTH), recorder)(meta(8, WIDTH), None, 1.0, meta(2, dtype=integers))
     case, at = Attention(32, 8, 128, 1.0), meta(8, dtype=integers)
     write_pages(case, recorder)((arena[:, 0], arena[:, 1]), (meta(8, 8, 128), meta(8, 8, 128)), at, at)

@@ -18,7 +18,8 @@ from ridgeline.ops.triton.launch import Compiled, launch
 # The arrays that each kernel writes, as far as they are read.
 OUTPUTS = {
     "dense_product": ("out", "parts"), "round_tokens": ("steps", "token_scales"), "whole_product": ("out",),
-    "attend": ("out", "parts"), "normalize": ("out", "total"), "activate": ("out",), "rotate": ("q", "k"),
+    "attend": ("out", "parts"), "normalize": ("out", "total", "token_scales"), "activate": ("out",),
+    "rotate": ("q", "k"),
     "write_entries": (), "place_tokens": ("pages", "slots", "tables"), "known_tokens": ("ids",), "keep_tokens": (),
     "write_rows": (), "best_of_parts": ("ids", "values"), "best_of_rows": ("ids", "values"),
     "cut_rows": ("tops", "likely", "cuts"), "draw_of_parts": ("part_ids", "part_values", "ids"),

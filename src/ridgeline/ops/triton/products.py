@@ -78,10 +78,25 @@ class Finish(NamedTuple):
 STORED = Finish()
 
 
+class Rounded(NamedTuple):
+    """Tokens as whole numbers [T, filled], int8, for products with a matrix of `filled` columns; and their scales."""
+
+    steps: Tensor
+    token_scales: Tensor
+
+    @classmethod
+    def empty(cls, packed: Packed, tokens: int) -> Rounded:
+        """Return room for tokens that a matrix is multiplied with."""
+        steps = torch.empty(
+            (tokens, packed.tiles * packed.tiling.width), dtype=torch.int8, device=packed.codes.device
+        )  # fmt: skip
+        return cls(steps, torch.empty(tokens, dtype=torch.float32, device=steps.device))
+
+
 class MatrixProduct(Protocol):
     """Multiplies tokens with a packed matrix."""
 
-    def __call__(self, x: Tensor, out: Tensor, finish: Finish = STORED) -> None: ...
+    def __call__(self, x: Any, out: Tensor, finish: Finish = STORED) -> None: ...
 
 
 def pack_together(linears: Sequence[Linear], order: Tensor | None = None) -> Packed:
@@ -162,17 +177,15 @@ class Dense:
         )  # fmt: skip
 
 
-def round_rows(packed: Packed, x: Tensor, launch: Launch) -> tuple[Tensor, Tensor]:
-    """Return tokens [T, columns] as whole numbers [T, filled], int8, for products with a matrix; and their scales."""
-    filled, given = packed.tiles * packed.tiling.width, packed.input_scale
-    steps = torch.empty((x.shape[0], filled), dtype=torch.int8, device=x.device)
-    token_scales = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+def round_rows(packed: Packed, x: Tensor, launch: Launch) -> Rounded:
+    """Return tokens [T, columns] as a product with a matrix takes them."""
+    found, given = Rounded.empty(packed, x.shape[0]), packed.input_scale
     launch(
         round_tokens, (x.shape[0],), Compiled(4),
-        x=x, steps=steps, token_scales=token_scales, columns=packed.columns, filled=filled, x_stride=x.stride(0),
-        given=1.0 if given is None else given, HAS_SCALE=given is not None, BLOCK=ROUND_BLOCK,
+        x=x, steps=found.steps, token_scales=found.token_scales, columns=packed.columns, filled=found.steps.shape[1],
+        x_stride=x.stride(0), given=1.0 if given is None else given, HAS_SCALE=given is not None, BLOCK=ROUND_BLOCK,
     )  # fmt: skip
-    return steps, token_scales
+    return found
 
 
 class Whole:
@@ -181,9 +194,10 @@ class Whole:
     def __init__(self, packed: Packed, bias: Tensor | None, launch: Launch) -> None:
         self._packed, self._bias, self._launch = packed, bias, launch
 
-    def __call__(self, x: Tensor, out: Tensor, finish: Finish = STORED) -> None:
-        packed, t, tokens = self._packed, self._packed.tiling, x.shape[0]
-        steps, token_scales = round_rows(packed, x, self._launch)
+    def __call__(self, x: Tensor | Rounded, out: Tensor, finish: Finish = STORED) -> None:
+        packed, t = self._packed, self._packed.tiling
+        steps, token_scales = x if isinstance(x, Rounded) else round_rows(packed, x, self._launch)
+        tokens = steps.shape[0]
         block = whole_block(tokens)
         self._launch(
             whole_product, (-(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)), block.compiled,
@@ -223,17 +237,30 @@ class StoredProduct:
         self._packed = pack_together(linears, index)
         self._multiply = product_of(self._packed, _bias_of(linears, index), slices, launch)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def rounds(self) -> Packed | None:
+        """Return the matrix if it takes rounded tokens, for kernels that round what they compute."""
+        return self._packed if self._packed.format.activations == "int8" else None
+
+    def __call__(self, x: Tensor | Rounded) -> Tensor:
+        if isinstance(x, Rounded):
+            return self.into(x, self._packed.rows)
         rows = x.reshape(-1, x.shape[-1])
         if rows.stride(-1) != 1:
             rows = rows.contiguous()
-        return self.into(rows, x.new_empty((rows.shape[0], self._packed.rows))).view(*x.shape[:-1], self._packed.rows)
+        return self.into(rows, self._packed.rows).view(*x.shape[:-1], self._packed.rows)
 
-    def into(self, x: Tensor, out: Tensor, finish: Finish = STORED) -> Tensor:
-        """Multiply tokens [T, columns], do what follows, and return `out`, which has the results."""
-        if x.shape[0]:
+    def into(self, x: Tensor | Rounded, *shape: int, finish: Finish = STORED) -> Tensor:
+        """Multiply tokens [T, columns], do what follows, and return the result [T, *shape]."""
+        out = self.room(x, *shape)
+        if out.shape[0]:
             self._multiply(x, out, finish)
         return out
+
+    def room(self, x: Tensor | Rounded, *shape: int) -> Tensor:
+        """Return room for results [T, *shape] of T tokens."""
+        tokens = len(x.steps if isinstance(x, Rounded) else x)
+        return torch.empty((tokens, *shape), dtype=torch.float32, device=self._packed.codes.device)
 
     def dequantize(self) -> Tensor:
         found: Any = unpack(self._packed)

@@ -4,16 +4,20 @@ import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.activation import activated
-from ridgeline.ops.triton.numbers import nearest
+from ridgeline.ops.triton.numbers import nearest, step_sizes, steps_of
 
 
 @triton.jit
 def normalize(
-    residual, delta, rows, weight, bias, total, out, width, stride, scale, offset, eps, HAS_DELTA: tl.constexpr,
-    HAS_ROWS: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_BIAS: tl.constexpr, IS_LAYER: tl.constexpr,
-    BLOCK: tl.constexpr,
+    residual, delta, rows, weight, bias, total, out, token_scales, width, filled, stride, scale, offset, eps, given,
+    HAS_DELTA: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_LAYER: tl.constexpr, ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute total = residual + scale * delta and out = norm(total) for one row, or for the row that `rows` names."""
+    """Compute total = residual + scale * delta and out = norm(total) for one row, or for the row that `rows` names.
+
+    ROUNDS: the norm becomes whole numbers out [rows, filled], with zeros behind its columns, and token_scales [rows],
+    as in `whole.round_tokens`.
+    """
     row = tl.program_id(0).to(tl.int64)
     source = row
     if HAS_ROWS:
@@ -31,7 +35,14 @@ def normalize(
     x *= offset + tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         x += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + at, x, mask=inside)
+    if ROUNDS:
+        size = tl.where(inside, tl.abs(x), 0.0)
+        is_finite = tl.min((size < float("inf")).to(tl.int32), 0) == 1
+        step, inverse = step_sizes(tl.max(size, 0), is_finite, given, HAS_SCALE)
+        tl.store(token_scales + row, step)
+        tl.store(out + row * filled + at, steps_of(tl.where(inside, x, 0.0), inverse, is_finite), mask=at < filled)
+    else:
+        tl.store(out + row * width + at, x, mask=inside)
 
 
 @triton.jit

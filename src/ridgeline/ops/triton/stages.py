@@ -13,7 +13,7 @@ from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock, Re
 from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import power_above
-from ridgeline.ops.triton.products import Finish, StoredProduct
+from ridgeline.ops.triton.products import Finish, Rounded, StoredProduct
 from ridgeline.ops.triton.rows import rotate
 from ridgeline.ops.triton.tokens import Normalizer
 from ridgeline.spec import Attention, GatedMLP, RMSNorm
@@ -41,15 +41,18 @@ Case = AttentionInput | LatentInput | MLPBlock | RecurrentBlock | Head
 
 
 class Begin:
-    """The residual sum and the norm, which begin a stage."""
+    """The residual sum and the norm, which begin a stage. before: the product of a stage that has one alone."""
 
-    def __init__(self, case: Case, weights: Weights, kernels: Kernels) -> None:
+    def __init__(self, case: Case, weights: Weights, kernels: Kernels, before: StoredProduct | None = None) -> None:
         arrays: Any = weights.arrays
         assert case.norm is not None  # refused otherwise
         self._scale = case.residual_scale
-        self._norm = Normalizer(case.norm, arrays["norm.weight"], arrays.get("norm.bias"), kernels.launch)
+        self._norm = Normalizer(
+            case.norm, arrays["norm.weight"], arrays.get("norm.bias"), kernels.launch, before and before.rounds
+        )
 
-    def __call__(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Return the sum, and its norm: a Tensor, or tokens that are rounded for the product."""
         return self._norm(residual, delta, self._scale, rows)
 
 
@@ -90,10 +93,10 @@ class Heads:
 
     def __init__(self, case: AttentionInput, weights: Weights, kernels: Kernels, names: str) -> None:
         self._mixer, self._launch = case.mixer, kernels.launch
-        self._begin = Begin(case, weights, kernels)
         self._is_fused = case.mixer.qk_norm is None and case.mixer.head_dim % 2 == 0
         order = rows_of_heads(case.mixer, names) if self._is_fused else None
         self._product = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch, order)
+        self._begin = Begin(case, weights, kernels, self._product)
         self._num_keys = case.mixer.num_kv_heads if "k" in names else 0
         self._norms: list[Any] = [weights.arrays.get(f"{name}_norm.weight") for name in "qk"]
 
@@ -103,33 +106,32 @@ class Heads:
         """Return the residual, q [T, H, D], k and v [T, K, D]. Both are None in pages, and undefined without keys."""
         m, keys = self._mixer, self._num_keys
         total, x = self._begin(residual, delta)
-        turn, tokens = rotary if m.rope else None, x.shape[0]
-        q = x.new_empty((tokens, m.num_heads, m.head_dim))
+        turn = rotary if m.rope else None
         if self._is_fused:
-            return total, q, *self._rotated(x, q, turn, target)
+            return total, *self._rotated(x, turn, target)
         both = self._product(x)
-        k, v = both.new_empty((tokens, keys, m.head_dim)), both[:, -keys * m.head_dim :].unflatten(1, (-1, m.head_dim))
-        if tokens:
+        q, k = (both.new_empty((both.shape[0], heads, m.head_dim)) for heads in (m.num_heads, keys))
+        if both.shape[0]:
             self._rotate(both, q, k, turn)
-        return total, q, k, v
+        return total, q, k, both[:, -keys * m.head_dim :].unflatten(1, (-1, m.head_dim))
 
     def _rotated(
-        self, x: Tensor, q: Tensor, turn: Rotary | None, target: PageTarget | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Compute q; return k and v, or None where they are in pages."""
+        self, x: Tensor | Rounded, turn: Rotary | None, target: PageTarget | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return q, k and v. The last two are None where they are in pages."""
         m, keys, rope = self._mixer, self._num_keys, self._mixer.rope if turn else None
         parts: Sequence[Any] = target.parts if target else ()
         in_pages = bool(parts) and parts[0].is_floating_point()
         if keys and not in_pages:
-            parts = [x.new_empty((x.shape[0], keys, m.head_dim)) for _ in range(2)]
+            parts = [self._product.room(x, keys, m.head_dim) for _ in range(2)]
         k, v = parts if keys else (None, None)
         heads = m.num_heads, keys, m.head_dim, rope.dim if rope else 0, bool(rope and rope.interleaved), in_pages
         finish = Finish(
             ("heads", *heads), turn and turn.cos, turn and turn.sin, k, v,
             *((target.pages, target.slots, *k.stride()[:3]) if target and in_pages else (None, None, 0, 0, m.head_dim)),
         )  # fmt: skip
-        self._product.into(x, q, finish)
-        return (None, None) if in_pages else (k, v)
+        q = self._product.into(x, m.num_heads, m.head_dim, finish=finish)
+        return (q, None, None) if in_pages else (q, k, v)
 
     def _rotate(self, both: Tensor, q: Tensor, k: Tensor, turn: Rotary | None) -> None:
         """Normalize and rotate all heads in a launch of its own."""
@@ -173,16 +175,17 @@ class Mlp:
         is_gated, width = isinstance(mlp, GatedMLP), mlp.intermediate_size
         names = ("gate", "up") if is_gated else ("up",)
         pairs = [row for i in range(width) for row in (i, width + i)] if is_gated else None
-        self._up = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch, pairs)
+        self.up = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch, pairs)
         self._down = StoredProduct([weights.linears["down"]], kernels.slices, kernels.launch)
         self._width, self._finish = width, Finish(("activated", mlp.activation, is_gated))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._down(self._up.into(x, x.new_empty((x.shape[0], self._width)), self._finish))
+    def __call__(self, x: Tensor | Rounded) -> Tensor:
+        return self._down(self.up.into(x, self._width, finish=self._finish))
 
 
 def mlp_block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
-    begin, mlp = Begin(case, weights, kernels), Mlp(case.mlp, weights, kernels)
+    mlp = Mlp(case.mlp, weights, kernels)
+    begin = Begin(case, weights, kernels, mlp.up)
 
     def stage(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         total, x = begin(residual, delta)
@@ -202,8 +205,8 @@ class HeadStage:
     """The last norm and the output head; an `ops.api.HeadStage`."""
 
     def __init__(self, case: Head, weights: Weights, kernels: Kernels) -> None:
-        self._begin = Begin(case, weights, kernels)
         self.project = StoredProduct([weights.linears["head"]], kernels.slices, kernels.launch)
+        self._begin = Begin(case, weights, kernels, self.project)
 
     def __call__(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None) -> Tensor:
         return self.project(self._begin(residual, delta, rows)[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from ridgeline.ops.draws import DRAW_WORDS
 from ridgeline.ops.reference.primitives import norm as norm_definition
 from ridgeline.ops.triton.draw import cut_rows, draw_of_parts
 from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.packing import Packed
 from ridgeline.ops.triton.paged import KINDS, power_above, views_of
+from ridgeline.ops.triton.products import Rounded
 from ridgeline.ops.triton.rows import best_of_parts, best_of_rows, normalize, write_rows
 from ridgeline.spec import Attention, LatentAttention, LayerNorm, RMSNorm
 from ridgeline.spec.storage import UNSCALED, KVScales
@@ -24,34 +27,42 @@ MOST_WIDTH = 2**15  # numbers of a row that one program keeps in registers
 
 
 class Normalizer:
-    """A norm with its weights, and the sum before it."""
+    """A norm with its weights, and the sum before it. rounds: a matrix that takes the results as rounded tokens."""
 
-    def __init__(self, case: RMSNorm | LayerNorm, weight: Tensor, bias: Tensor | None, launch: Launch) -> None:
-        self._is_layer = isinstance(case, LayerNorm)
+    def __init__(
+        self, case: RMSNorm | LayerNorm, weight: Tensor, bias: Tensor | None, launch: Launch,
+        rounds: Packed | None = None,
+    ) -> None:  # fmt: skip
+        self._is_layer, self._rounds = isinstance(case, LayerNorm), rounds
         self._eps, self._offset = case.eps, case.offset if isinstance(case, RMSNorm) else 0.0
         self._weight, self._bias, self._launch = weight, bias, launch
 
     def __call__(
         self, residual: Tensor, delta: Tensor | None = None, scale: float = 1.0, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Any]:
         """Return residual + scale * delta and its norm, for all rows or for some.
 
         Where rows are chosen, the sum is not kept, and the first result is the residual.
         """
         residual, width = residual if residual.stride(-1) == 1 else residual.contiguous(), residual.shape[-1]
-        count = residual.shape[0] if rows is None else rows.shape[0]
-        out = torch.empty((count, width), dtype=torch.float32, device=residual.device)
-        total = None if delta is None or rows is not None else torch.empty_like(out)
+        count, packed = residual.shape[0] if rows is None else rows.shape[0], self._rounds
+        total = None
+        if delta is not None and rows is None:
+            total = torch.empty((count, width), dtype=torch.float32, device=residual.device)
+        rounded = None if packed is None else Rounded.empty(packed, count)
+        out = rounded.steps if rounded else residual.new_empty((count, width), dtype=torch.float32)
+        given = None if packed is None else packed.input_scale
         if count:
             self._launch(
                 normalize, (count,), Compiled(8 if width > 2048 else 4),
                 residual=residual, delta=None if delta is None else delta.contiguous(), rows=rows, weight=self._weight,
-                bias=self._bias, total=total, out=out, width=width, stride=residual.stride(0), scale=scale,
-                offset=self._offset, eps=self._eps,
-                HAS_DELTA=delta is not None, HAS_ROWS=rows is not None, HAS_TOTAL=total is not None,
-                HAS_BIAS=self._bias is not None, IS_LAYER=self._is_layer, BLOCK=power_above(width),
+                bias=self._bias, total=total, out=out, token_scales=rounded and rounded.token_scales, width=width,
+                filled=out.shape[1], stride=residual.stride(0), scale=scale, offset=self._offset, eps=self._eps,
+                given=1.0 if given is None else given, HAS_DELTA=delta is not None, HAS_ROWS=rows is not None,
+                HAS_TOTAL=total is not None, HAS_BIAS=self._bias is not None, IS_LAYER=self._is_layer,
+                ROUNDS=packed is not None, HAS_SCALE=given is not None, BLOCK=power_above(out.shape[1]),
             )  # fmt: skip
-        return residual if total is None else total, out
+        return residual if total is None else total, rounded or out
 
 
 def norm(case: RMSNorm | LayerNorm, launch: Launch) -> Callable[..., Tensor]:
@@ -62,7 +73,8 @@ def norm(case: RMSNorm | LayerNorm, launch: Launch) -> Callable[..., Tensor]:
         if x.shape[-1] > MOST_WIDTH:
             return other(x, weight, bias)
         rows = x.reshape(-1, x.shape[-1])
-        return Normalizer(case, weight, bias, launch)(rows)[1].view(x.shape)
+        out: Tensor = Normalizer(case, weight, bias, launch)(rows)[1]
+        return out.view(x.shape)
 
     return run
 

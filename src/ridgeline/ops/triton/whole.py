@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.finish import store
-from ridgeline.ops.triton.numbers import nearest
+from ridgeline.ops.triton.numbers import step_sizes, steps_of
 
 
 @triton.jit
@@ -18,8 +18,7 @@ def round_tokens(
 ):  # fmt: skip
     """Write one token as whole numbers of at most 127 [tokens, filled], with zeros behind its columns, and its scale.
 
-    The largest magnitude becomes 127; given: the scale of all tokens instead. The scale of a token that is not finite
-    is NaN, and its numbers are zeros.
+    The largest magnitude becomes 127; see `numbers.step_sizes`.
     """
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -31,19 +30,12 @@ def round_tokens(
         broken |= (~(size < float("inf"))).to(tl.int32)
         peaks = tl.maximum(peaks, size)
     is_finite = tl.max(broken, 0) == 0
-    peak = tl.maximum(tl.max(peaks, 0), 7.888609052210118e-31)  # 2^-100
-    if HAS_SCALE:
-        scale = given
-        inverse = tl.div_rn(1.0, given)
-    else:
-        scale = tl.div_rn(peak, 127.0)
-        inverse = tl.div_rn(127.0, peak)
-    tl.store(token_scales + token, tl.where(is_finite, scale, float("nan")))
+    scale, inverse = step_sizes(tl.max(peaks, 0), is_finite, given, HAS_SCALE)
+    tl.store(token_scales + token, scale)
     for start in range(0, filled, BLOCK):
         x_here = tl.load(x + token * x_stride + start + at, mask=start + at < columns, other=0.0)
-        found = nearest(tl.minimum(tl.maximum(x_here * inverse, -127.0), 127.0))
-        found = tl.where(is_finite, found, 0.0)
-        tl.store(steps + token * filled + start + at, found.to(tl.int8), mask=start + at < filled)
+        found = steps_of(x_here, inverse, is_finite)
+        tl.store(steps + token * filled + start + at, found, mask=start + at < filled)
 
 
 @triton.jit
