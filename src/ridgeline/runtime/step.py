@@ -98,7 +98,7 @@ class PagedStep:
     """One forward pass over slices of sequences: prefill chunks, decodes, drafts alike.
 
     layouts: one per state group of the arena. inputs: recurrent layers' inputs for drafts, of this step and before.
-    recorded_rows: frequency rows of a recorded step; None: they follow from the slices.
+    recorded_rows, recorded_segments: frequency rows and segments of a recorded step; None: they follow from the slices.
     """
 
     token_ids: Array
@@ -109,9 +109,12 @@ class PagedStep:
     inputs: DraftInputs
     table: OpsTable
     recorded_rows: Array | None = None
+    recorded_segments: Segments | None = None
 
     @cached_property
     def segments(self) -> Segments:
+        if self.recorded_segments is not None:
+            return self.recorded_segments
         return build_segments(self.slices, self.table.memory)
 
     def frequency_rows(self, tables: FrequencyTables) -> Array:
