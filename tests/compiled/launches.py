@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -13,6 +14,7 @@ from ridgeline.ops.api import (
     PagedKeyValues,
     PagedLayout,
     PagedRows,
+    PageTarget,
     QuantizedMatrix,
     Rotary,
     Segments,
@@ -29,12 +31,13 @@ from ridgeline.ops.triton.paged import paged_attention
 from ridgeline.ops.triton.products import product_of
 from ridgeline.ops.triton.tokens import Normalizer, best, draw, write_pages
 from ridgeline.quant import StoredLinear
-from ridgeline.spec import Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RecurrentMixer, RMSNorm, Rope
+from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RecurrentMixer, RMSNorm, Rope
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.quant import PLAIN, Format, format_of
 from ridgeline.spec.storage import SCALE_BYTES
 
 WIDTH = 4096
+LLAMA = Attention(32, 8, 128, 128**-0.5, rope=Rope(128))
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -107,6 +110,8 @@ def rows() -> list[Launched]:
     recorder, integers = Recorder(), torch.int64
     arena = meta(64, 2, 16, 8, 128, dtype=torch.float16)
     Normalizer(RMSNorm(), meta(WIDTH), None, recorder)(meta(8, WIDTH), meta(8, WIDTH))
+    rounds = pack_codes(matrix("int8", WIDTH, WIDTH))
+    Normalizer(RMSNorm(), meta(WIDTH), None, recorder, rounds)(meta(8, WIDTH), meta(8, WIDTH))
     Normalizer(LayerNorm(), meta(WIDTH), meta(WIDTH), recorder)(meta(8, WIDTH), None, 1.0, meta(2, dtype=integers))
     case, at = Attention(32, 8, 128, 1.0), meta(8, dtype=integers)
     write_pages(case, recorder)((arena[:, 0], arena[:, 1]), (meta(8, 8, 128), meta(8, 8, 128)), at, at)
@@ -116,11 +121,25 @@ def rows() -> list[Launched]:
     best(recorder)(meta(8, 128256))
     for ids in (None, meta(128256, dtype=integers)):
         draw(recorder)(meta(8, 128256), meta(8 * DRAW_WORDS, dtype=integers), ids)
-    for name in get_args(Activation):
-        activating(recorder, GatedMLP(14336, name))
-    for rope, norm in ((Rope(128), None), (Rope(64, interleaved=True), RMSNorm())):
-        rotating(recorder, Attention(32, 8, 128, 1.0, rope=rope, qk_norm=norm))
+    rotating(recorder, replace(LLAMA, rope=Rope(64, interleaved=True), qk_norm=RMSNorm()), PLAIN, 8)
     return recorder.launches
+
+
+def finished(name: str, tokens: int) -> list[Launched]:
+    """Return the launches of products that rotate and write into pages, or activate, in a format."""
+    recorder, format = Recorder(), PLAIN if name == PLAIN.name else format_of(name)
+    rotating(recorder, LLAMA, format, tokens)
+    activating(recorder, GatedMLP(14336), format, tokens)
+    return [x for x in recorder.launches if x.arguments.get("FINISH", ("rows",)) != ("rows",)]
+
+
+def activations() -> list[Launched]:
+    """Return the launches of products with every activation, and one that rotates neighbors in a head."""
+    recorder = Recorder()
+    for name in get_args(Activation):
+        activating(recorder, MLP(4096, name), PLAIN, 8)
+    rotating(recorder, replace(LLAMA, rope=Rope(64, interleaved=True)), PLAIN, 8)
+    return [x for x in recorder.launches if x.arguments.get("FINISH", ("rows",)) != ("rows",)]
 
 
 def experts(case: MoE, width: int, format: Format, tokens: int) -> list[Launched]:
@@ -164,29 +183,31 @@ def recurrent(mixer: RecurrentMixer, width: int, sequences: int, tokens: int) ->
     return recorder.launches
 
 
-def linears(shapes: dict[str, tuple[int, int]], table: OpsTable) -> dict[str, StoredLinear]:
-    return {n: StoredLinear(meta(*shape, dtype=torch.bfloat16), None, table, PLAIN) for n, shape in shapes.items()}
+def linears(shapes: dict[str, tuple[int, int]], table: OpsTable, format: Format = PLAIN) -> dict[str, StoredLinear]:
+    return {n: stored(format, *shape, table) for n, shape in shapes.items()}
 
 
-def activating(recorder: Recorder, mlp: GatedMLP) -> None:
-    """Launch the stage of an MLP, which activates between two products."""
-    inner = mlp.intermediate_size
-    shapes = {"gate": (inner, WIDTH), "up": (inner, WIDTH), "down": (WIDTH, inner)}
-    weights = Weights(linears(shapes, gpu(recorder)), {"norm.weight": meta(WIDTH)})
+def activating(recorder: Recorder, mlp: MLP | GatedMLP, format: Format, tokens: int) -> None:
+    """Launch the stage of an MLP."""
+    inner, gate = mlp.intermediate_size, ["gate"] if isinstance(mlp, GatedMLP) else []
+    shapes = dict.fromkeys([*gate, "up"], (inner, WIDTH)) | {"down": (WIDTH, inner)}
+    weights = Weights(linears(shapes, gpu(recorder), format), {"norm.weight": meta(WIDTH)})
     stage = gpu(recorder).stage(api.MLP_BLOCK, MLPBlock(mlp, RMSNorm(), 1.0), weights)
-    stage(meta(8, WIDTH), meta(8, WIDTH))
+    stage(meta(tokens, WIDTH), meta(tokens, WIDTH))
 
 
-def rotating(recorder: Recorder, mixer: Attention) -> None:
-    """Launch the input of attention, which rotates after a product."""
+def rotating(recorder: Recorder, mixer: Attention, format: Format, tokens: int) -> None:
+    """Launch the input of attention, for pages in float16."""
     q, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
     shapes = {"q": (q, WIDTH), "k": (kv, WIDTH), "v": (kv, WIDTH)}
     vectors = {"norm.weight": meta(WIDTH), "q_norm.weight": meta(mixer.head_dim), "k_norm.weight": meta(mixer.head_dim)}
     case = AttentionInput(mixer, RMSNorm(), 1.0)
-    stage = gpu(recorder).stage(api.ATTENTION_INPUT, case, Weights(linears(shapes, gpu(recorder)), vectors))
+    stage = gpu(recorder).stage(api.ATTENTION_INPUT, case, Weights(linears(shapes, gpu(recorder), format), vectors))
     assert mixer.rope is not None
-    half = mixer.rope.dim // 2
-    stage(meta(8, WIDTH), meta(8, WIDTH), Rotary(meta(8, half), meta(8, half)))
+    half, arena = mixer.rope.dim // 2, meta(64, 2, 16, mixer.num_kv_heads, mixer.head_dim, dtype=torch.float16)
+    at = meta(tokens, dtype=torch.int64)
+    target = PageTarget((arena[:, 0], arena[:, 1]), at, at)
+    stage(meta(tokens, WIDTH), meta(tokens, WIDTH), Rotary(meta(tokens, half), meta(tokens, half)), target)
 
 
 def gpu(recorder: Recorder) -> OpsTable:

@@ -6,10 +6,13 @@ import torch
 
 from compiled import launches as l
 from compiled.building import AMPERE, HOPPER, Built, Launched, build
-from ridgeline.spec import Attention, LatentAttention, RMSNorm, Rope
+from compiled.test_compiled import ALONG, EXPERT_KERNELS, MIXERS
+from ridgeline.spec import Attention, LatentAttention, MoE, RMSNorm, Rope
+from ridgeline.spec.quant import PLAIN, format_of
 
 UNITS = ("HGMMA", "IGMMA", "HMMA", "IMMA")
 LOADS = ("LDGSTS", "LDG")
+ENDS = {"heads": "heads into pages", "activated": "SwiGLU"}  # of products
 
 
 def facts(built: Built) -> tuple[str, ...]:
@@ -27,10 +30,16 @@ def label(launched: Launched) -> str:
     given = launched.arguments
     more = [str(given["NAME"])] if "NAME" in given else []
     more += [str(given["KIND"])] if given.get("KIND") in ("int8", "fp8") else []
+    more += ["rounded to int8"] if given.get("ROUNDS") else []
     more += ["layer norm"] if given.get("IS_LAYER") else []
     more += ["token ids"] if given.get("HAS_IDS") else []
     more += ["interleaved, normalized"] if given.get("INTERLEAVED") else []
     return ", ".join(["8 tokens", *more])
+
+
+def name_of(launched: Launched) -> str:
+    """Return the name of a kernel."""
+    return str(launched.kernel.fn.__name__)
 
 
 def main() -> None:
@@ -40,6 +49,10 @@ def main() -> None:
         (f"{name}, {tokens} token{'s' * (tokens > 1)}", launched)
         for name in ("plain", "fp8", "int8", "int4-128", "int4-asym") for tokens in (1, 64, 256)
         for launched in l.product(name, tokens)
+    ]  # fmt: skip
+    cases += [
+        (f"{name}, {tokens} token{'s' * (tokens > 1)}, {ENDS[x.arguments['FINISH'][0]]}", x)
+        for name in ("plain", "int8") for tokens in (1, 64, 256) for x in l.finished(name, tokens)
     ]  # fmt: skip
     cases += [(f"{n} sequences, 1 token each", x) for n in (8, 600) for x in l.attention(llama, n, n, torch.float16)]
     cases += [("2 prompts of 1,024 tokens", x) for x in l.attention(llama, 2048, 2, torch.float16)]
@@ -52,12 +65,22 @@ def main() -> None:
         (_, attended, _) = l.latents(deepseek, 2048, 2, dtype)
         cases.append((f"latents in {name}, 2 prompts of 1,024 tokens", attended))
     cases += [("8 tokens, latents", x) for x in l.latent_input(deepseek, 7168, 8)[-1:]]
+    for tokens in (8, 2048):
+        for name, format in (("bfloat16", PLAIN), ("int4-128", format_of("int4-128"))):
+            launches = l.experts(MoE(128, 8, 768), 2048, format, tokens)
+            cases += [
+                (f"128 experts in {name}, {tokens:,} tokens", x) for x in launches if name_of(x) in EXPERT_KERNELS
+            ]
+    for name, (mixer, width, _) in MIXERS.items():
+        for shape, step in (((8, 1), "8 sequences, 1 token each"), ((1, 512), "512 tokens")):
+            launches = l.recurrent(mixer, width, *shape)
+            cases += [(f"{name}, {step}", x) for x in launches if name_of(x) in ALONG]
     cases += [(label(launched), launched) for launched in l.rows()]
     seen: set[str] = set()
     print("| kernel | case | registers | stack, bytes | shared, KiB | 16-byte loads | unit |")
     print("|---|---|---|---|---|---|---|")
     for case, launched in cases:
-        name = launched.kernel.fn.__name__
+        name = name_of(launched)
         if str(launched.key) not in seen and not (case.startswith("8 tokens") and name == "dense_product"):
             both = zip(*(facts(build(launched, target)) for target in (HOPPER, AMPERE)), strict=True)
             print(f"| `{name}` | {case} | {' | '.join(a if a == b else f'{a}, {b}' for a, b in both)} |", flush=True)

@@ -53,6 +53,24 @@ def test_products(name: str, tokens: int, target: GPUTarget) -> None:
         check(launched, target, unit)
 
 
+@pytest.mark.slow
+@TARGETS
+@pytest.mark.parametrize("tokens", [1, 64, 256])
+@pytest.mark.parametrize("name", ["plain", "fp8", "int8", "int4-asym"])
+def test_products_that_rotate_and_write_pages_or_activate(name: str, tokens: int, target: GPUTarget) -> None:
+    launches = l.finished(name, tokens)
+    assert [launched.arguments["FINISH"][0] for launched in launches] == ["heads", "activated"]
+    for launched in launches:
+        check(launched, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [HOPPER], ids=["sm_90"])
+def test_activations(target: GPUTarget) -> None:
+    for launched in l.activations():
+        check(launched, target, "HGMMA")
+
+
 LLAMA = Attention(32, 8, 128, 128**-0.5)
 
 

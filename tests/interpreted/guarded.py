@@ -19,10 +19,11 @@ from ridgeline.ops.triton.launch import Compiled, launch
 # The arrays that each kernel writes, as far as they are read.
 OUTPUTS = {
     "dense_product": ("out", "parts"), "round_tokens": ("steps", "token_scales"), "whole_product": ("out",),
-    "attend": ("out", "parts"), "normalize": ("out", "total"), "activate": ("out",), "rotate": ("q", "k"),
+    "attend": ("out", "parts"), "normalize": ("out", "total", "token_scales"), "activate": ("out",),
+    "rotate": ("q", "k"),
     "write_entries": (), "place_tokens": ("pages", "slots", "tables"), "known_tokens": ("ids",), "keep_tokens": (),
     "write_rows": (), "best_of_parts": ("ids", "values"), "best_of_rows": ("ids", "values"),
-    "cut_rows": ("likely", "cuts"), "draw_of_parts": ("ids", "values"),
+    "cut_rows": ("tops", "likely", "cuts"), "draw_of_parts": ("part_ids", "part_values", "ids"),
     "choose_experts": ("ids", "weights"), "sort_visits": ("visits", "table", "num_blocks"),
     "expert_product": ("out",), "sum_visits": ("out",),
     "convolve": ("y",), "linear_scan": ("y",), "selective_scan": ("y",), "delta_scan": ("y",), "gated_rows": ("out",),
@@ -71,7 +72,7 @@ def guarded(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments:
     """Start a kernel whose outputs are poison between guards, and check the guards afterwards."""
     given, wide = dict(arguments), {}
     states = ("after",) if arguments.get("IN_PAGES") is False else ()  # pages keep other states
-    for name in (*OUTPUTS[kernel.fn.__name__], *states):
+    for name in (*OUTPUTS[kernel.fn.__name__], *states, *heads_of(arguments)):
         found = arguments[name]
         if found is None:
             continue
@@ -86,6 +87,12 @@ def guarded(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments:
             is_kept = side.isnan().all() if poison is None else (side == poison).all()
             assert is_kept, f"{kernel.fn.__name__} wrote outside of {name}"
         arguments[name].copy_(given[name])
+
+
+def heads_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of keys and values that a product writes, unless it writes them into pages."""
+    how, *heads = arguments.get("FINISH", ("rows",))
+    return ("keys", "values") if how == "heads" and not heads[-1] else ()
 
 
 def interpreted(slices: int = 2, **overrides: str) -> OpsTable:

@@ -23,7 +23,7 @@ from ridgeline.runtime.sampling import Sampling
 from ridgeline.sample.sampler import NoiseKey
 from ridgeline.sched.work import LAST, StepPlan
 from ridgeline.settings import EngineOptions, resolve
-from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, RMSNorm, Rope
+from ridgeline.spec import Attention, GatedMLP, Layer, Mamba2, ModelSpec, RMSNorm, Rope
 from ridgeline.spec.request import BeamSearchParams, Params, SamplingParams
 from ridgeline.spec.storage import STORAGES
 
@@ -38,7 +38,12 @@ def windowed() -> ModelSpec:
     return replace(LAYER, layers=tuple(layers))
 
 
-SPECS = {"full": LAYER, "windowed": windowed()}
+def recurrent() -> ModelSpec:
+    """Return a model with a recurrent layer before its attention."""
+    return replace(LAYER, layers=(Layer(Mamba2(2, 16, 8, 1, 3, RMSNorm()), GatedMLP(48), RMSNorm()), *LAYER.layers))
+
+
+SPECS = {"full": LAYER, "windowed": windowed(), "recurrent": recurrent()}
 
 
 @cache
@@ -106,7 +111,9 @@ def several(most: int = 6) -> list[GenerationRequest]:
     return [request(5, greedy), request(13, replace(drawn, n=2)), request(9, greedy), request(3, drawn)]
 
 
-@pytest.mark.parametrize(("name", "depth", "tight"), [("full", 1, False), ("windowed", 2, True)])
+@pytest.mark.parametrize(
+    ("name", "depth", "tight"), [("full", 1, False), ("windowed", 2, True), ("recurrent", 2, True)]
+)
 def test_recorded_steps_give_the_tokens_of_unrecorded_ones(name: str, depth: int, tight: bool) -> None:
     wanted = unrecorded(name)
     running = engine(name, max_num_seqs=6, steps_in_flight=depth, tight=tight)

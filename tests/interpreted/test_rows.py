@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from interpreted.guarded import interpreted, reference, serves
+from interpreted.guarded import guarded, interpreted, reference, serves
 from ridgeline.ops import api
 from ridgeline.ops.triton import tokens
+from ridgeline.ops.triton.packing import pack_codes
+from ridgeline.ops.triton.products import round_rows
+from ridgeline.ops.triton.tokens import Normalizer
 from ridgeline.spec import Attention, LatentAttention, LayerNorm, RMSNorm
+from ridgeline.spec.quant import format_of
 
 TABLE, REFERENCE = interpreted(), reference()
 
@@ -26,6 +32,21 @@ def test_norms(case: RMSNorm | LayerNorm, width: int) -> None:
     wanted = REFERENCE.primitive(api.NORM, case)(*wide)
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(got[1, 2], TABLE.primitive(api.NORM, case)(x[1, 2][None], weight, bias)[0])
+
+
+@pytest.mark.parametrize(("case", "scale"), [(RMSNorm(1e-5, 1.0), None), (LayerNorm(), 0.02)])
+def test_norms_round_tokens_as_a_kernel_of_its_own_does(case: RMSNorm | LayerNorm, scale: float | None) -> None:
+    """To the bit, also tokens that are not finite, with columns that fill up a tile."""
+    generator = torch.Generator().manual_seed(2)
+    x, weight = torch.randn(5, 100, generator=generator), torch.randn(100, generator=generator)
+    x[1], x[2, 7], x[3, 99] = 0.0, float("inf"), float("nan")
+    codes = REFERENCE.primitive(api.QUANTIZE, format_of("int8"))(torch.randn(63, 100, generator=generator))
+    packed = replace(pack_codes(codes), input_scale=scale)
+    bias = weight if isinstance(case, LayerNorm) else None
+    apart = round_rows(packed, Normalizer(case, weight, bias, guarded)(x)[1], guarded)
+    at_once = Normalizer(case, weight, bias, guarded, packed)(x)[1]
+    assert torch.equal(at_once.steps, apart.steps)
+    assert torch.equal(at_once.token_scales.nan_to_num(-1.0), apart.token_scales.nan_to_num(-1.0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.uint8])

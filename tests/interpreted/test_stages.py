@@ -10,7 +10,7 @@ import torch
 
 from interpreted.guarded import interpreted, reference, serves
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Rotary, Weights
+from ridgeline.ops.api import PageTarget, Rotary, Weights
 from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock
 from ridgeline.quant import StoredLinear
 from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, RMSNorm, Rope
@@ -55,15 +55,17 @@ def agree(op: Any, case: Any, shapes: dict[str, tuple[int, int]], vectors: dict[
 
 
 @pytest.mark.parametrize(
-    ("mixer", "name"),
+    ("mixer", "name", "dtype"),
     [
-        (Attention(4, 2, 20, 0.2, rope=Rope(20)), "auto"),
-        (Attention(4, 2, 20, 0.2, rope=Rope(8, interleaved=True), qk_norm=RMSNorm()), "auto"),
-        (Attention(2, 2, 16, 0.2), "auto"),
-        (Attention(2, 1, 16, 0.2, rope=Rope(16), qk_norm=RMSNorm(1e-5, 1.0)), "int8"),
+        (Attention(4, 2, 20, 0.2, rope=Rope(20)), "auto", torch.float16),
+        (Attention(4, 2, 20, 0.2, rope=Rope(8, interleaved=True), qk_norm=RMSNorm(1e-5, 1.0)), "auto", torch.bfloat16),
+        (Attention(4, 1, 16, 0.2, rope=Rope(12)), "auto", torch.bfloat16),
+        (Attention(2, 2, 20, 0.2, rope=Rope(20, interleaved=True)), "int8", torch.int8),
+        (Attention(2, 1, 16, 0.2), "int4-asym", torch.float32),
     ],
 )  # fmt: skip
-def test_attention_input(mixer: Attention, name: str) -> None:
+def test_attention_input(mixer: Attention, name: str, dtype: torch.dtype) -> None:
+    """Queries, keys and values as in the composition; and in pages the keys and values that would be written there."""
     q, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
     shapes = {"q+": (q, WIDTH), "k": (kv, WIDTH), "v+": (kv, WIDTH)}
     vectors = {"norm.weight": WIDTH, "q_norm.weight": mixer.head_dim, "k_norm.weight": mixer.head_dim}
@@ -72,8 +74,24 @@ def test_attention_input(mixer: Attention, name: str) -> None:
     turn = rotary(mixer.rope.dim) if mixer.rope else None
     case = AttentionInput(mixer, RMSNorm(), 0.7)
     agree(api.ATTENTION_INPUT, case, shapes, vectors, residual, delta, turn, format=format)
-    agree(api.ATTENTION_INPUT, case, shapes, vectors, residual, None, turn, format=format)
     agree(api.QUERY_INPUT, case, {"q": (q, WIDTH)}, vectors, residual, delta, turn, format=format)
+    stage = TABLE.stage(api.ATTENTION_INPUT, case, weights(TABLE, shapes, vectors, format))
+    write, found = TABLE.primitive(api.WRITE_PAGES, mixer), []
+    for direct in (True, False):
+        target = target_of(mixer, dtype)
+        total, q_found, _, k, v = stage(residual, delta, turn, target if direct else None)
+        if k is not None:
+            write(target.parts, (k, v), target.pages, target.slots, target.scales)
+        found.append((total, q_found, *(x.view(torch.uint8) for x in target.parts)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def target_of(mixer: Attention, dtype: torch.dtype, tokens: int = TOKENS) -> PageTarget:
+    """Return slots in pages of 4 tokens, one page apart, for tokens in a step."""
+    row = mixer.head_dim + 4 * (dtype == torch.int8)
+    arena = torch.full((2 * tokens, 2, 4, mixer.num_kv_heads, row), 9).to(dtype)
+    at = torch.arange(tokens)
+    return PageTarget((arena[:, 0], arena[:, 1]), 2 * at.flip(0), at % 4, (0.05, 0.02))
 
 
 LATENTS = LatentAttention(3, 37, 20, 10, 8, 0.2, RMSNorm(1e-5), rope=Rope(10))
@@ -128,12 +146,24 @@ def test_head() -> None:
 
 
 def test_a_token_is_the_same_alone_and_in_a_batch() -> None:
+    """Its MLP, its query, and its key and value in pages."""
     residual, delta = inputs(70)
     shapes, vectors = {"gate": (100, WIDTH), "up": (100, WIDTH), "down": (WIDTH, 100)}, {"norm.weight": WIDTH}
     case = MLPBlock(GatedMLP(100), RMSNorm(), 1.0)
     stage = TABLE.stage(api.MLP_BLOCK, case, weights(TABLE, shapes, vectors, PLAIN))
     for whole, alone in zip(stage(residual, delta), stage(residual[69:], delta[69:]), strict=True):
         assert torch.equal(whole[69], alone[0])
+    mixer, turn, found = Attention(3, 1, 20, 0.2, rope=Rope(20)), rotary(20, 70), []
+    shapes = {"q": (60, WIDTH), "k": (20, WIDTH), "v": (20, WIDTH)}
+    into = TABLE.stage(
+        api.ATTENTION_INPUT, AttentionInput(mixer, RMSNorm(), 1.0), weights(TABLE, shapes, vectors, PLAIN)
+    )
+    for first in (0, 69):
+        (k, v), pages, slots, scales = target_of(mixer, torch.bfloat16, 70)
+        target = PageTarget((k, v), pages[first:], slots[first:], scales)
+        _, q, *_ = into(residual[first:], delta[first:], Rotary(turn.cos[first:], turn.sin[first:]), target)
+        found.append((q[-1], k[pages[69], slots[69]], v[pages[69], slots[69]]))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize(

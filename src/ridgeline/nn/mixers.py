@@ -53,8 +53,10 @@ def build_attention(
     write, attend = table.primitive(api.WRITE_PAGES, mixer), _attend(mixer, weights.vector("sinks"), out, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
-        residual, q, gate, k, v = before(stream.residual, stream.delta, rotary)
-        state = step.append_kv(layer, write, kv_scales, k, v)
+        target = step.target(layer, kv_scales)
+        residual, q, gate, k, v = before(stream.residual, stream.delta, rotary, target)
+        parts = () if k is None or v is None else (k, v)  # a kernel wrote them
+        state = step.append_kv(layer, write, kv_scales, *parts)
         return residual, attend(q, gate, state), {**stream.shared, layer: state} if is_shared else stream.shared
 
     return run

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from ridgeline.nn.rotary import FrequencyTables
-from ridgeline.ops.api import Array, DenseRows, Kept, PagedRows, Segments, States
+from ridgeline.ops.api import Array, DenseRows, Kept, PagedRows, PageTarget, Segments, States
 from ridgeline.spec.storage import KVScales
 
 Rows = DenseRows | PagedRows
@@ -59,9 +59,14 @@ class Step(Protocol):
         """Store the states after the step, and the inputs of its drafts."""
         ...
 
+    def target(self, layer: int, scales: KVScales) -> PageTarget | None:
+        """Return the pages that the tokens' parts go to; None for a step without pages."""
+        ...
+
     def append_kv(self, layer: int, write: WritePages, scales: KVScales, *parts: Array) -> Rows:
         """Append the tokens' parts, [T, *shape] each, to a layer's state, and return the state that the layer reads.
 
         write: the layer's kernel that writes pages. Steps without pages do not use it. scales: the layer's, for fp8.
+        parts: none if they are in the pages of `target` already.
         """
         ...

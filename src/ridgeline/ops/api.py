@@ -31,6 +31,7 @@ from ridgeline.ops.paged import DenseRows as DenseRows
 from ridgeline.ops.paged import PagedKeyValues as PagedKeyValues
 from ridgeline.ops.paged import PagedLayout as PagedLayout
 from ridgeline.ops.paged import PagedRows as PagedRows
+from ridgeline.ops.paged import PageTarget as PageTarget
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.quant import Format
 from ridgeline.spec.storage import KVScales, StateDType
@@ -274,11 +275,15 @@ DRAW: Op[Callable[[Array, Array, Array | None], tuple[Array, Array]]] = Op("draw
 # ---- stages: they begin with the residual sum and the norm, and end before the point of a tensor-parallel reduce, a
 # post-norm or a capture ------------------------------------------------------------------------------------------
 
-# (residual, delta or None, rotary or None) -> residual, q [T, H, D], its gate [T, H * D] or None, k [T, K, D],
-# v [T, K, D] [stages.AttentionInput]
-ATTENTION_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array | None, Array, Array]]] = (
-    Op("attention_input", "stage")
-)
+# (residual, delta or None, rotary or None, pages that keys and values go to, or None) -> residual, q [T, H, D], its
+# gate [T, H * D] or None, k [T, K, D], v [T, K, D]; k and v are None if the kernel wrote them into the pages
+# [stages.AttentionInput]
+ATTENTION_INPUT: Op[
+    Callable[
+        [Array, Array | None, Rotary | None, PageTarget | None],
+        tuple[Array, Array, Array | None, Array | None, Array | None],
+    ]
+] = Op("attention_input", "stage")
 # (residual, delta or None, rotary or None) -> residual, q [T, H, D], its gate or None, for keys of another layer
 # [stages.AttentionInput]
 QUERY_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array | None]]] = Op(

@@ -58,6 +58,10 @@ class Recorder(Protocol):
         """Return the first n numbers of an array as a view."""
         ...
 
+    def column(self, array: Array) -> Array:
+        """Return an array [n] as a view [n, 1]."""
+        ...
+
     def assign(self, array: Array, values: Sequence[int] | Ints) -> None:
         """Write all numbers of an input, or of a view of its first ones; recorded work that runs later reads them."""
         ...
@@ -87,6 +91,7 @@ class Driver(Protocol):
 
     threads: number of threads of the kernels; None: they have none. sizes: limits of recorded steps. runs_ahead: the
     host goes on while the device computes, so that it does not know a step's tokens when it submits the next one.
+    records_states: whether recorded work may contain recurrent layers.
     """
 
     @property
@@ -96,6 +101,8 @@ class Driver(Protocol):
     def sizes(self) -> Sizes: ...
     @property
     def runs_ahead(self) -> bool: ...
+    @property
+    def records_states(self) -> bool: ...
 
     def kernel_seconds(self) -> float:
         """Return the seconds that kernels have run so far; 0 where nobody counts them."""

@@ -112,3 +112,12 @@ class PagedRows(NamedTuple):
     parts: tuple[Array, ...]
     layout: PagedLayout
     scales: KVScales = UNSCALED
+
+
+class PageTarget(NamedTuple):
+    """Where the keys and values of a step's T tokens are written; see WRITE_PAGES."""
+
+    parts: tuple[Array, ...]
+    pages: Array
+    slots: Array
+    scales: KVScales = UNSCALED

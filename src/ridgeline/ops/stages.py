@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from ridgeline.ops import api
-from ridgeline.ops.api import Array, Op, QuantizedMatrix, Rotary, Weights
+from ridgeline.ops.api import Array, Op, PageTarget, QuantizedMatrix, Rotary, Weights
 from ridgeline.ops.codes import check_codes
 from ridgeline.ops.parts import Ops, follow_segments, recurrent_body
 from ridgeline.ops.recurrent import bind_mixer
@@ -95,7 +95,7 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Ops) -> Call
     v_linear, gate = weights.linears["v"], _gate(m, weights)
 
     def run(
-        residual: Array, delta: Array | None, rotary: Rotary | None
+        residual: Array, delta: Array | None, rotary: Rotary | None, target: PageTarget | None = None
     ) -> tuple[Array, Array, Array | None, Array, Array]:
         residual = accumulate(residual, delta)
         x = norm(residual)

@@ -16,7 +16,7 @@ import numpy as np
 from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, Buckets, PagedLayout
+from ridgeline.ops.api import Array, Buckets, PagedLayout, Segments, SequenceBucket, SnapshotLayout
 from ridgeline.ops.draws import DRAW_WORDS, Draw, pack_draws
 from ridgeline.ops.driver import Recorded, Recorder, Sizes
 from ridgeline.runtime.arena import Layers
@@ -64,7 +64,8 @@ class Inputs(NamedTuple):
     starts: position of each sequence's first token. last: index of its last token among the T tokens. A step of one
     token each has its positions as `starts`, and the other two never change. slots, paths: slot and path
     of each token, if drafts form trees (api.PagedLayout); None: they are chains. draws: how each sequence is sampled,
-    [n * DRAW_WORDS]; None: the best token of each row is taken.
+    [n * DRAW_WORDS]; None: the best token of each row is taken. before, fresh: for recurrent layers, the position of
+    the token before the first one, and whether there is none.
     """
 
     rows: Array
@@ -77,6 +78,8 @@ class Inputs(NamedTuple):
     slots: Array | None = None
     paths: Array | None = None
     draws: Array | None = None
+    before: Array | None = None
+    fresh: Array | None = None
 
 
 class _Graph(NamedTuple):
@@ -92,8 +95,9 @@ class Passes:
     """Prepares forward passes over arrays at fixed addresses, and records them.
 
     constants: arrays that a pass reads besides its step and its state. page_tables: as recorded work reads them.
-    refusal: why nothing can be recorded. most, most_tokens: sequences and tokens of the largest recorded step.
-    sequences: numbers of sequences up to which steps are filled. spare: a row of the page tables that no sequence has.
+    refusal: why nothing can be recorded. has_states: whether there are recurrent layers; then only steps without drafts
+    are recorded. most, most_tokens: sequences and tokens of the largest recorded step. sequences: numbers of sequences
+    up to which steps are filled. spare: a row of the page tables that no sequence has.
     """
 
     def __init__(
@@ -109,7 +113,8 @@ class Passes:
         self.most, self.most_tokens = min(lines, self.sizes.sequences[-1]), self.sizes.tokens
         self.sequences = (*(n for n in self.sizes.sequences if n < self.most), self.most)
         self.spare = lines - 1
-        self.refusal = _refusal(table, groups)
+        self.has_states = any(group.snapshot for group in groups)
+        self.refusal = _refusal(table, self.has_states)
         if self.refusal is None and table.driver is not None:
             self.recorder = table.driver.recorder()
             self.single = self.recorder.input(self.most), self.recorder.input(self.most)
@@ -119,13 +124,25 @@ class Passes:
 
     def step(self, slices: Slices, inputs: Inputs) -> PagedStep:
         """Return the step of one pass. slices: rows, starts and lengths of the pass that is recorded."""
-        rows, tokens, positions, frequency_rows, starts, lengths, last, given, paths, _ = inputs
+        rows, tokens, positions, frequency_rows, starts, lengths, last, given, paths, _, before, fresh = inputs
         slots_at = positions if given is None else given
-        layouts = []
+        layouts: list[PagedLayout | SnapshotLayout] = []
         for group, page_table in zip(self._groups, self._page_tables, strict=True):
             pages, slots, tables = self._layout(page_table, rows, slots_at, last, group.page_tokens)
-            layouts.append(PagedLayout(pages, slots, starts, lengths, tables, _no_buckets, paths))
-        return PagedStep(tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows)
+            if group.snapshot and before is not None and fresh is not None:
+                read, _, _ = self._layout(page_table, rows, before, last, group.page_tokens)
+                layouts.append(SnapshotLayout(read, fresh, pages))
+            else:
+                layouts.append(PagedLayout(pages, slots, starts, lengths, tables, _no_buckets, paths))
+        segments = self._segments(lengths, last) if self.has_states else None
+        return PagedStep(
+            tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows, segments
+        )  # fmt: skip
+
+    def _segments(self, ones: Array, numbers: Array) -> Segments:
+        """Return the segments of n sequences of one token each. numbers: 0 to n - 1."""
+        bucket = SequenceBucket(numbers, self.recorder.column(numbers), ones)
+        return Segments((bucket,), numbers, numbers)
 
     def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray[Any, Any]]:
         """Return results of recorded work on the host."""
@@ -168,12 +185,18 @@ class DecodeGraphs:
             self._tree = recorder.input(tokens), recorder.words(tokens)
             self._kept = recorder.input(tokens)
             self._draws = recorder.words(most * DRAW_WORDS)
+            self._states = (recorder.input(most), recorder.input(most)) if self._passes.has_states else None
         self._shapes = Shapes(self._passes.sequences, self._passes.most, self._passes.most_tokens)
 
     @property
     def refusal(self) -> str | None:
         """Return why there are no recordings."""
         return self._passes.refusal
+
+    @property
+    def has_states(self) -> bool:
+        """Return whether there are recurrent layers."""
+        return self._passes.has_states
 
     def run(
         self, given: Tokens, tree: Tree | None = None, kept: Sequence[int] = (), draws: Sequence[Draw] = ()
@@ -186,6 +209,8 @@ class DecodeGraphs:
         """
         n, total = len(given.rows), len(given.tokens)
         if self.refusal is not None or n > self._passes.most or total > self._passes.most_tokens:
+            return None
+        if self.has_states and total > n:
             return None
         if tree is None and (n, total, False) not in self._graphs and (more := self._shapes.more(n, total)):
             given = given.with_more(more, self._passes.spare)
@@ -210,6 +235,9 @@ class DecodeGraphs:
             inputs = inputs._replace(slots=slots, paths=paths)
         if self._sampled is not None and n == total:
             inputs = inputs._replace(draws=passes.recorder.first(self._draws, n * DRAW_WORDS))
+        if self._states is not None:
+            before, fresh = (passes.recorder.first(x, n) for x in self._states)
+            inputs = inputs._replace(before=before, fresh=fresh)
         # Where a step changes what the next one reads, it is recorded while it computes rows that nobody has.
         first = given if self._sampled is None else given.of_row(passes.spare)
         fill(passes.recorder, inputs, first, tree)
@@ -274,6 +302,9 @@ def fill(
         if tree is not None and inputs.slots is not None and inputs.paths is not None:
             assign(inputs.slots, positions), assign(inputs.paths, tree[1])
             positions = tree[0]
+    if inputs.before is not None and inputs.fresh is not None:
+        assign(inputs.before, [max(start - 1, 0) for start in starts])
+        assign(inputs.fresh, [start == 0 for start in starts])
     assign(inputs.rows, rows), assign(inputs.tokens, tokens), assign(inputs.positions, positions)
     if frequency_rows is not None:
         assign(inputs.frequency_rows, frequency_rows)
@@ -290,10 +321,10 @@ def make_room(graphs: MutableMapping[tuple[Any, ...], Any], tokens: int, sizes: 
         del graphs[next(iter(graphs))]
 
 
-def _refusal(table: OpsTable, groups: Sequence[StateGroup]) -> str | None:
+def _refusal(table: OpsTable, has_states: bool) -> str | None:
     if table.driver is None:
         return f"device {table.memory.device} records nothing"
-    if any(group.snapshot for group in groups):
+    if has_states and not table.driver.records_states:
         return "the model has recurrent layers, whose states are not recorded"
     return None
 

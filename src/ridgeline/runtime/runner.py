@@ -377,7 +377,7 @@ class DeviceRunner:
 
     def _decode(self, works: Sequence[Work], slices: Slices, tokens: Ints, ahead: Mapping[int, Draw]) -> Decoded | None:
         """Run the step from a recording, if each work is one token and its drafts; None if it must run unrecorded."""
-        if not all(is_decode(work) for work in works):
+        if not all(is_decode(work) for work in works) or (self.graphs.has_states and slices.replays.any()):
             return None
         starts, lengths = [work.start for work in works], [len(work.tokens) for work in works]
         rows = None

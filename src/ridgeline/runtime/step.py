@@ -15,7 +15,18 @@ import numpy as np
 from ridgeline.nn.rotary import FrequencyTables
 from ridgeline.nn.step import WritePages
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, DenseRows, Kept, Memory, PagedLayout, PagedRows, Segments, SnapshotLayout, States
+from ridgeline.ops.api import (
+    Array,
+    DenseRows,
+    Kept,
+    Memory,
+    PagedLayout,
+    PagedRows,
+    PageTarget,
+    Segments,
+    SnapshotLayout,
+    States,
+)
 from ridgeline.runtime.arena import Layers
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.layout import Slices, build_segments, ranges
@@ -73,6 +84,9 @@ class DenseStep:
         """Return the index of each sequence's last token among the step's tokens."""
         return memory.integers(np.cumsum(self.lengths) - 1)
 
+    def target(self, layer: int, scales: KVScales) -> None:
+        """Return None: there are no pages."""
+
     def append_kv(self, layer: int, write: WritePages, scales: KVScales, *parts: Array) -> DenseRows:
         if self.store:
             parts = tuple(self.store(x, scales[i]) for i, x in enumerate(parts))
@@ -84,7 +98,7 @@ class PagedStep:
     """One forward pass over slices of sequences: prefill chunks, decodes, drafts alike.
 
     layouts: one per state group of the arena. inputs: recurrent layers' inputs for drafts, of this step and before.
-    recorded_rows: frequency rows of a recorded step; None: they follow from the slices.
+    recorded_rows, recorded_segments: frequency rows and segments of a recorded step; None: they follow from the slices.
     """
 
     token_ids: Array
@@ -95,9 +109,12 @@ class PagedStep:
     inputs: DraftInputs
     table: OpsTable
     recorded_rows: Array | None = None
+    recorded_segments: Segments | None = None
 
     @cached_property
     def segments(self) -> Segments:
+        if self.recorded_segments is not None:
+            return self.recorded_segments
         return build_segments(self.slices, self.table.memory)
 
     def frequency_rows(self, tables: FrequencyTables) -> Array:
@@ -132,9 +149,18 @@ class PagedStep:
     def _drafted(self) -> Array | None:
         return self.inputs.indices(self.slices.rows, self.slices.drafts)
 
+    def target(self, layer: int, scales: KVScales) -> PageTarget:
+        views, layout = self._pages(layer)
+        return PageTarget(views, layout.write_pages, layout.write_slots, scales)
+
     def append_kv(self, layer: int, write: WritePages, scales: KVScales, *parts: Array) -> PagedRows:
+        views, layout = self._pages(layer)
+        if parts:
+            write(views, parts, layout.write_pages, layout.write_slots, scales)
+        return PagedRows(views, layout, scales)
+
+    def _pages(self, layer: int) -> tuple[tuple[Array, ...], PagedLayout]:
         group, views = self.arena.layer(layer)
         layout = self.layouts[group]
         assert isinstance(layout, PagedLayout)
-        write(views, parts, layout.write_pages, layout.write_slots, scales)
-        return PagedRows(views, layout, scales)
+        return views, layout

@@ -18,7 +18,7 @@ Ndarray = np.ndarray[Any, Any]
 class CpuDriver:
     """Runs kernels on a pool of threads, and records their calls."""
 
-    sizes, runs_ahead = CPU_SIZES, False
+    sizes, runs_ahead, records_states = CPU_SIZES, False, False
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self._lock = pool, threading.Lock()
@@ -72,6 +72,10 @@ class CpuRecorder:
     def first(self, array: Any, n: int) -> Ndarray:
         numbers: Ndarray = array[:n]
         return numbers
+
+    def column(self, array: Any) -> Ndarray:
+        found: Ndarray = array[:, None]
+        return found
 
     def assign(self, array: Any, values: Sequence[int] | Ints) -> None:
         array[:] = values

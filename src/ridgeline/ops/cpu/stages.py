@@ -9,7 +9,7 @@ import numpy as np
 
 from ridgeline._kernels import Heads, Matrix, Mlp, Norm, Pool, Projection
 from ridgeline.ops import api
-from ridgeline.ops.api import Op, Rotary, Weights
+from ridgeline.ops.api import Op, PageTarget, Rotary, Weights
 from ridgeline.ops.cpu.coded import order_of, packing_key
 from ridgeline.ops.cpu.elementwise import add, sigmoid_gate
 from ridgeline.ops.cpu.experts import build_experts, experts, route
@@ -36,7 +36,7 @@ def attention_input(case: AttentionInput, weights: Weights, pool: Pool) -> Calla
     gate = _gate(case, weights, pool)
 
     def stage(
-        residual: Floats, delta: Floats | None, rotary: Rotary | None
+        residual: Floats, delta: Floats | None, rotary: Rotary | None, target: PageTarget | None = None
     ) -> tuple[Floats, Floats, Floats | None, Floats, Floats]:
         outs: list[Floats] = [empty(pool, len(residual), *shape) for shape in (q, kv, kv)]
         total = run(residual, delta, rotary, outs)

@@ -9,6 +9,7 @@ program: their sums are added in ascending order in both cases. Nothing depends 
 import triton
 import triton.language as tl
 
+from ridgeline.ops.triton.finish import store
 from ridgeline.ops.triton.numbers import e4m3, slice_of
 
 
@@ -66,12 +67,13 @@ def chain(
 
 @triton.jit
 def dense_product(
-    x, codes, scales, zero_points, bias, out, parts, arrived, tokens, rows, columns, x_stride, tiles, groups,
-    split_tiles, KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    SLICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr,
-    SPLITS: tl.constexpr, APART: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+    x, codes, scales, zero_points, bias, out, parts, arrived, cos, sin, keys, values, pages, slots, tokens, rows,
+    columns, x_stride, tiles, groups, split_tiles, page_stride, slot_stride, head_stride, KIND: tl.constexpr,
+    LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr, APART: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[tokens, rows] = x[tokens, columns] @ matrix.T + bias.
+    """Compute x[tokens, columns] @ matrix.T + bias, and store it as `finish.store` says.
 
     APART: whether each split is a program; the one that ends last adds up their sums.
     """
@@ -108,7 +110,9 @@ def dense_product(
     if is_last:
         if KIND != "bfloat16" and GROUP == 0:
             total *= tl.load(scales + row)[:, None]
-        is_row = row < rows
         if HAS_BIAS:
-            total += tl.load(bias + row, mask=is_row, other=0.0)[:, None]
-        tl.store(out + token[None, :] * rows + row[:, None], total, mask=is_row[:, None] & is_token[None, :])
+            total += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
+        store(
+            total, tl.program_id(1), token, is_token, rows, out, cos, sin, keys, values, pages, slots, page_stride,
+            slot_stride, head_stride, FINISH,
+        )  # fmt: skip

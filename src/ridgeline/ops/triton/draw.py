@@ -120,20 +120,24 @@ def cut_at(
 
 @triton.jit
 def cut_rows(
-    logits, draws, tops, likely, cuts, vocabulary, WORDS: tl.constexpr, LIKELY: tl.constexpr, MOST: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits, draws, best_ids, best_values, tops, likely, cuts, vocabulary, parts, WORDS: tl.constexpr,
+    LIKELY: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """Find the last token that top_k and top_p keep in one row: cuts [rows, 2] are its order and its index.
 
-    likely [rows, MOST]: room for the tokens with a score of at least LIKELY. Where these decide, no others are read
-    again; else the whole row is.
+    best_ids, best_values [rows, parts]: the best logit of each part of a row; the largest goes to tops [rows]. likely
+    [rows, MOST]: room for the tokens with a score of at least LIKELY. Where these decide, no others are read again;
+    else the whole row is.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocabulary
     likely += row * MOST
     words = draws + row * WORDS
     temperature, top_k, top_p = number_of(words, 4), tl.load(words + 5), number_of(words, 6)
-    top = tl.load(tops + row)
+    part = tl.arange(0, BLOCK_P)
+    values = tl.load(best_values + row * parts + part, mask=part < parts, other=float("-inf"))
+    top, _ = first_best(values, tl.load(best_ids + row * parts + part, mask=part < parts, other=0x7FFFFFFF))
+    tl.store(tops + row, top)
     limit, last = tl.full([], -2147483648, tl.int32), tl.full([], 0x7FFFFFFF, tl.int32)
     is_counted, is_weighed = (top_k > 0) & (top_k < vocabulary), top_p < 1.0
     if (temperature > 0.0) & (tl.abs(top) < float("inf")) & (is_counted | is_weighed):
@@ -168,10 +172,11 @@ def cut_rows(
 
 @triton.jit
 def draw_of_parts(
-    logits, draws, tops, cuts, best_ids, best_values, token_ids, ids, values, vocabulary, WORDS: tl.constexpr,
-    HAS_IDS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr,
+    logits, draws, tops, cuts, best_ids, best_values, token_ids, part_ids, part_values, ids, arrived, vocabulary,
+    WORDS: tl.constexpr, HAS_IDS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Find the largest sum of score and noise among the kept tokens of one part of one row: ids, values [rows, parts].
+    """Find the largest sum of score and noise among the kept tokens of one part of one row: part_ids, part_values
+    [rows, parts]. The program of a row that ends last finds the largest of the parts: ids [rows].
 
     A row without a temperature, or whose largest logit is not finite, takes its best logit: best_ids, best_values.
     """
@@ -197,8 +202,18 @@ def draw_of_parts(
             is_better = total > best
             best, found = tl.where(is_better, total, best), tl.where(is_better, at, found)
         value, index = first_best(best, found)
-        tl.store(values + out, value)
-        tl.store(ids + out, index)
+        tl.store(part_values + out, value)
+        tl.store(part_ids + out, index)
     else:
-        tl.store(values + out, tl.load(best_values + out).to(tl.float64))
-        tl.store(ids + out, tl.load(best_ids + out))
+        tl.store(part_values + out, tl.load(best_values + out).to(tl.float64))
+        tl.store(part_ids + out, tl.load(best_ids + out))
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    parts = tl.num_programs(1)
+    if tl.atomic_add(arrived + row, 1, sem="acq_rel") == parts - 1:
+        each = row * parts + tl.arange(0, BLOCK_P)
+        inside = tl.arange(0, BLOCK_P) < parts
+        value = tl.load(part_values + each, mask=inside, other=float("-inf"), cache_modifier=".cg")
+        found = tl.load(part_ids + each, mask=inside, other=0x7FFFFFFF, cache_modifier=".cg")
+        _, index = first_best(value, found)
+        tl.store(ids + row, index.to(tl.int64))
+        tl.store(arrived + row, 0)

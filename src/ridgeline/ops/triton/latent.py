@@ -90,16 +90,17 @@ class LatentStage:
     def __init__(self, case: LatentInput, weights: Weights, kernels: Kernels) -> None:
         m, linears, arrays = case.mixer, weights.linears, weights.arrays
         slices, self._launch = kernels.slices, kernels.launch
-        self._mixer, self._begin = m, Begin(case, weights, kernels)
+        self._mixer = m
         names = "q" if m.q_lora_rank is None else "q_a", "kv_a"
         self._product = StoredProduct([linears[name] for name in names], slices, self._launch)
+        self._begin = Begin(case, weights, kernels, self._product)
         self._norm: Any = m.latent_norm
         self._weight: Any = arrays["kv_a_norm.weight"]
         self._second: tuple[Normalizer, StoredProduct] | None = None
         if m.q_lora_rank is not None:
             given: Any = arrays["q_a_norm.weight"]
-            normalize = Normalizer(self._norm, given, None, self._launch)
-            self._second = normalize, StoredProduct([linears["q_b"]], slices, self._launch)
+            second = StoredProduct([linears["q_b"]], slices, self._launch)
+            self._second = Normalizer(self._norm, given, None, self._launch, second.rounds), second
 
     def __call__(self, residual: Tensor, delta: Tensor | None, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
         m = self._mixer

@@ -34,6 +34,29 @@ def nearest(x):
 
 
 @triton.jit
+def step_sizes(peak, is_finite, given, HAS_SCALE: tl.constexpr):
+    """Return the scale of a token of int8 whose largest magnitude is `peak`, and the factor that makes its numbers.
+
+    given: the scale of all tokens instead. The scale of a token that is not finite is NaN.
+    """
+    peak = tl.maximum(peak, 7.888609052210118e-31)  # 2^-100
+    if HAS_SCALE:
+        scale = given
+        inverse = tl.div_rn(1.0, given)
+    else:
+        scale = tl.div_rn(peak, 127.0)
+        inverse = tl.div_rn(127.0, peak)
+    return tl.where(is_finite, scale, float("nan")), inverse
+
+
+@triton.jit
+def steps_of(x, inverse, is_finite):
+    """Return numbers of a token as whole numbers of at most 127; those of a token that is not finite are zeros."""
+    found = nearest(tl.minimum(tl.maximum(x * inverse, -127.0), 127.0))
+    return tl.where(is_finite, found, 0.0).to(tl.int8)
+
+
+@triton.jit
 def sum_pairs(x):
     """Return the sum of each row of x [rows, columns]: neighbors are added, then neighbors of these sums, and so on.
 

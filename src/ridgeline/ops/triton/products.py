@@ -55,35 +55,75 @@ def splits_of(packed: Packed) -> int:
     return splits
 
 
+class Finish(NamedTuple):
+    """The end of a product before it is stored, as `finish.store` takes it; by default nothing."""
+
+    how: tuple[Any, ...] = ("rows",)
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    keys: Tensor | None = None
+    values: Tensor | None = None
+    pages: Tensor | None = None
+    slots: Tensor | None = None
+    page_stride: int = 0
+    slot_stride: int = 0
+    head_stride: int = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of a kernel that multiplies."""
+        found = self._asdict()
+        return {"FINISH": found.pop("how"), **found}
+
+
+STORED = Finish()
+
+
+class Rounded(NamedTuple):
+    """Tokens as whole numbers [T, filled], int8, for products with a matrix of `filled` columns; and their scales."""
+
+    steps: Tensor
+    token_scales: Tensor
+
+    @classmethod
+    def empty(cls, packed: Packed, tokens: int) -> Rounded:
+        """Return room for tokens that a matrix is multiplied with."""
+        steps = torch.empty(
+            (tokens, packed.tiles * packed.tiling.width), dtype=torch.int8, device=packed.codes.device
+        )  # fmt: skip
+        return cls(steps, torch.empty(tokens, dtype=torch.float32, device=steps.device))
+
+
 class MatrixProduct(Protocol):
     """Multiplies tokens with a packed matrix."""
 
-    def __call__(self, x: Tensor, out: Tensor) -> None: ...
+    def __call__(self, x: Any, out: Tensor, finish: Finish = STORED) -> None: ...
 
 
-def pack_together(linears: Sequence[Linear]) -> Packed:
+def pack_together(linears: Sequence[Linear], order: Tensor | None = None) -> Packed:
     """Pack matrices that `refuses_linear` and `refuses_together` do not refuse, one below the other.
 
-    Floats are rounded first where the format says so.
+    Floats are rounded first where the format says so. order: which row of all matrices each packed row is.
     """
     data: list[Any] = [linear.data for linear in linears]
     format = linears[0].format
     if not format.is_lossy:
-        return pack_plain(torch.cat(data))
+        whole = torch.cat(data)
+        return pack_plain(whole if order is None else whole[order])
     coded = [part if isinstance(part, QuantizedMatrix) else quant.quantize(format)(part) for part in data]
-    if len(coded) == 1:
-        return pack_codes(coded[0])
-    parts = {n: torch.cat([getattr(c, n) for c in coded]) for n in BY_ROW if getattr(coded[0], n) is not None}
-    return pack_codes(replace(coded[0], format=replace(format, rows=1), **parts))
+    if len(coded) > 1:
+        parts = {n: torch.cat([getattr(c, n) for c in coded]) for n in BY_ROW if getattr(coded[0], n) is not None}
+        coded = [replace(coded[0], format=replace(format, rows=1), **parts)]
+    return pack_codes(coded[0] if order is None else coded[0].rows(order))
 
 
-def _bias_of(linears: Sequence[Linear]) -> Tensor | None:
+def _bias_of(linears: Sequence[Linear], order: Tensor | None) -> Tensor | None:
     biases: list[Any] = [linear.bias for linear in linears]
     given = next((bias for bias in biases if bias is not None), None)
-    if given is None or len(biases) == 1:
-        return given
+    if given is None:
+        return None
     rows = [linear.data.shape[0] for linear in linears]
-    return torch.cat([given.new_zeros(n) if b is None else b for n, b in zip(rows, biases, strict=True)])
+    whole = torch.cat([given.new_zeros(n) if b is None else b for n, b in zip(rows, biases, strict=True)])
+    return whole if order is None else whole[order]
 
 
 def refuses_together(linears: Sequence[Linear]) -> str | None:
@@ -119,7 +159,7 @@ class Dense:
         self._splits = splits_of(packed)
         self._arrived = torch.zeros(packed.row_tiles, dtype=torch.int32, device=packed.codes.device)
 
-    def __call__(self, x: Tensor, out: Tensor) -> None:
+    def __call__(self, x: Tensor, out: Tensor, finish: Finish = STORED) -> None:
         packed, t = self._packed, self._packed.tiling
         tokens, splits, block = x.shape[0], self._splits, dense_block(x.shape[0])
         blocks = -(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)
@@ -133,21 +173,19 @@ class Dense:
             x_stride=x.stride(0), tiles=packed.tiles, groups=packed.groups, split_tiles=-(-packed.tiles // splits),
             KIND=t.kind, LOW=low_of(packed), HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None,
             SLICES=self._slices, ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves, GROUP=t.group, SPLITS=splits,
-            APART=is_apart, BLOCK_T=block.tokens, BLOCK_R=block.rows,
+            APART=is_apart, BLOCK_T=block.tokens, BLOCK_R=block.rows, **finish.arguments(),
         )  # fmt: skip
 
 
-def round_rows(packed: Packed, x: Tensor, launch: Launch) -> tuple[Tensor, Tensor]:
-    """Return tokens [T, columns] as whole numbers [T, filled], int8, for products with a matrix; and their scales."""
-    filled, given = packed.tiles * packed.tiling.width, packed.input_scale
-    steps = torch.empty((x.shape[0], filled), dtype=torch.int8, device=x.device)
-    token_scales = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+def round_rows(packed: Packed, x: Tensor, launch: Launch) -> Rounded:
+    """Return tokens [T, columns] as a product with a matrix takes them."""
+    found, given = Rounded.empty(packed, x.shape[0]), packed.input_scale
     launch(
         round_tokens, (x.shape[0],), Compiled(4),
-        x=x, steps=steps, token_scales=token_scales, columns=packed.columns, filled=filled, x_stride=x.stride(0),
-        given=1.0 if given is None else given, HAS_SCALE=given is not None, BLOCK=ROUND_BLOCK,
+        x=x, steps=found.steps, token_scales=found.token_scales, columns=packed.columns, filled=found.steps.shape[1],
+        x_stride=x.stride(0), given=1.0 if given is None else given, HAS_SCALE=given is not None, BLOCK=ROUND_BLOCK,
     )  # fmt: skip
-    return steps, token_scales
+    return found
 
 
 class Whole:
@@ -156,9 +194,10 @@ class Whole:
     def __init__(self, packed: Packed, bias: Tensor | None, launch: Launch) -> None:
         self._packed, self._bias, self._launch = packed, bias, launch
 
-    def __call__(self, x: Tensor, out: Tensor) -> None:
-        packed, t, tokens = self._packed, self._packed.tiling, x.shape[0]
-        steps, token_scales = round_rows(packed, x, self._launch)
+    def __call__(self, x: Tensor | Rounded, out: Tensor, finish: Finish = STORED) -> None:
+        packed, t = self._packed, self._packed.tiling
+        steps, token_scales = x if isinstance(x, Rounded) else round_rows(packed, x, self._launch)
+        tokens = steps.shape[0]
         block = whole_block(tokens)
         self._launch(
             whole_product, (-(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)), block.compiled,
@@ -167,6 +206,7 @@ class Whole:
             filled=steps.shape[1], tiles=packed.tiles, groups=packed.groups, KIND=t.kind, LOW=low_of(packed),
             HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None, ROWS=ROWS, COLUMNS=t.columns,
             HALVES=t.halves, GROUP=t.group, UNIT=t.unit, BLOCK_T=block.tokens, BLOCK_R=block.rows,
+            **finish.arguments(),
         )  # fmt: skip
 
 
@@ -183,20 +223,44 @@ def product_of(packed: Packed, bias: Tensor | None, slices: int, launch: Launch)
 
 
 class StoredProduct:
-    """The product with a matrix, or with several of one format and input, one below the other: the stage PRODUCT."""
+    """The product with a matrix, or with several of one format and input, one below the other: the stage PRODUCT.
 
-    def __init__(self, linears: Sequence[Linear], slices: int, launch: Launch) -> None:
-        self._packed = pack_together(linears)
-        self._multiply = product_of(self._packed, _bias_of(linears), slices, launch)
+    order: which row of all matrices each packed row is; None: they are packed as they are.
+    """
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __init__(
+        self, linears: Sequence[Linear], slices: int, launch: Launch, order: Sequence[int] | None = None
+    ) -> None:
+        given: Any = linears[0].data
+        device = (given.codes if isinstance(given, QuantizedMatrix) else given).device
+        index = None if order is None else torch.tensor(order, device=device)
+        self._packed = pack_together(linears, index)
+        self._multiply = product_of(self._packed, _bias_of(linears, index), slices, launch)
+
+    @property
+    def rounds(self) -> Packed | None:
+        """Return the matrix if it takes rounded tokens, for kernels that round what they compute."""
+        return self._packed if self._packed.format.activations == "int8" else None
+
+    def __call__(self, x: Tensor | Rounded) -> Tensor:
+        if isinstance(x, Rounded):
+            return self.into(x, self._packed.rows)
         rows = x.reshape(-1, x.shape[-1])
         if rows.stride(-1) != 1:
             rows = rows.contiguous()
-        out = x.new_empty((rows.shape[0], self._packed.rows))
-        if rows.shape[0]:
-            self._multiply(rows, out)
-        return out.view(*x.shape[:-1], self._packed.rows)
+        return self.into(rows, self._packed.rows).view(*x.shape[:-1], self._packed.rows)
+
+    def into(self, x: Tensor | Rounded, *shape: int, finish: Finish = STORED) -> Tensor:
+        """Multiply tokens [T, columns], do what follows, and return the result [T, *shape]."""
+        out = self.room(x, *shape)
+        if out.shape[0]:
+            self._multiply(x, out, finish)
+        return out
+
+    def room(self, x: Tensor | Rounded, *shape: int) -> Tensor:
+        """Return room for results [T, *shape] of T tokens."""
+        tokens = len(x.steps if isinstance(x, Rounded) else x)
+        return torch.empty((tokens, *shape), dtype=torch.float32, device=self._packed.codes.device)
 
     def dequantize(self) -> Tensor:
         found: Any = unpack(self._packed)

@@ -135,6 +135,10 @@ class GpuRecorder:
         found: Tensor = array[:n]
         return found
 
+    def column(self, array: Any) -> Tensor:
+        found: Tensor = array[:, None]
+        return found
+
     def assign(self, array: Any, values: Sequence[int] | Ints) -> None:
         begin = array.storage_offset() * array.dtype.itemsize
         kind = np.int32 if array.dtype == torch.int32 else np.int64
@@ -205,7 +209,7 @@ class GpuDriver:
     """
 
     threads = None
-    sizes, runs_ahead = GPU_SIZES, True
+    sizes, runs_ahead, records_states = GPU_SIZES, True, True
 
     def __init__(
         self, device: torch.device, launch: CountingLaunch, capture: Callable[[], Capture] | None = None

@@ -26,7 +26,7 @@ from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import StoredProduct, refuses_together
 from ridgeline.ops.triton.rows import activate
-from ridgeline.ops.triton.stages import ACTIVATE_BLOCK, Begin, Kernels, Stage, refuses_begin
+from ridgeline.ops.triton.stages import Begin, Kernels, Stage, refuses_begin
 from ridgeline.ops.triton.state import State, locate
 from ridgeline.ops.triton.tokens import norm
 from ridgeline.spec import (
@@ -39,6 +39,7 @@ from ridgeline.spec import (
     ShortConvolution,
 )
 
+ACTIVATE_BLOCK = 1024  # numbers that one program activates
 CONV_CHANNELS, CONV_TOKENS = 256, 16  # that one program filters
 STATE_NUMBERS = 4096  # of a state that one program holds in registers
 MOST_STATES = 256  # numbers of a state that one sum adds up
@@ -227,7 +228,7 @@ def activation(case: Any, launch: Launch) -> Callable[[Tensor], Tensor]:
         if rows.shape[0]:
             launch(
                 activate, (rows.shape[0], -(-width // ACTIVATE_BLOCK)), Compiled(4),
-                x=rows, out=out, width=width, stride=rows.stride(0), NAME=case.activation, GATED=False,
+                x=rows, out=out, width=width, stride=rows.stride(0), NAME=case.activation,
                 BLOCK=ACTIVATE_BLOCK,
             )  # fmt: skip
         return out

@@ -4,16 +4,20 @@ import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.activation import activated
-from ridgeline.ops.triton.numbers import nearest
+from ridgeline.ops.triton.numbers import nearest, step_sizes, steps_of
 
 
 @triton.jit
 def normalize(
-    residual, delta, rows, weight, bias, total, out, width, stride, scale, offset, eps, HAS_DELTA: tl.constexpr,
-    HAS_ROWS: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_BIAS: tl.constexpr, IS_LAYER: tl.constexpr,
-    BLOCK: tl.constexpr,
+    residual, delta, rows, weight, bias, total, out, token_scales, width, filled, stride, scale, offset, eps, given,
+    HAS_DELTA: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_LAYER: tl.constexpr, ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute total = residual + scale * delta and out = norm(total) for one row, or for the row that `rows` names."""
+    """Compute total = residual + scale * delta and out = norm(total) for one row, or for the row that `rows` names.
+
+    ROUNDS: the norm becomes whole numbers out [rows, filled], with zeros behind its columns, and token_scales [rows],
+    as in `whole.round_tokens`.
+    """
     row = tl.program_id(0).to(tl.int64)
     source = row
     if HAS_ROWS:
@@ -31,19 +35,23 @@ def normalize(
     x *= offset + tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_BIAS:
         x += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * width + at, x, mask=inside)
+    if ROUNDS:
+        size = tl.where(inside, tl.abs(x), 0.0)
+        is_finite = tl.min((size < float("inf")).to(tl.int32), 0) == 1
+        step, inverse = step_sizes(tl.max(size, 0), is_finite, given, HAS_SCALE)
+        tl.store(token_scales + row, step)
+        tl.store(out + row * filled + at, steps_of(tl.where(inside, x, 0.0), inverse, is_finite), mask=at < filled)
+    else:
+        tl.store(out + row * width + at, x, mask=inside)
 
 
 @triton.jit
-def activate(x, out, width, stride, NAME: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute out = act(gate) * up for rows [gate, up] of 2 * width numbers, or act(x) for rows of `width`."""
+def activate(x, out, width, stride, NAME: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute out = act(x) for rows of `width` numbers."""
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     x_here = tl.load(x + row * stride + at, mask=inside, other=0.0)
-    found = activated(x_here, NAME)
-    if GATED:
-        found *= tl.load(x + row * stride + width + at, mask=inside, other=0.0)
-    tl.store(out + row * width + at, found, mask=inside)
+    tl.store(out + row * width + at, activated(x_here, NAME), mask=inside)
 
 
 @triton.jit
@@ -87,6 +95,14 @@ def rotate(
 
 
 @triton.jit
+def to_floats(x, dtype: tl.constexpr):
+    """Return x in a type of floats. Finite numbers beyond float16 become its largest one."""
+    if dtype == tl.float16:
+        x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -65504.0), 65504.0), x)
+    return x.to(dtype)
+
+
+@triton.jit
 def to_e4m3(x):
     """Return x, of a magnitude of at most 448 or NaN, as a byte of e4m3, rounded to nearest, ties to even."""
     size = tl.abs(x)
@@ -124,9 +140,7 @@ def store_rows(
         is_finite = tl.abs(steps) < float("inf")
         found = to_e4m3(tl.where(is_finite, tl.minimum(tl.maximum(steps, -448.0), 448.0), float("nan")))
     else:
-        if pages.dtype.element_ty == tl.float16:
-            x = tl.where(tl.abs(x) < float("inf"), tl.minimum(tl.maximum(x, -65504.0), 65504.0), x)
-        found = x.to(pages.dtype.element_ty)
+        found = to_floats(x, pages.dtype.element_ty)
     tl.store(pages + row + begin[:, None] + at[None, :], found, mask=is_cell)
 
 

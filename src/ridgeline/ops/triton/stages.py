@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ridgeline.ops import api
-from ridgeline.ops.api import Op, Rotary, Weights
+from ridgeline.ops.api import Op, PageTarget, Rotary, Weights
 from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock, RecurrentBlock
 from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import power_above
-from ridgeline.ops.triton.products import StoredProduct
-from ridgeline.ops.triton.rows import activate, rotate
+from ridgeline.ops.triton.products import Finish, Rounded, StoredProduct
+from ridgeline.ops.triton.rows import rotate
 from ridgeline.ops.triton.tokens import Normalizer
-from ridgeline.spec import GatedMLP, RMSNorm
-
-ACTIVATE_BLOCK = 1024  # numbers that one program activates
+from ridgeline.spec import Attention, GatedMLP, RMSNorm
 
 
 class Kernels(NamedTuple):
@@ -43,15 +41,18 @@ Case = AttentionInput | LatentInput | MLPBlock | RecurrentBlock | Head
 
 
 class Begin:
-    """The residual sum and the norm, which begin a stage."""
+    """The residual sum and the norm, which begin a stage. before: the product of a stage that has one alone."""
 
-    def __init__(self, case: Case, weights: Weights, kernels: Kernels) -> None:
+    def __init__(self, case: Case, weights: Weights, kernels: Kernels, before: StoredProduct | None = None) -> None:
         arrays: Any = weights.arrays
         assert case.norm is not None  # refused otherwise
         self._scale = case.residual_scale
-        self._norm = Normalizer(case.norm, arrays["norm.weight"], arrays.get("norm.bias"), kernels.launch)
+        self._norm = Normalizer(
+            case.norm, arrays["norm.weight"], arrays.get("norm.bias"), kernels.launch, before and before.rounds
+        )
 
-    def __call__(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Return the sum, and its norm: a Tensor, or tokens that are rounded for the product."""
         return self._norm(residual, delta, self._scale, rows)
 
 
@@ -71,46 +72,87 @@ def refuses_heads(case: AttentionInput) -> str | None:
     return refuses_begin(case)
 
 
+def rows_of_heads(mixer: Attention, names: str) -> list[int]:
+    """Return the rows of the matrices q, k and v, or of q alone, in the order in which numbers that rotate together
+    are neighbors: those of each head of keys and queries, and in the same way those of values.
+    """
+    size, dim = mixer.head_dim, mixer.rope.dim if mixer.rope else 0
+    own = list(range(size))
+    if mixer.rope and not mixer.rope.interleaved:
+        own[:dim] = [i + half for i in range(dim // 2) for half in (0, dim // 2)]
+    heads = mixer.num_heads + (2 * mixer.num_kv_heads if "k" in names else 0)
+    return [head * size + number for head in range(heads) for number in own]
+
+
 class Heads:
-    """The projections of attention's input, normalized and rotated: ATTENTION_INPUT and, without keys, QUERY_INPUT."""
+    """The projections of attention's input, normalized and rotated: ATTENTION_INPUT and, without keys, QUERY_INPUT.
+
+    The product rotates what it computes, and writes keys and values into pages. Norms of heads, and rows of pages with
+    scales, need all numbers of a head at once: there, rotation is a launch of its own.
+    """
 
     def __init__(self, case: AttentionInput, weights: Weights, kernels: Kernels, names: str) -> None:
         self._mixer, self._launch = case.mixer, kernels.launch
-        self._begin = Begin(case, weights, kernels)
-        self._product = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch)
+        self._is_fused = case.mixer.qk_norm is None and case.mixer.head_dim % 2 == 0
+        order = rows_of_heads(case.mixer, names) if self._is_fused else None
+        self._product = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch, order)
+        self._begin = Begin(case, weights, kernels, self._product)
         self._num_keys = case.mixer.num_kv_heads if "k" in names else 0
         self._norms: list[Any] = [weights.arrays.get(f"{name}_norm.weight") for name in "qk"]
 
     def run(
-        self, residual: Tensor, delta: Tensor | None, rotary: Rotary | None
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-        """Return the residual, q [T, H, D], k [T, K, D] or None, and all projections [T, ...]."""
-        m = self._mixer
+        self, residual: Tensor, delta: Tensor | None, rotary: Rotary | None, target: PageTarget | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return the residual, q [T, H, D], k and v [T, K, D]. Both are None in pages, and undefined without keys."""
+        m, keys = self._mixer, self._num_keys
         total, x = self._begin(residual, delta)
+        turn = rotary if m.rope else None
+        if self._is_fused:
+            return total, *self._rotated(x, turn, target)
         both = self._product(x)
-        tokens, keys, norm, rope = both.shape[0], self._num_keys, m.qk_norm, m.rope if rotary else None
-        if norm is None and rope is None:
-            q, k = both[:, : m.num_heads * m.head_dim], both[:, m.num_heads * m.head_dim :][:, : keys * m.head_dim]
-            return total, q.unflatten(1, (-1, m.head_dim)), k.unflatten(1, (-1, m.head_dim)) if keys else None, both
-        q, k = both.new_empty((tokens, m.num_heads, m.head_dim)), both.new_empty((tokens, keys, m.head_dim))
-        if tokens:
-            self._launch(
-                rotate, (tokens, m.num_heads + keys), Compiled(1),
-                x=both, cos=rotary.cos if rotary and rope else None, sin=rotary.sin if rotary and rope else None,
-                q_weight=self._norms[0], k_weight=self._norms[1] if keys else self._norms[0], q=q, k=k,
-                stride=both.stride(0), offset=norm.offset if isinstance(norm, RMSNorm) else 0.0,
-                eps=norm.eps if norm else 0.0, H=m.num_heads, K=keys, D=m.head_dim, DIM=rope.dim if rope else 0,
-                INTERLEAVED=bool(rope and rope.interleaved), HAS_NORM=norm is not None, BLOCK=power_above(m.head_dim),
-            )  # fmt: skip
-        return total, q, k, both
+        q, k = (both.new_empty((both.shape[0], heads, m.head_dim)) for heads in (m.num_heads, keys))
+        if both.shape[0]:
+            self._rotate(both, q, k, turn)
+        return total, q, k, both[:, -keys * m.head_dim :].unflatten(1, (-1, m.head_dim))
+
+    def _rotated(
+        self, x: Tensor | Rounded, turn: Rotary | None, target: PageTarget | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return q, k and v. The last two are None where they are in pages."""
+        m, keys, rope = self._mixer, self._num_keys, self._mixer.rope if turn else None
+        parts: Sequence[Any] = target.parts if target else ()
+        in_pages = bool(parts) and parts[0].is_floating_point()
+        if keys and not in_pages:
+            parts = [self._product.room(x, keys, m.head_dim) for _ in range(2)]
+        k, v = parts if keys else (None, None)
+        heads = m.num_heads, keys, m.head_dim, rope.dim if rope else 0, bool(rope and rope.interleaved), in_pages
+        finish = Finish(
+            ("heads", *heads), turn and turn.cos, turn and turn.sin, k, v,
+            *((target.pages, target.slots, *k.stride()[:3]) if target and in_pages else (None, None, 0, 0, m.head_dim)),
+        )  # fmt: skip
+        q = self._product.into(x, m.num_heads, m.head_dim, finish=finish)
+        return (q, None, None) if in_pages else (q, k, v)
+
+    def _rotate(self, both: Tensor, q: Tensor, k: Tensor, turn: Rotary | None) -> None:
+        """Normalize and rotate all heads in a launch of its own."""
+        m, keys, norm, rope = self._mixer, self._num_keys, self._mixer.qk_norm, self._mixer.rope if turn else None
+        self._launch(
+            rotate, (both.shape[0], m.num_heads + keys), Compiled(1),
+            x=both, cos=turn and turn.cos, sin=turn and turn.sin, q_weight=self._norms[0],
+            k_weight=self._norms[1] if keys else self._norms[0], q=q, k=k, stride=both.stride(0),
+            offset=norm.offset if isinstance(norm, RMSNorm) else 0.0, eps=norm.eps if norm else 0.0, H=m.num_heads,
+            K=keys, D=m.head_dim, DIM=rope.dim if rope else 0, INTERLEAVED=bool(rope and rope.interleaved),
+            HAS_NORM=norm is not None, BLOCK=power_above(m.head_dim),
+        )  # fmt: skip
 
 
 def attention_input(case: AttentionInput, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
-    heads, m = Heads(case, weights, kernels, "qkv"), case.mixer
+    heads = Heads(case, weights, kernels, "qkv")
 
-    def stage(residual: Tensor, delta: Tensor | None, rotary: Rotary | None) -> tuple[Any, ...]:
-        total, q, k, both = heads.run(residual, delta, rotary)
-        v = both[:, -m.num_kv_heads * m.head_dim :].unflatten(1, (-1, m.head_dim))
+    def stage(
+        residual: Tensor, delta: Tensor | None, rotary: Rotary | None, target: PageTarget | None = None
+    ) -> tuple[Any, ...]:
+        total, q, k, v = heads.run(residual, delta, rotary, target)
         return total, q, None, k, v
 
     return stage
@@ -127,28 +169,23 @@ def query_input(case: AttentionInput, weights: Weights, kernels: Kernels) -> Cal
 
 
 class Mlp:
-    """An MLP: one product of gate and up, the activation, and the product with down."""
+    """An MLP: one product of gate and up with the activation, and the product with down."""
 
     def __init__(self, mlp: Any, weights: Weights, kernels: Kernels) -> None:
-        self._mlp, self._gated, self._launch = mlp, isinstance(mlp, GatedMLP), kernels.launch
-        names = ("gate", "up") if self._gated else ("up",)
-        self._up = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch)
+        is_gated, width = isinstance(mlp, GatedMLP), mlp.intermediate_size
+        names = ("gate", "up") if is_gated else ("up",)
+        pairs = [row for i in range(width) for row in (i, width + i)] if is_gated else None
+        self.up = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch, pairs)
         self._down = StoredProduct([weights.linears["down"]], kernels.slices, kernels.launch)
+        self._width, self._finish = width, Finish(("activated", mlp.activation, is_gated))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        raised, width = self._up(x), self._mlp.intermediate_size
-        inner = raised.new_empty((raised.shape[0], width))
-        if raised.shape[0]:
-            self._launch(
-                activate, (raised.shape[0], -(-width // ACTIVATE_BLOCK)), Compiled(4),
-                x=raised, out=inner, width=width, stride=raised.stride(0), NAME=self._mlp.activation,
-                GATED=self._gated, BLOCK=ACTIVATE_BLOCK,
-            )  # fmt: skip
-        return self._down(inner)
+    def __call__(self, x: Tensor | Rounded) -> Tensor:
+        return self._down(self.up.into(x, self._width, finish=self._finish))
 
 
 def mlp_block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
-    begin, mlp = Begin(case, weights, kernels), Mlp(case.mlp, weights, kernels)
+    mlp = Mlp(case.mlp, weights, kernels)
+    begin = Begin(case, weights, kernels, mlp.up)
 
     def stage(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         total, x = begin(residual, delta)
@@ -168,8 +205,8 @@ class HeadStage:
     """The last norm and the output head; an `ops.api.HeadStage`."""
 
     def __init__(self, case: Head, weights: Weights, kernels: Kernels) -> None:
-        self._begin = Begin(case, weights, kernels)
         self.project = StoredProduct([weights.linears["head"]], kernels.slices, kernels.launch)
+        self._begin = Begin(case, weights, kernels, self.project)
 
     def __call__(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None) -> Tensor:
         return self.project(self._begin(residual, delta, rows)[1])

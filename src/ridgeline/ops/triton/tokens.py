@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from ridgeline.ops.draws import DRAW_WORDS
 from ridgeline.ops.reference.primitives import norm as norm_definition
 from ridgeline.ops.triton.draw import cut_rows, draw_of_parts
 from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.packing import Packed
 from ridgeline.ops.triton.paged import KINDS, power_above, views_of
+from ridgeline.ops.triton.products import Rounded
 from ridgeline.ops.triton.rows import best_of_parts, best_of_rows, normalize, write_rows
 from ridgeline.spec import Attention, LatentAttention, LayerNorm, RMSNorm
 from ridgeline.spec.storage import UNSCALED, KVScales
@@ -24,34 +27,42 @@ MOST_WIDTH = 2**15  # numbers of a row that one program keeps in registers
 
 
 class Normalizer:
-    """A norm with its weights, and the sum before it."""
+    """A norm with its weights, and the sum before it. rounds: a matrix that takes the results as rounded tokens."""
 
-    def __init__(self, case: RMSNorm | LayerNorm, weight: Tensor, bias: Tensor | None, launch: Launch) -> None:
-        self._is_layer = isinstance(case, LayerNorm)
+    def __init__(
+        self, case: RMSNorm | LayerNorm, weight: Tensor, bias: Tensor | None, launch: Launch,
+        rounds: Packed | None = None,
+    ) -> None:  # fmt: skip
+        self._is_layer, self._rounds = isinstance(case, LayerNorm), rounds
         self._eps, self._offset = case.eps, case.offset if isinstance(case, RMSNorm) else 0.0
         self._weight, self._bias, self._launch = weight, bias, launch
 
     def __call__(
         self, residual: Tensor, delta: Tensor | None = None, scale: float = 1.0, rows: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Any]:
         """Return residual + scale * delta and its norm, for all rows or for some.
 
         Where rows are chosen, the sum is not kept, and the first result is the residual.
         """
         residual, width = residual if residual.stride(-1) == 1 else residual.contiguous(), residual.shape[-1]
-        count = residual.shape[0] if rows is None else rows.shape[0]
-        out = torch.empty((count, width), dtype=torch.float32, device=residual.device)
-        total = None if delta is None or rows is not None else torch.empty_like(out)
+        count, packed = residual.shape[0] if rows is None else rows.shape[0], self._rounds
+        total = None
+        if delta is not None and rows is None:
+            total = torch.empty((count, width), dtype=torch.float32, device=residual.device)
+        rounded = None if packed is None else Rounded.empty(packed, count)
+        out = rounded.steps if rounded else residual.new_empty((count, width), dtype=torch.float32)
+        given = None if packed is None else packed.input_scale
         if count:
             self._launch(
                 normalize, (count,), Compiled(8 if width > 2048 else 4),
                 residual=residual, delta=None if delta is None else delta.contiguous(), rows=rows, weight=self._weight,
-                bias=self._bias, total=total, out=out, width=width, stride=residual.stride(0), scale=scale,
-                offset=self._offset, eps=self._eps,
-                HAS_DELTA=delta is not None, HAS_ROWS=rows is not None, HAS_TOTAL=total is not None,
-                HAS_BIAS=self._bias is not None, IS_LAYER=self._is_layer, BLOCK=power_above(width),
+                bias=self._bias, total=total, out=out, token_scales=rounded and rounded.token_scales, width=width,
+                filled=out.shape[1], stride=residual.stride(0), scale=scale, offset=self._offset, eps=self._eps,
+                given=1.0 if given is None else given, HAS_DELTA=delta is not None, HAS_ROWS=rows is not None,
+                HAS_TOTAL=total is not None, HAS_BIAS=self._bias is not None, IS_LAYER=self._is_layer,
+                ROUNDS=packed is not None, HAS_SCALE=given is not None, BLOCK=power_above(out.shape[1]),
             )  # fmt: skip
-        return residual if total is None else total, out
+        return residual if total is None else total, rounded or out
 
 
 def norm(case: RMSNorm | LayerNorm, launch: Launch) -> Callable[..., Tensor]:
@@ -62,7 +73,8 @@ def norm(case: RMSNorm | LayerNorm, launch: Launch) -> Callable[..., Tensor]:
         if x.shape[-1] > MOST_WIDTH:
             return other(x, weight, bias)
         rows = x.reshape(-1, x.shape[-1])
-        return Normalizer(case, weight, bias, launch)(rows)[1].view(x.shape)
+        out: Tensor = Normalizer(case, weight, bias, launch)(rows)[1]
+        return out.view(x.shape)
 
     return run
 
@@ -95,38 +107,52 @@ def best(launch: Launch) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Return BEST: the best of each part of a row, then the best of the parts."""
 
     def run(logits: Tensor) -> tuple[Tensor, Tensor]:
-        return _best_of(*_best_parts(logits.float().contiguous(), launch), launch)
+        part_ids, part_values = _best_parts(logits.float().contiguous(), launch)
+        rows, parts = part_ids.shape
+        ids = torch.empty(rows, dtype=torch.int64, device=part_ids.device)
+        values = torch.empty(rows, dtype=torch.float32, device=part_ids.device)
+        launch(
+            best_of_rows, (rows,), Compiled(1),
+            part_ids=part_ids, part_values=part_values, ids=ids, values=values, parts=parts, BLOCK=power_above(parts),
+        )  # fmt: skip
+        return ids, values
 
     return run
 
 
 def draw(launch: Launch) -> Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]:
-    """Return DRAW: the best logit of each row, where filters cut, the largest sum of score and noise of each part, and
-    then the largest of the parts.
-    """
+    """Return DRAW: the best logit of each part; where filters cut; and the largest sum of score and noise."""
+    arrived: dict[int, Tensor] = {}  # counters by the number of rows; they are zeros between launches
 
     def run(logits: Tensor, draws: Tensor, token_ids: Tensor | None) -> tuple[Tensor, Tensor]:
         logits = logits.float().contiguous()
         rows, vocabulary = logits.shape
         if draws.shape[0] != rows * DRAW_WORDS:
             raise ValueError(f"{draws.shape[0]} numbers of draws for {rows} rows; each row has {DRAW_WORDS}")
+
+        def new(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty((rows, *shape), dtype=dtype, device=logits.device)
+
         best_ids, best_values = _best_parts(logits, launch)
-        _, top = _best_of(best_ids, best_values, launch)
-        likely = torch.empty((rows, MOST_LIKELY), dtype=torch.int32, device=logits.device)
-        cuts = torch.empty((rows, 2), dtype=torch.int32, device=logits.device)
+        parts = best_ids.shape[1]
+        tops, likely, cuts = new(torch.float32), new(torch.int32, MOST_LIKELY), new(torch.int32, 2)
         launch(
             cut_rows, (rows,), Compiled(8),
-            logits=logits, draws=draws, tops=top, likely=likely, cuts=cuts, vocabulary=vocabulary, WORDS=DRAW_WORDS,
-            LIKELY=LIKELY, MOST=MOST_LIKELY, BLOCK=DRAW_BLOCK,
+            logits=logits, draws=draws, best_ids=best_ids, best_values=best_values, tops=tops, likely=likely, cuts=cuts,
+            vocabulary=vocabulary, parts=parts, WORDS=DRAW_WORDS, LIKELY=LIKELY, MOST=MOST_LIKELY, BLOCK=DRAW_BLOCK,
+            BLOCK_P=power_above(parts),
         )  # fmt: skip
-        ids, values = torch.empty_like(best_ids), torch.empty_like(best_values, dtype=torch.float64)
+        if rows not in arrived:
+            arrived[rows] = torch.zeros(rows, dtype=torch.int32, device=logits.device)
+        ids = new(torch.int64)
         launch(
-            draw_of_parts, tuple(ids.shape), Compiled(4),
-            logits=logits, draws=draws, tops=top, cuts=cuts, best_ids=best_ids, best_values=best_values,
-            token_ids=token_ids, ids=ids, values=values, vocabulary=vocabulary, WORDS=DRAW_WORDS,
-            HAS_IDS=token_ids is not None, PART=BEST_BLOCK, BLOCK=min(DRAW_BLOCK, BEST_BLOCK),
+            draw_of_parts, (rows, parts), Compiled(4),
+            logits=logits, draws=draws, tops=tops, cuts=cuts, best_ids=best_ids, best_values=best_values,
+            token_ids=token_ids, part_ids=new(torch.int32, parts), part_values=new(torch.float64, parts), ids=ids,
+            arrived=arrived[rows], vocabulary=vocabulary, WORDS=DRAW_WORDS, HAS_IDS=token_ids is not None,
+            PART=BEST_BLOCK, BLOCK=min(DRAW_BLOCK, BEST_BLOCK), BLOCK_P=power_above(parts),
         )  # fmt: skip
-        return _best_of(ids, values, launch)[0], top
+        return ids, tops
 
     return run
 
@@ -140,17 +166,5 @@ def _best_parts(logits: Tensor, launch: Launch) -> tuple[Tensor, Tensor]:
     launch(
         best_of_parts, (rows, parts), Compiled(4),
         logits=logits, ids=ids, values=values, vocabulary=vocabulary, BLOCK=BEST_BLOCK,
-    )  # fmt: skip
-    return ids, values
-
-
-def _best_of(part_ids: Tensor, part_values: Tensor, launch: Launch) -> tuple[Tensor, Tensor]:
-    """Return index and value of the best part of each row [rows]."""
-    rows, parts = part_ids.shape
-    ids = torch.empty(rows, dtype=torch.int64, device=part_ids.device)
-    values = torch.empty(rows, dtype=part_values.dtype, device=part_ids.device)
-    launch(
-        best_of_rows, (rows,), Compiled(1),
-        part_ids=part_ids, part_values=part_values, ids=ids, values=values, parts=parts, BLOCK=power_above(parts),
     )  # fmt: skip
     return ids, values

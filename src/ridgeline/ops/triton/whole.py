@@ -8,7 +8,8 @@ freely: only the order of groups matters.
 import triton
 import triton.language as tl
 
-from ridgeline.ops.triton.numbers import nearest
+from ridgeline.ops.triton.finish import store
+from ridgeline.ops.triton.numbers import step_sizes, steps_of
 
 
 @triton.jit
@@ -17,8 +18,7 @@ def round_tokens(
 ):  # fmt: skip
     """Write one token as whole numbers of at most 127 [tokens, filled], with zeros behind its columns, and its scale.
 
-    The largest magnitude becomes 127; given: the scale of all tokens instead. The scale of a token that is not finite
-    is NaN, and its numbers are zeros.
+    The largest magnitude becomes 127; see `numbers.step_sizes`.
     """
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -30,19 +30,12 @@ def round_tokens(
         broken |= (~(size < float("inf"))).to(tl.int32)
         peaks = tl.maximum(peaks, size)
     is_finite = tl.max(broken, 0) == 0
-    peak = tl.maximum(tl.max(peaks, 0), 7.888609052210118e-31)  # 2^-100
-    if HAS_SCALE:
-        scale = given
-        inverse = tl.div_rn(1.0, given)
-    else:
-        scale = tl.div_rn(peak, 127.0)
-        inverse = tl.div_rn(127.0, peak)
-    tl.store(token_scales + token, tl.where(is_finite, scale, float("nan")))
+    scale, inverse = step_sizes(tl.max(peaks, 0), is_finite, given, HAS_SCALE)
+    tl.store(token_scales + token, scale)
     for start in range(0, filled, BLOCK):
         x_here = tl.load(x + token * x_stride + start + at, mask=start + at < columns, other=0.0)
-        found = nearest(tl.minimum(tl.maximum(x_here * inverse, -127.0), 127.0))
-        found = tl.where(is_finite, found, 0.0)
-        tl.store(steps + token * filled + start + at, found.to(tl.int8), mask=start + at < filled)
+        found = steps_of(x_here, inverse, is_finite)
+        tl.store(steps + token * filled + start + at, found, mask=start + at < filled)
 
 
 @triton.jit
@@ -96,12 +89,12 @@ def whole_chain(
 
 @triton.jit
 def whole_product(
-    steps, token_scales, codes, scales, zero_points, bias, out, tokens, rows, filled, tiles, groups,
-    KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+    steps, token_scales, codes, scales, zero_points, bias, out, cos, sin, keys, values, pages, slots, tokens, rows,
+    filled, tiles, groups, page_stride, slot_stride, head_stride, KIND: tl.constexpr, LOW: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
+    GROUP: tl.constexpr, UNIT: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
-    """Compute out[tokens, rows] = token scale * whole_chain + bias."""
+    """Compute token scale * whole_chain + bias, and store it as `finish.store` says."""
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     is_token = token < tokens
@@ -111,7 +104,9 @@ def whole_product(
         KIND, LOW, HAS_ZEROS, ROWS, COLUMNS, HALVES, GROUP, UNIT,
     )  # fmt: skip
     total *= tl.load(token_scales + token, mask=is_token, other=0.0)[None, :]
-    is_row = row < rows
     if HAS_BIAS:
-        total += tl.load(bias + row, mask=is_row, other=0.0)[:, None]
-    tl.store(out + token[None, :] * rows + row[:, None], total, mask=is_row[:, None] & is_token[None, :])
+        total += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
+    store(
+        total, tl.program_id(1), token, is_token, rows, out, cos, sin, keys, values, pages, slots, page_stride,
+        slot_stride, head_stride, FINISH,
+    )  # fmt: skip
