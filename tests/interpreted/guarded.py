@@ -20,7 +20,7 @@ from ridgeline.ops.triton.launch import Compiled, launch
 OUTPUTS = {
     "dense_product": ("out", "parts"), "round_tokens": ("steps", "token_scales"), "whole_product": ("out",),
     "attend": ("out", "parts"), "normalize": ("out", "total", "token_scales"), "activate": ("out",),
-    "rotate": ("q", "k"),
+    "rotate": ("q",),
     "write_entries": (), "place_tokens": ("pages", "slots", "tables"), "known_tokens": ("ids",), "keep_tokens": (),
     "write_rows": (), "best_of_parts": ("ids", "values"), "best_of_rows": ("ids", "values"),
     "cut_rows": ("tops", "likely", "cuts"), "draw_of_parts": ("part_ids", "part_values", "ids"),
@@ -90,9 +90,10 @@ def guarded(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments:
 
 
 def heads_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of keys and values that a product writes, unless it writes them into pages."""
+    """Return the names of keys and values that a kernel writes, unless it writes them into pages."""
     how, *heads = arguments.get("FINISH", ("rows",))
-    return ("keys", "values") if how == "heads" and not heads[-1] else ()
+    is_array = not heads[-1] if how == "heads" else "q_weight" in arguments and arguments["KIND"] is None
+    return ("keys", "values") if is_array else ()
 
 
 def interpreted(slices: int = 2, **overrides: str) -> OpsTable:

@@ -58,7 +58,7 @@ def agree(op: Any, case: Any, shapes: dict[str, tuple[int, int]], vectors: dict[
     ("mixer", "name", "dtype"),
     [
         (Attention(4, 2, 20, 0.2, rope=Rope(20)), "auto", torch.float16),
-        (Attention(4, 2, 20, 0.2, rope=Rope(8, interleaved=True), qk_norm=RMSNorm(1e-5, 1.0)), "auto", torch.bfloat16),
+        (Attention(4, 2, 20, 0.2, rope=Rope(8, interleaved=True), qk_norm=RMSNorm(1e-5, 1.0)), "auto", torch.int8),
         (Attention(4, 1, 16, 0.2, rope=Rope(12)), "auto", torch.bfloat16),
         (Attention(2, 2, 20, 0.2, rope=Rope(20, interleaved=True)), "int8", torch.int8),
         (Attention(2, 1, 16, 0.2), "int4-asym", torch.float32),

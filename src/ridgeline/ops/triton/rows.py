@@ -67,10 +67,15 @@ def pairs_of(at, DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 @triton.jit
 def rotate(
-    x, cos, sin, q_weight, k_weight, q, k, stride, offset, eps, H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    DIM: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, BLOCK: tl.constexpr,
+    x, cos, sin, q_weight, k_weight, q, keys, values, key_scales, value_scales, pages, slots, stride, page_stride,
+    slot_stride, head_stride, scale_stride, k_scale, v_scale, offset, eps, H: tl.constexpr, K: tl.constexpr,
+    D: tl.constexpr, DIM: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Normalize and rotate one head of one token: rows of x are [q heads, k heads, ...]. DIM: numbers that rotate."""
+    """Normalize and rotate one head of one token: rows of x are [q heads, k heads, v heads]. DIM: numbers that rotate.
+
+    KIND: how pages hold keys and values; None: keys go to an array [tokens, K, D], and values stay where they are.
+    """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, BLOCK)
     inside = at < D
@@ -79,19 +84,29 @@ def rotate(
     other = tl.where(rotates, other, at)
     mine = x + token * stride + head * D
     a, b = tl.load(mine + at, mask=inside, other=0.0), tl.load(mine + other, mask=inside, other=0.0)
-    if HAS_NORM:
-        weight = q_weight if head < H else k_weight
-        size = tl.rsqrt(tl.sum(a * a, 0) / D + eps)
-        a *= size * (offset + tl.load(weight + at, mask=inside, other=0.0).to(tl.float32))
-        b *= size * (offset + tl.load(weight + other, mask=inside, other=0.0).to(tl.float32))
-    if DIM > 0:
-        c = tl.load(cos + token * (DIM // 2) + pair, mask=rotates, other=1.0)
-        s = tl.load(sin + token * (DIM // 2) + pair, mask=rotates, other=0.0)
-        a = tl.where(rotates, a * c + tl.where(is_first, -b, b) * s, a)
+    if head < H + K:
+        if HAS_NORM:
+            weight = q_weight if head < H else k_weight
+            size = tl.rsqrt(tl.sum(a * a, 0) / D + eps)
+            a *= size * (offset + tl.load(weight + at, mask=inside, other=0.0).to(tl.float32))
+            b *= size * (offset + tl.load(weight + other, mask=inside, other=0.0).to(tl.float32))
+        if DIM > 0:
+            c = tl.load(cos + token * (DIM // 2) + pair, mask=rotates, other=1.0)
+            s = tl.load(sin + token * (DIM // 2) + pair, mask=rotates, other=0.0)
+            a = tl.where(rotates, a * c + tl.where(is_first, -b, b) * s, a)
     if head < H:
         tl.store(q + (token * H + head) * D + at, a, mask=inside)
+    elif KIND is None:
+        tl.store(keys + (token * K + head - H) * D + at, a, mask=inside)
     else:
-        tl.store(k + (token * K + head - H) * D + at, a, mask=inside)
+        page, slot = tl.load(pages + token).to(tl.int64), tl.load(slots + token)
+        row, slot_scale = page * page_stride + slot * slot_stride, page * scale_stride + slot * K
+        number, found = tl.zeros([1], tl.int32) + (head - H) % K, tl.reshape(a, [1, BLOCK])
+        begin, is_head = number * head_stride, number >= 0
+        if head < H + K:
+            store_rows(found, keys, key_scales, begin, number, is_head, at, row, slot_scale, k_scale, D, KIND)
+        else:
+            store_rows(found, values, value_scales, begin, number, is_head, at, row, slot_scale, v_scale, D, KIND)
 
 
 @triton.jit

@@ -15,8 +15,13 @@ from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import Finish, Rounded, StoredProduct
 from ridgeline.ops.triton.rows import rotate
-from ridgeline.ops.triton.tokens import Normalizer
+from ridgeline.ops.triton.tokens import Normalizer, in_pages
 from ridgeline.spec import Attention, GatedMLP, RMSNorm
+
+NO_PAGES: Mapping[str, Any] = {  # of `rotate`, for keys and values that do not go to pages
+    "values": None, "key_scales": None, "value_scales": None, "pages": None, "slots": None, "page_stride": 0,
+    "slot_stride": 0, "head_stride": 0, "scale_stride": 0, "k_scale": 1.0, "v_scale": 1.0, "KIND": None,
+}  # fmt: skip
 
 
 class Kernels(NamedTuple):
@@ -112,7 +117,9 @@ class Heads:
         both = self._product(x)
         q, k = (both.new_empty((both.shape[0], heads, m.head_dim)) for heads in (m.num_heads, keys))
         if both.shape[0]:
-            self._rotate(both, q, k, turn)
+            self._rotate(both, q, k, turn, target)
+        if target:
+            return total, q, None, None
         return total, q, k, both[:, -keys * m.head_dim :].unflatten(1, (-1, m.head_dim))
 
     def _rotated(
@@ -133,13 +140,14 @@ class Heads:
         q = self._product.into(x, m.num_heads, m.head_dim, finish=finish)
         return (q, None, None) if in_pages else (q, k, v)
 
-    def _rotate(self, both: Tensor, q: Tensor, k: Tensor, turn: Rotary | None) -> None:
-        """Normalize and rotate all heads in a launch of its own."""
+    def _rotate(self, both: Tensor, q: Tensor, k: Tensor, turn: Rotary | None, target: PageTarget | None) -> None:
+        """Normalize and rotate all heads in a launch of its own. k: where keys go that do not go to pages."""
         m, keys, norm, rope = self._mixer, self._num_keys, self._mixer.qk_norm, self._mixer.rope if turn else None
         self._launch(
-            rotate, (both.shape[0], m.num_heads + keys), Compiled(1),
+            rotate, (both.shape[0], m.num_heads + (2 * keys if target else keys)), Compiled(1),
+            **(in_pages(target) if target else {**NO_PAGES, "keys": k}),
             x=both, cos=turn and turn.cos, sin=turn and turn.sin, q_weight=self._norms[0],
-            k_weight=self._norms[1] if keys else self._norms[0], q=q, k=k, stride=both.stride(0),
+            k_weight=self._norms[1] if keys else self._norms[0], q=q, stride=both.stride(0),
             offset=norm.offset if isinstance(norm, RMSNorm) else 0.0, eps=norm.eps if norm else 0.0, H=m.num_heads,
             K=keys, D=m.head_dim, DIM=rope.dim if rope else 0, INTERLEAVED=bool(rope and rope.interleaved),
             HAS_NORM=norm is not None, BLOCK=power_above(m.head_dim),

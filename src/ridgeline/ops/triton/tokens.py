@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ridgeline.ops.api import PageTarget
 from ridgeline.ops.draws import DRAW_WORDS
 from ridgeline.ops.reference.primitives import norm as norm_definition
 from ridgeline.ops.triton.draw import cut_rows, draw_of_parts
@@ -88,19 +89,27 @@ def write_pages(case: Attention | LatentAttention, launch: Launch) -> Callable[.
     ) -> None:  # fmt: skip
         tokens, heads, numbers = parts[0].shape
         rows = [x if x.stride()[1:] == (numbers, 1) else x.contiguous() for x in parts]
-        views = [views_of(part) for part in pages]
-        (keys, key_scales), (values, value_scales) = views[0], views[-1]
         launch(
             write_rows, (tokens,), Compiled(4),
-            k=rows[0], v=rows[-1], keys=keys, values=values, key_scales=key_scales, value_scales=value_scales,
-            pages=write_page, slots=write_slot, k_stride=rows[0].stride(0), v_stride=rows[-1].stride(0),
-            page_stride=keys.stride(0), slot_stride=keys.stride(1), head_stride=keys.stride(2),
-            scale_stride=0 if key_scales is None else key_scales.stride(0), k_scale=scales[0], v_scale=scales[1],
-            K=heads, D=numbers, PARTS=len(parts), KIND=KINDS[keys.dtype][0], HEADS=power_above(heads),
-            WIDTH=power_above(numbers),
+            k=rows[0], v=rows[-1], k_stride=rows[0].stride(0), v_stride=rows[-1].stride(0), K=heads, D=numbers,
+            PARTS=len(parts), HEADS=power_above(heads), WIDTH=power_above(numbers),
+            **in_pages(PageTarget(tuple(pages), write_page, write_slot, scales)),
         )  # fmt: skip
 
     return write
+
+
+def in_pages(target: PageTarget) -> dict[str, Any]:
+    """Return the arguments of a kernel that writes rows into pages."""
+    parts: Any = target.parts
+    views = [views_of(part) for part in parts]
+    (keys, key_scales), (values, value_scales) = views[0], views[-1]
+    return {
+        "keys": keys, "values": values, "key_scales": key_scales, "value_scales": value_scales, "pages": target.pages,
+        "slots": target.slots, "page_stride": keys.stride(0), "slot_stride": keys.stride(1),
+        "head_stride": keys.stride(2), "scale_stride": 0 if key_scales is None else key_scales.stride(0),
+        "k_scale": target.scales[0], "v_scale": target.scales[1], "KIND": KINDS[keys.dtype][0],
+    }  # fmt: skip
 
 
 def best(launch: Launch) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
