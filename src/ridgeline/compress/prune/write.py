@@ -1,0 +1,149 @@
+"""Write a pruned model as a folder that is complete or absent, read it back, and compare logits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from ridgeline.compress.family import described, said_by_family
+from ridgeline.compress.prune.cut import CutWeights
+from ridgeline.compress.prune.options import Format
+from ridgeline.compress.write import copy_small_files, write_json
+from ridgeline.errors import RequestError
+from ridgeline.evals.scores import logit_blocks
+from ridgeline.evals.windows import Batch
+from ridgeline.load.export import checkpoint_tensors, write_safetensors
+from ridgeline.load.packed import open_tensors
+from ridgeline.load.safetensors import HostTensor
+from ridgeline.nn import PassingModel
+from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
+from ridgeline.spec.dtype import DTYPE_NAMES, DType
+
+READ_BACK = 1e-4  # largest difference of logits of what was computed and what was read, as a share of the largest one
+READ_BACK_TOKENS = 256
+
+
+def stored_types(loaded: LoadedModel) -> dict[str, DType]:
+    """Return the type in which the checkpoint stores each weight, by our name. Raises RequestError for codes."""
+    files, names = open_tensors(loaded.checkpoint), loaded.checkpoint.family.names
+    keys = {key.removeprefix(names.optional_prefix): key for key in files}
+    reads = names.fitting(loaded.spec, set(keys)).reads(loaded.spec)
+    found = {name: DTYPE_NAMES.get(files.dtype(keys[read.keys[0]])) for name, read in reads.items()}
+    if unknown := [name for name, kind in found.items() if kind is None]:
+        raise RequestError(f"{unknown[0]} is not stored as floats; name the checkpoint from which it was made")
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def pruned_model(original: LoadedModel, weights: CutWeights) -> LoadedModel:
+    """Return the pruned model, which computes the weights of each layer when it is needed."""
+    spec, table = weights.cut.spec, original.table
+    longest = min(original.max_model_len, spec.max_position_embeddings)
+    return replace(original, model=PassingModel(spec, weights, table, longest), max_model_len=longest)
+
+
+def config_for(original: LoadedModel, weights: CutWeights, format: Format) -> tuple[dict[str, Any], Any, str]:
+    """Return the config of the result, the names of its weights, and a note about its format.
+
+    Raises RequestError if the family's config is asked for and cannot say the sizes.
+    """
+    kept = [layer.index for layer in weights.cut.layers]
+    checkpoint = original.checkpoint
+    config, reason = said_by_family(checkpoint.config, weights.cut.spec, kept)
+    if config is not None and format != "ridgeline":
+        keys = {key.removeprefix(checkpoint.family.names.optional_prefix) for key in open_tensors(checkpoint)}
+        return config, checkpoint.family.names.fitting(original.spec, keys), ""
+    if format == "family":
+        raise RequestError(f"format (--format) family: {reason}; take --format ridgeline, or uniform sizes")
+    config, names = described(weights.cut.spec)
+    kind = config["model_type"]
+    return config, names, f"{reason}; the folder has a {kind} config" if reason and format == "auto" else ""
+
+
+def write_folder(
+    folder: Path, original: LoadedModel, weights: CutWeights, config: Mapping[str, Any], names: Any
+) -> None:
+    """Write config, weights, tokenizer and what else the original's folder has. The result is in memory once."""
+    spec = weights.cut.spec
+    tensors = {w.name: _tensor(weights, w.name) for w in spec.weights()}
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", checkpoint_tensors(spec, names, tensors))
+    own = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
+    kept = {name: original.checkpoint.config[name] for name in own if name in original.checkpoint.config}
+    write_json(folder / "config.json", {**kept, **config})
+    copy_small_files(original.checkpoint.folder, folder)
+
+
+def _tensor(weights: CutWeights, name: str) -> HostTensor:
+    from ridgeline.ops.host.memory import dtype_of
+
+    kind = weights.type_of(name)
+    array = np.asarray(weights[name]).astype(dtype_of(kind))
+    return HostTensor(array.view(np.uint16) if kind == "bfloat16" else array, kind)
+
+
+def read_back(folder: Path, pruned: LoadedModel, ids: Sequence[int]) -> float:
+    """Return by how much the logits of the folder differ from those of the pruned model, as a share of the largest one.
+
+    Raises RequestError if it is more than READ_BACK.
+    """
+    few = list(ids)[:READ_BACK_TOKENS]
+    batch = Batch([few], np.arange(len(few)), np.zeros(len(few), np.int64))
+    threads = pruned.table.driver.threads if pruned.table.driver else None
+    read = pass_model(str(folder), LoadOptions(device="cpu", threads=threads))
+    own, back = (np.concatenate(list(logit_blocks(model, batch))) for model in (pruned, read))
+    off = float(np.abs(own - back).max() / max(float(np.abs(own).max()), 1e-30))
+    if not off <= READ_BACK:
+        raise RequestError(
+            f"what was written does not compute what was pruned: logits differ by {off:.2g} of the largest one; report "
+            "this, and take --format ridgeline"
+        )
+    return off
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Yield the path of a hidden folder beside `target` that becomes `target` at the end, or is removed on any error or
+    interruption. Raises RequestError for a target that exists or cannot be written.
+    """
+    hidden = target.with_name(f".{target.name[:200]}.{uuid4().hex[:8]}.partial")
+    created: list[Path] = []
+    try:
+        if target.is_symlink() or target.exists():
+            raise RequestError(f"{target} exists; name another folder with --out, or remove it")
+        for parent in reversed(target.parents):
+            if not parent.exists():
+                parent.mkdir()
+                created.insert(0, parent)
+        hidden.mkdir()
+        hidden.rmdir()  # it can be made, which a long run should know before its end
+        yield hidden
+        hidden.rename(target)
+    except BrokenPipeError:  # of the progress
+        _remove(hidden, created)
+        raise
+    except OSError as e:
+        _remove(hidden, created)
+        remedy = "free some space and repeat the command" if e.errno in (ENOSPC, EDQUOT) else (
+            "name another folder with --out"
+        )  # fmt: skip
+        raise RequestError(f"cannot write {target}: {e.strerror or e}; {remedy}") from None
+    except BaseException:
+        _remove(hidden, created)
+        raise
+
+
+def _remove(hidden: Path, created: Sequence[Path]) -> None:
+    shutil.rmtree(hidden, ignore_errors=True)
+    for parent in created:
+        try:
+            parent.rmdir()
+        except OSError:  # something else is in it
+            return
