@@ -22,6 +22,7 @@ from ridgeline.cli import (
     generate,
     inspect,
     plan,
+    prune,
     quantize,
     replay,
     run_batch,
@@ -61,6 +62,7 @@ app.command("verify")(verify.verify)
 app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
 app.command("quantize")(quantize.quantize)
+app.command("prune")(prune.prune)
 bench.app.command("serve")(bench_serve.bench_serve)
 bench.app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")

@@ -27,34 +27,42 @@ class Aims:
     by_word: Mapping[Word, float | int] = field(default_factory=dict)
     multiple: int = 1
 
-    def size(self, word: Word, full: int, where: str) -> int:
+    def size(self, word: Word, full: int, where: str, step: int = 1) -> int:
         """Return how many of `full` units are kept; all of them if nothing was said.
 
-        Raises RequestError, with `where`, for a number that is not in 1..full, and for a share of units that is no
-        whole number of them.
+        step: the number of units must be a multiple of it, because groups of equal size share something.
+
+        Raises RequestError, with `where`, for a number that is not in 1..full or not a multiple, and for a share that
+        is no whole number of units.
         """
         given = self.by_word.get(word)
         if given is None:
             return full
         if isinstance(given, int):
             if not 1 <= given <= full:
-                raise RequestError(
-                    f"--keep {word}={given}: {where} has {full}; keep from 1 to {full}, or write a share"
-                )
+                raise RequestError(f"--keep {word}={given}: {where} has {full}; keep 1 to {full}, or write a share")
+            if given % step:
+                raise _indivisible(word, given, given, full, where, step)
             return given
         kept = given * full
-        size = round(kept)
         if word in ROUNDED:
-            step = self.multiple if full % self.multiple == 0 else 1
-            return max(step, round(kept / step) * step)
-        if abs(kept - size) > 1e-6 or size < 1:
-            low = max(1, int(kept))
-            shares = " or ".join(f"{n / full:.4g} ({n})" for n in dict.fromkeys((low, min(full, low + 1))))
-            raise RequestError(
-                f"--keep {word}={given:g}: that is {kept:.4g} of the {full} of {where}, which do not divide so; "
-                f"write {word}={shares}"
-            )
+            own = self.multiple if full % self.multiple == 0 else 1
+            return max(own, round(kept / own) * own)
+        size = round(kept)
+        if abs(kept - size) > 1e-6 or size < 1 or size % step:
+            raise _indivisible(word, given, kept, full, where, step)
         return size
+
+
+def _indivisible(word: Word, given: float, kept: float, full: int, where: str, step: int) -> RequestError:
+    """Return the error for a number of units that groups do not allow, with the nearest ones that they do."""
+    low = min(max(step, int(kept // step) * step), full)
+    near = " or ".join(f"{n / full:.6g} ({n})" for n in dict.fromkeys((low, min(full, low + step))))
+    groups = f" in {step} equal groups" if step > 1 else ""
+    return RequestError(
+        f"--keep {word}={given:g}: that is {kept:.4g} of the {full} of {where}{groups}, which do not divide so; write "
+        f"{word}={near}"
+    )
 
 
 def parse_keep(text: str) -> Aims:

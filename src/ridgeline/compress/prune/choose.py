@@ -98,7 +98,7 @@ def _resizes(spec: ModelSpec, i: int, aims: Aims, sizes: Sizes) -> list[tuple[Wo
                 continue
             if part == "heads" and (i, "kv_heads") in sizes and _is_mha(spec, i):
                 continue  # they were cut with their keys and values
-            size = sizes.get((i, part)) or aims.size(word, full, f"layer {i}")
+            size = sizes.get((i, part)) or aims.size(word, full, f"layer {i}", _groups(layer, part))
             if size == full:
                 continue
             try:
@@ -107,6 +107,18 @@ def _resizes(spec: ModelSpec, i: int, aims: Aims, sizes: Sizes) -> list[tuple[Wo
                 raise RequestError(f"--keep {word}: layer {i} cannot have {size} of {full}: {e}") from None
             found.append((word, part, size))
     return found
+
+
+def _groups(layer: AnyLayer, part: Part) -> int:
+    """Return the number of groups of a part that must stay equally large."""
+    mixer = layer.mixer.attention if isinstance(layer.mixer, SharedAttention) else layer.mixer
+    if part == "experts" and isinstance(layer.mlp, MoE) and layer.mlp.groups:
+        return layer.mlp.groups.count
+    if part == "state" and isinstance(mixer, Mamba2):
+        return mixer.num_groups
+    if part == "heads" and isinstance(mixer, Attention) and mixer.query_group > 1:
+        return mixer.num_kv_heads
+    return 1
 
 
 def _choose_in(
@@ -129,9 +141,9 @@ def _units(
         unit: Unit = "neurons" if isinstance(layer.mlp, MoE) else "mlp"
         return {unit: best(scores[unit], size)}
     if part == "experts" and isinstance(layer.mlp, MoE):
-        return {"experts": best(scores["experts"], size, layer.mlp.groups.count if layer.mlp.groups else 1)}
+        return {"experts": best(scores["experts"], size, _groups(layer, part))}
     if part == "state":
-        return {"state": best(scores["state"], size, mixer.num_groups if isinstance(mixer, Mamba2) else 1)}
+        return {"state": best(scores["state"], size, _groups(layer, part))}
     if part == "shared":
         return {"shared": best(scores["shared"], size)}
     if not isinstance(mixer, Attention):

@@ -89,6 +89,15 @@ def check_rotatable(spec: ModelSpec) -> None:
         raise _not_plain(f"the last norm of {spec.family} is another one")
 
 
+def is_rotatable(spec: ModelSpec) -> bool:
+    """Return whether `check_rotatable` finds nothing."""
+    try:
+        check_rotatable(spec)
+    except RequestError:
+        return False
+    return True
+
+
 def _not_plain(why: str) -> RequestError:
     return RequestError(
         f"--channels components needs RMS norms without an offset before each branch and at the end, and {why}: take "

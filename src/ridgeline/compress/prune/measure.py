@@ -5,7 +5,7 @@ A sequence counts with the mean over its tokens, and sequences are joined by the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from ridgeline.nn.capture import EMBED, EXPERTS, INPUT, NORM, input_names
 from ridgeline.ops import OpsTable, api
 from ridgeline.quant import store
 from ridgeline.runtime.load import LoadedModel
+from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import Attention, LatentAttention, Mamba, Mamba2, ModelSpec, MoE, SharedAttention
 from ridgeline.spec.quant import PLAIN
 
@@ -72,8 +73,7 @@ class Measured:
     units: the score of each unit, by layer and kind. products: [heads, heads] by layer, the products of what two query
     heads give, summed over tokens and numbers. channels: the scores of the channels of the stream. layers: 1 - cosine
     of the stream before and after each layer. squares: mean square of each output of a norm, by the name of its
-    weights. stream: mean squared norm of the stream after each layer. moment: second moment of the stream, for
-    components.
+    weights. moment: second moment of the stream, for components.
     """
 
     units: list[dict[Unit, Floats]]
@@ -81,7 +81,6 @@ class Measured:
     channels: Floats = field(default_factory=lambda: np.zeros(0))
     layers: Floats = field(default_factory=lambda: np.zeros(0))
     squares: dict[str, Floats] = field(default_factory=dict)
-    stream: Floats = field(default_factory=lambda: np.zeros(0))
     moment: Floats | None = None
 
 
@@ -97,7 +96,7 @@ class Meter:
         self._channels: dict[str, Score] = {}
         self._squares: dict[str, Mean] = {}
         self._stream: Floats = np.zeros(0)
-        self._angles, self._norms = [Mean() for _ in spec.layers], [Mean() for _ in spec.layers]
+        self._angles = [Mean() for _ in spec.layers]
         self._moment = np.zeros((spec.hidden_size,) * 2) if with_moment else None
         self._num_moments = 0
         for i in range(len(spec.layers)):
@@ -125,7 +124,6 @@ class Meter:
             np.sum(sites, axis=0) if sites else np.zeros(self._spec.hidden_size),
             np.array([angle.value for angle in self._angles]),
             {f"{name}.weight": mean.value for name, mean in self._squares.items()},
-            np.array([norm.value for norm in self._norms]),
             None if self._moment is None else self._moment / self._num_moments,
         )  # fmt: skip
 
@@ -206,7 +204,6 @@ class Meter:
             np.linalg.norm(after, axis=1) * np.linalg.norm(before, axis=1), 1e-30
         )
         self._angles[i].add(1 - dots)
-        self._norms[i].add(np.square(after).sum(1))
         self._stream = after
         self._add_moment(after)
 
@@ -255,3 +252,25 @@ def _readers(spec: ModelSpec) -> dict[str, str]:
         layers, number, branch, *_ = name.split(".")
         found.setdefault(f"{layers}.{number}.{branch}_norm", given)
     return found
+
+
+def stream_moment(
+    spec: ModelSpec, weights: Mapping[str, Any], token_ids: Any, positions: Any, lengths: tuple[int, ...],
+    table: OpsTable,
+) -> Floats:  # fmt: skip
+    """Return the second moment of the stream [hidden size, hidden size] before each layer and after the last, with
+    every token scaled to norm 1.
+    """
+    total, count = np.zeros((spec.hidden_size,) * 2), 0
+
+    def receive(name: str, x: Any) -> None:
+        nonlocal total, count
+        found = table.memory.get(x).astype(np.float64)
+        units = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        total, count = total + units.T @ units, count + len(units)
+
+    capture = Capture(spec, [EMBED, *(f"layers.{i}" for i in range(len(spec.layers)))], receive)
+    placed = {name: table.memory.put(np.asarray(x), "float32", "float32") for name, x in weights.items()}
+    ids, at = (table.memory.integers(np.asarray(x)) for x in (token_ids, positions))
+    Model(spec, placed, table, max(lengths)).forward(DenseStep(ids, at, lengths, table.memory), capture)
+    return total / count

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ridgeline.errors import RequestError
 
 Importance = Literal["activation", "weights", "random"]
 LayerScore = Literal["cosine", "perplexity"]
-Channels = Literal["importance", "components"]
+Channels = Literal["auto", "importance", "components"]
 Sizes = Literal["uniform", "by-layer"]
 Residual = Literal["fit", "minitron", "none"]
 Format = Literal["auto", "family", "ridgeline"]
@@ -23,7 +23,8 @@ class PruneOptions:
         importance: what ranks parts: what they give on the calibration text, the norms of their weights, or chance.
         layer_score: what ranks layers by activation: 1 - cosine of the stream before and after, or the perplexity
             without the layer.
-        channels: whether channels of the stream are chosen, or the stream is rotated to its principal components first.
+        channels: whether channels of the stream are chosen, or the stream is rotated to its principal components first;
+            auto: components where the model's norms allow it and importance is by activation.
         sizes: whether a part has one size in all layers, or more where it gives more.
         residual: how what removed heads give is added to those that stay: by least squares, by Minitron's rule, or not.
         format: whether the result has the original family's config, our own, or the first where it can say it.
@@ -34,14 +35,14 @@ class PruneOptions:
     """
 
     importance: Importance = "activation"
-    layer_score: LayerScore = "cosine"
-    channels: Channels = "importance"
+    layer_score: LayerScore = "perplexity"
+    channels: Channels = "auto"
     sizes: Sizes = "uniform"
     residual: Residual = "fit"
     format: Format = "auto"
     sequences: int = 1024
     length: int | None = None
-    layer_sequences: int = 4
+    layer_sequences: int = 16
     seed: int = 0
     threads: int | None = None
     held_out_tokens: int = 32_768
@@ -68,3 +69,10 @@ class PruneOptions:
 
 
 DEFAULTS = PruneOptions()
+
+
+def read_options(**values: Any) -> PruneOptions:
+    """Return options from texts and numbers. Raises RequestError for a value that is not known or out of range."""
+    found = PruneOptions(**values)
+    found.check()
+    return found

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from ridgeline.compress.grid import Floats
 from ridgeline.compress.prune.axes import Indices, Unit, axes_of, unit_sizes, width_axes
 from ridgeline.compress.prune.measure import Measured
-from ridgeline.spec import ModelSpec
+from ridgeline.spec import AnyLayer, ModelSpec
 
 Widen = Callable[[Any], Floats]
 
@@ -82,7 +82,7 @@ def by_weights(spec: ModelSpec, weights: Mapping[str, Any], widen: Widen) -> Sco
         if w.name.startswith("layers."):
             _, number, name = w.name.split(".", 2)
             layers[int(number)] += squares.sum()
-            for unit, norms in _unit_norms(spec, int(number), name, squares).items():
+            for unit, norms in _unit_norms(spec.layers[int(number)], name, squares).items():
                 units[int(number)][unit] = units[int(number)].get(unit, 1.0) * norms
     for found in units:
         if "queries" in found and "keys" in found:  # a KV head goes with its query heads
@@ -91,10 +91,10 @@ def by_weights(spec: ModelSpec, weights: Mapping[str, Any], widen: Widen) -> Sco
     return Scores(tuple(units), np.sqrt(channels), np.sqrt(layers))
 
 
-def _unit_norms(spec: ModelSpec, index: int, name: str, squares: Floats) -> dict[Unit, Floats]:
+def _unit_norms(layer: AnyLayer, name: str, squares: Floats) -> dict[Unit, Floats]:
     """Return the norm of each unit's part of one matrix, whose squares are given."""
     found: dict[Unit, Floats] = {}
-    axes = axes_of(spec.layers[index]).get(name, ())
+    axes = axes_of(layer).get(name, ())
     for i, axis in enumerate(axes):
         if axis is None:
             continue
@@ -111,6 +111,18 @@ def _unit_norms(spec: ModelSpec, index: int, name: str, squares: Floats) -> dict
     return found
 
 
+def product_of_norms(layer: AnyLayer, prefix: str, read: Callable[[str], Floats]) -> Floats:
+    """Return for each neuron of a layer's MLP the product of the norms of its parts of all matrices.
+
+    read: returns a weight by its name, which begins with `prefix`.
+    """
+    found: Any = 1.0
+    for name in ("mlp.gate.weight", "mlp.up.weight", "mlp.down.weight"):
+        squares = np.square(read(f"{prefix}.{name}").astype(np.float64))
+        found = found * _unit_norms(layer, name, squares)["mlp"]
+    return np.asarray(found)
+
+
 def by_chance(spec: ModelSpec, seed: int) -> Scores:
     """Return random scores."""
     rng = np.random.default_rng(seed)
@@ -124,21 +136,13 @@ def by_chance(spec: ModelSpec, seed: int) -> Scores:
     return Scores(tuple(units), rng.random(spec.hidden_size), rng.random(len(spec.layers)))
 
 
-def by_worth(spec: ModelSpec, scores: Scores, measured: Measured, weights: Mapping[str, Any], widen: Widen) -> Scores:
-    """Return scores of neurons and KV heads that can be compared between layers: what a unit adds to the stream, as a
-    share of the stream after the layer.
+def beside_others(scores: Scores) -> Scores:
+    """Return scores that can be compared between layers: each over the mean of its kind in its layer.
+
+    The layers' own sizes say little: with what a unit adds to the stream as its score, some layers would lose nearly
+    all of it, and models were worse than with uniform sizes.
     """
-    units: list[dict[Unit, Floats]] = []
-    for i, found in enumerate(scores.units):
-        size, own = float(np.sqrt(max(measured.stream[i], 1e-30))), dict[Unit, Floats]()
-        for unit, name in (("mlp", "mlp.down.weight"), ("queries", "mixer.o.weight")):
-            kind = cast("Unit", unit)
-            if kind in found:
-                squares = np.square(widen(weights[f"layers.{i}.{name}"]).astype(np.float64))
-                own[kind] = found[kind] * _unit_norms(spec, i, name, squares)[kind] / size
-        if "keys" in found and "queries" in own:
-            own["keys"] = np.linalg.norm(own["queries"].reshape(len(found["keys"]), -1), axis=1)
-        units.append(own)
+    units = [{unit: own / max(float(own.mean()), 1e-30) for unit, own in found.items()} for found in scores.units]
     return Scores(tuple(units), scores.channels, scores.layers)
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ridgeline.compress.compare import compare
+from ridgeline.compress.compare import Comparison, compare
 from ridgeline.compress.data import NAMED, Samples, read_samples
 from ridgeline.compress.grid import Floats
 from ridgeline.compress.prune.aims import Aims
 from ridgeline.compress.prune.choose import choose, fit_params, kept_layers, sizes_by_layer
-from ridgeline.compress.prune.components import check_rotatable, components
+from ridgeline.compress.prune.components import check_rotatable, components, is_rotatable
 from ridgeline.compress.prune.cut import Cut, CutWeights
 from ridgeline.compress.prune.measure import Measured, Meter
 from ridgeline.compress.prune.options import DEFAULTS, PruneOptions
 from ridgeline.compress.prune.price import FILE, PriceReport, machine_note, price
-from ridgeline.compress.prune.rank import by_activation, by_chance, by_weights, by_worth
+from ridgeline.compress.prune.rank import beside_others, by_activation, by_chance, by_weights
 from ridgeline.compress.prune.removal import losses_without
 from ridgeline.compress.prune.residual import mixed_heads, norm_factors
 from ridgeline.compress.prune.write import (
@@ -33,6 +33,7 @@ from ridgeline.compress.write import write_json
 from ridgeline.errors import RequestError
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.nn import Model
+from ridgeline.plan import rewrite
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
 from ridgeline.spec import ModelSpec
 
@@ -62,19 +63,35 @@ def prune(
     if not data and (options.importance == "activation" or options.channels == "components"):
         raise RequestError("importance by activation is measured on text: name some with --calibrate")
     with whole_folder(Path(out)) as folder:
-        original = _open(model, options)
+        original = open_original(model, options)
         samples = _samples(original, data, options) if data else None
-        cut = make_cut(original, aims, params, samples, options, on_progress)
-        weights = CutWeights(cut, original.model.weights, stored_types(original), original.table.memory.get)
-        config, names, note = config_for(original, weights, options.format)
-        on_progress("writing", 0, 1)
-        write_folder(folder, original, weights, config, names)
-        pruned = pruned_model(original, weights)
-        report = _report(model, original, pruned, cut, samples, data, on_progress)
-        off = read_back(folder, pruned, _some_ids(original, samples))
-        notes = (*report.notes, *((note,) if note else ()))
-        report = replace(report, read_back=off, notes=notes)
-        write_json(folder / FILE, report.to_json())
+        source = "" if samples is None else _source(samples, data)
+        return write_pruned(model, original, aims, params, samples, source, folder, options, on_progress)
+
+
+def write_pruned(
+    name: str, original: LoadedModel, aims: Aims, params: int | None, samples: Samples | None, source: str,
+    folder: Path, options: PruneOptions, on_progress: OnProgress = lambda what, done, total: None,
+) -> PriceReport:  # fmt: skip
+    """Prune a model that is open, write it to a folder that does not exist, read it back, and report the price.
+
+    samples: sequences to measure on; None if importance needs none. source: where they come from.
+    """
+    cut = make_cut(original, aims, params, samples, options, on_progress)
+    weights = CutWeights(cut, original.model.weights, stored_types(original), original.table.memory.get)
+    config, names, note = config_for(original, weights, options.format)
+    on_progress("writing", 0, 1)
+    write_folder(folder, original, weights, config, names)
+    pruned = pruned_model(original, weights)
+    off = read_back(folder, pruned, _some_ids(original, samples))
+    comparison = None if samples is None else _compared(original, pruned, samples, on_progress)
+    prices = {"original": price(original, original.spec), "pruned": price(original, cut.spec)}
+    notes = (*(() if samples is None else samples.notes), *((note,) if note else ()))
+    report = PriceReport(
+        f"{name} -> {changes(original.spec, cut)}", prices, comparison, off, tuple(c.index for c in cut.layers), source,
+        machine_note(), notes,
+    )  # fmt: skip
+    write_json(folder / FILE, report.to_json())
     return report
 
 
@@ -84,9 +101,7 @@ def make_cut(
 ) -> Cut:  # fmt: skip
     """Measure importance, and return what is kept of the original."""
     spec, weights, widen = original.spec, original.model.weights, original.table.memory.get
-    is_rotated = options.channels == "components" and ("width" in aims.by_word or params is not None)
-    if is_rotated:
-        check_rotatable(spec)
+    is_rotated = _is_rotated(spec, aims, params, samples, options)
     choose(spec, aims, by_chance(spec, 0))  # impossible sizes are known before anything is measured
     measured = measure(original, samples, is_rotated, on_progress) if samples else None
     if options.importance == "activation":
@@ -103,9 +118,7 @@ def make_cut(
         aims = fit_params(spec, aims, kept, params)
     sizes = None
     if options.sizes == "by-layer":
-        if measured is None:
-            raise RequestError("sizes by layer (--sizes by-layer) are measured on text: name some with --calibrate")
-        sizes = sizes_by_layer(spec, aims, kept, by_worth(spec, scores, measured, weights, widen))
+        sizes = sizes_by_layer(spec, aims, kept, beside_others(scores))
     chosen = choose(spec, aims, scores, sizes)
     layers = tuple(
         replace(layer, mixed=mixed_heads(options.residual, layer.index, layer.kept, scores, measured))
@@ -119,6 +132,18 @@ def make_cut(
     gains: dict[str, Floats] = {name: widen(weights[name]) for name in measured.squares if name in weights}
     factors = norm_factors(spec, measured, gains, chosen.channels)
     return Cut(spec, chosen.spec, layers, chosen.channels, factors=factors)
+
+
+def _is_rotated(
+    spec: ModelSpec, aims: Aims, params: int | None, samples: Samples | None, options: PruneOptions
+) -> bool:
+    """Return whether the stream is rotated before it gets narrower. Raises RequestError where that is impossible."""
+    if options.channels == "importance" or ("width" not in aims.by_word and params is None):
+        return False
+    if options.channels == "components":
+        check_rotatable(spec)
+        return True
+    return samples is not None and options.importance == "activation" and is_rotatable(spec)
 
 
 def measure(
@@ -137,7 +162,8 @@ def measure(
     return found
 
 
-def _open(model: str, options: PruneOptions) -> LoadedModel:
+def open_original(model: str, options: PruneOptions) -> LoadedModel:
+    """Open a model that is not quantized, of which no layer stays in memory."""
     original = pass_model(model, LoadOptions(device="cpu", threads=options.threads))
     checkpoint = original.checkpoint
     if checkpoint.gguf is not None:
@@ -166,36 +192,41 @@ def _some_ids(original: LoadedModel, samples: Samples | None) -> list[int]:
     return found
 
 
-def _report(
-    model: str, original: LoadedModel, pruned: LoadedModel, cut: Cut, samples: Samples | None,
-    data: Sequence[str | Path], on_progress: OnProgress,
-) -> PriceReport:  # fmt: skip
-    """Price both models, and measure them on the held-out part."""
-    comparison, source = None, ""
-    if samples is not None:
-        total, done = sum(d.num_scored for d in samples.held_out), 0
+def _compared(
+    original: LoadedModel, pruned: LoadedModel, samples: Samples, on_progress: OnProgress
+) -> Comparison:  # fmt: skip
+    total, done = sum(d.num_scored for d in samples.held_out), 0
 
-        def on_tokens(scored: int) -> None:
-            nonlocal done
-            done += scored
-            on_progress("measuring on the held-out part", done, total)
+    def on_tokens(scored: int) -> None:
+        nonlocal done
+        done += scored
+        on_progress("measuring on the held-out part", done, total)
 
-        comparison = compare(original, {"pruned": pruned}, samples.held_out, on_tokens)
-        more = f" and {len(data) - NAMED} more" if len(data) > NAMED else ""
-        source = f"{len(samples.calibration)} sequences of {', '.join(map(str, data[:NAMED]))}{more}"
-    prices = {"original": price(original, original.spec), "pruned": price(original, cut.spec)}
-    return PriceReport(
-        f"{model} -> {changes(original.spec, cut.spec)}", prices, comparison, 0.0,
-        tuple(layer.index for layer in cut.layers), source, machine_note(), () if samples is None else samples.notes,
-    )  # fmt: skip
+    return compare(original, {"pruned": pruned}, samples.held_out, on_tokens)
 
 
-def changes(before: ModelSpec, after: ModelSpec) -> str:
-    """Return in words what was removed: `2 of 4 layers, width 48 of 64`."""
-    words = []
+def _source(samples: Samples, data: Sequence[str | Path]) -> str:
+    more = f" and {len(data) - NAMED} more" if len(data) > NAMED else ""
+    return f"{len(samples.calibration)} sequences of {', '.join(map(str, data[:NAMED]))}{more}"
+
+
+def changes(before: ModelSpec, cut: Cut) -> str:
+    """Return in words what is left: `2 of 4 layers, mlp 352 of 704, 61% of the parameters`."""
+    after, words = cut.spec, []
     if len(after.layers) != len(before.layers):
         words.append(f"{len(after.layers)} of {len(before.layers)} layers")
+    for part in rewrite.PARTS:
+        pairs = [
+            (rewrite.size_of(new, part), rewrite.size_of(before.layers[own.index], part))
+            for new, own in zip(after.layers, cut.layers, strict=True)
+        ]
+        if changed := [(new, old) for new, old in pairs if new != old]:
+            new, old = (_range(sizes) for sizes in zip(*changed, strict=True))
+            words.append(f"{part.replace('_', ' ')} {new} of {old}")
     if after.hidden_size != before.hidden_size:
         words.append(f"hidden size {after.hidden_size} of {before.hidden_size}")
-    share = after.num_params() / before.num_params()
-    return ", ".join([*words, f"{share:.0%} of the parameters"])
+    return ", ".join([*words, f"{after.num_params() / before.num_params():.0%} of the parameters"])
+
+
+def _range(sizes: Sequence[int]) -> str:
+    return str(sizes[0]) if len(set(sizes)) == 1 else f"{min(sizes)} to {max(sizes)}"
