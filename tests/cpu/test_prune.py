@@ -169,10 +169,10 @@ def copy_head(weights: Weights, prefix: str, heads: int, source: int, target: in
 
 
 @pytest.mark.parametrize(
-    ("name", "keep"), [("gpt2", "heads=0.75"), ("gpt_neox", "heads=0.75"), ("llama_gqa", "heads=0.5")]
+    ("name", "keep"), [("gpt2", "heads=0.75"), ("gpt_neox", "heads=0.75"), ("llama_gqa", "heads=4")]
 )
 def test_a_copied_head_is_removed_without_a_trace(name: str, keep: str, opened: Any) -> None:
-    """In llama_gqa, one of the two query heads of each KV head is a copy."""
+    """In llama_gqa, one of the three query heads of each KV head is a copy."""
     loaded, weights = opened(name)
     for i, layer in enumerate(loaded.spec.layers):
         own = layer.mixer
@@ -225,11 +225,12 @@ def test_a_head_of_a_state_space_that_gives_nothing_can_go(name: str, opened: An
         groups = layer.mixer.num_groups if isinstance(layer.mixer, Mamba2) else 1
         many = weights[f"layers.{i}.mixer.D"].shape[0] // groups
         silent[i] = [g * many + 1 for g in range(groups)]
+        gate = 0 if isinstance(layer.mixer, Mamba2) else layer.mixer.inner_size  # where z begins
         for head in silent[i]:
-            weights[key][head * size : (head + 1) * size] = 0.0  # the gate z
+            weights[key][gate + head * size : gate + (head + 1) * size] = 0.0
             for part in ("in.bias",):
                 if (bias := weights.get(f"layers.{i}.mixer.{part}")) is not None:
-                    bias[head * size : (head + 1) * size] = 0.0
+                    bias[gate + head * size : gate + (head + 1) * size] = 0.0
     units = measured(with_weights(loaded, weights)).units
     assert silent
     for i, heads in silent.items():
@@ -269,7 +270,7 @@ def test_channels_that_nothing_writes_can_go(name: str, opened: Any) -> None:
         return
     assert cut.channels is not None and not set(cut.channels.tolist()) & set(gone.tolist())
     own, other = logits(small), logits(model)
-    np.testing.assert_allclose(own, other, atol=0.05 if name in ("gemma2", "olmo2") else 5e-3)
+    np.testing.assert_allclose(own, other, atol=5e-3)
 
 
 def test_a_rotated_stream_is_the_same_model_in_another_basis(opened: Any) -> None:
@@ -313,7 +314,7 @@ def test_units_of_groups_stay_equally_many() -> None:
     assert best(np.array([[1.0, 2.0], [4.0, 3.0]]), 1).tolist() == [[1], [0]]
 
 
-@pytest.mark.parametrize("target", [40_000, 80_000, 120_000])
+@pytest.mark.parametrize("target", [80_000, 120_000, 200_000])
 def test_a_number_of_parameters_is_met_from_below(target: int, opened: Any) -> None:
     loaded, _ = opened("llama_gqa")
     cut = make_cut(loaded, Aims(), target, SAMPLES, PruneOptions())
@@ -325,8 +326,13 @@ def test_a_number_of_parameters_is_met_from_below(target: int, opened: Any) -> N
 @pytest.mark.parametrize(
     ("name", "keep", "params", "words"),
     [
-        ("llama_gqa", "heads=0.6", None, "2.4 of the 4 of layer 0 in 2 equal groups.*write heads=0.5 .2. or 1 .4."),
-        ("llama_gqa", "heads=9", None, "layer 0 has 4; keep 1 to 4"),
+        (
+            "llama_gqa",
+            "heads=0.6",
+            None,
+            "3.6 of the 6 of layer 0 in 2 equal groups.*write heads=0.333333 .2. or 0.666667 .4.",
+        ),
+        ("llama_gqa", "heads=9", None, "layer 0 has 6; keep 1 to 6"),
         ("llama_gqa", "layers=0.3", None, "which do not divide so; write layers="),
         ("llama_gqa", "experts=2", None, "llama has no experts whose parts are known by name"),
         ("llama_gqa", "state=0.5", None, "its mixers are Attention"),

@@ -14,6 +14,7 @@ WORDS: tuple[Word, ...] = get_args(Word)
 # Words whose sizes are rounded; a share of all others must be a whole number of them.
 ROUNDED: frozenset[Word] = frozenset(("mlp", "width"))
 _UNITS: Mapping[str, float] = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+WHOLE = 1e-3  # largest distance of a share of units from a whole number, for shares with few digits
 FORM = "--keep: write mlp=0.5,heads=0.75,layers=20, with a share such as 0.5 or a whole number to keep"
 
 
@@ -49,7 +50,7 @@ class Aims:
             own = self.multiple if full % self.multiple == 0 else 1
             return max(own, round(kept / own) * own)
         size = round(kept)
-        if abs(kept - size) > 1e-6 or size < 1 or size % step:
+        if abs(kept - size) > WHOLE or size < 1 or size % step:
             raise _indivisible(word, given, kept, full, where, step)
         return size
 

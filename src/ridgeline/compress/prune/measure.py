@@ -73,7 +73,7 @@ class Measured:
     units: the score of each unit, by layer and kind. products: [heads, heads] by layer, the products of what two query
     heads give, summed over tokens and numbers. channels: the scores of the channels of the stream. layers: 1 - cosine
     of the stream before and after each layer. squares: mean square of each output of a norm, by the name of its
-    weights. moment: second moment of the stream, for components.
+    weights. inputs: of each input of a norm after a branch. moment: second moment of the stream, for components.
     """
 
     units: list[dict[Unit, Floats]]
@@ -81,6 +81,7 @@ class Measured:
     channels: Floats = field(default_factory=lambda: np.zeros(0))
     layers: Floats = field(default_factory=lambda: np.zeros(0))
     squares: dict[str, Floats] = field(default_factory=dict)
+    inputs: dict[str, Floats] = field(default_factory=dict)
     moment: Floats | None = None
 
 
@@ -95,6 +96,7 @@ class Meter:
         self._products: dict[int, Floats] = {}
         self._channels: dict[str, Score] = {}
         self._squares: dict[str, Mean] = {}
+        self._inputs: dict[str, Mean] = {}
         self._stream: Floats = np.zeros(0)
         self._angles = [Mean() for _ in spec.layers]
         self._moment = np.zeros((spec.hidden_size,) * 2) if with_moment else None
@@ -124,6 +126,7 @@ class Meter:
             np.sum(sites, axis=0) if sites else np.zeros(self._spec.hidden_size),
             np.array([angle.value for angle in self._angles]),
             {f"{name}.weight": mean.value for name, mean in self._squares.items()},
+            {f"{name}.weight": mean.value for name, mean in self._inputs.items()},
             None if self._moment is None else self._moment / self._num_moments,
         )  # fmt: skip
 
@@ -138,6 +141,11 @@ class Meter:
     def _watch_layer(self, i: int) -> None:
         layer, prefix = self._spec.layers[i], f"layers.{i}"
         self._on(prefix, lambda x: self._after(i, x))
+        if getattr(layer, "post_norm", None) is not None:
+            for branch in ("mixer", "mlp"):
+                if getattr(layer, branch) is not None:
+                    mean = self._inputs.setdefault(f"{prefix}.{branch}_post_norm", Mean())
+                    self._on(f"{prefix}.{branch}", partial(_add_squares, mean))
         mixer = layer.mixer.attention if isinstance(layer.mixer, SharedAttention) else layer.mixer
         match mixer:
             case Attention():
@@ -233,6 +241,10 @@ class _Routing:
         self.shares = np.zeros((len(x), self._num))
         np.put_along_axis(self.shares, np.asarray(ids), self._get(scores), axis=1)
         self.sequence, self.lengths = np.repeat(np.arange(len(lengths)), lengths), lengths
+
+
+def _add_squares(mean: Mean, x: Floats) -> None:
+    mean.add(np.square(x))
 
 
 def _lengths(x: Floats, units: int) -> Floats:

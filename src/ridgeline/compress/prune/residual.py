@@ -80,10 +80,20 @@ def norm_factors(
         if name not in gains or not _is_rms(spec, name):
             continue
         energy = squares / np.maximum(np.square(gains[name] + norm_offset(spec, name)), 1e-12)
-        found[name] = float(np.sqrt(energy[channels].mean() / energy.mean()))
+        found[name] = _ratio(energy, channels)
+    for name, energy in measured.inputs.items():
+        if name in gains and _is_rms(spec, name):
+            found[name] = _ratio(energy, channels)
     return found
 
 
+def _ratio(energy: Floats, channels: Indices) -> float:
+    return float(np.sqrt(energy[channels].mean() / max(float(energy.mean()), 1e-30)))
+
+
 def _is_rms(spec: ModelSpec, name: str) -> bool:
-    norm = spec.norm if name == "norm.weight" else spec.layers[int(name.split(".")[1])].pre_norm
+    if name == "norm.weight":
+        return isinstance(spec.norm, RMSNorm)
+    layer = spec.layers[int(name.split(".")[1])]
+    norm = getattr(layer, "post_norm", None) if "_post_norm." in name else layer.pre_norm
     return isinstance(norm, RMSNorm)

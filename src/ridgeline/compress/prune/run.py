@@ -129,7 +129,9 @@ def make_cut(
     if is_rotated:
         assert measured.moment is not None
         return Cut(spec, chosen.spec, layers, components=components(spec, measured.moment, chosen.spec.hidden_size))
-    gains: dict[str, Floats] = {name: widen(weights[name]) for name in measured.squares if name in weights}
+    gains: dict[str, Floats] = {
+        name: widen(weights[name]) for name in (*measured.squares, *measured.inputs) if name in weights
+    }
     factors = norm_factors(spec, measured, gains, chosen.channels)
     return Cut(spec, chosen.spec, layers, chosen.channels, factors=factors)
 

@@ -24,6 +24,7 @@ from ridgeline.load.export import checkpoint_tensors, write_safetensors
 from ridgeline.load.packed import open_tensors
 from ridgeline.load.safetensors import HostTensor
 from ridgeline.nn import PassingModel
+from ridgeline.ops.host.memory import dtype_of
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
 from ridgeline.spec.dtype import DTYPE_NAMES, DType
 
@@ -72,21 +73,30 @@ def write_folder(
 ) -> None:
     """Write config, weights, tokenizer and what else the original's folder has. The result is in memory once."""
     spec = weights.cut.spec
-    tensors = {w.name: _tensor(weights, w.name) for w in spec.weights()}
     folder.mkdir()
-    write_safetensors(folder / "model.safetensors", checkpoint_tensors(spec, names, tensors))
+    write_safetensors(folder / "model.safetensors", checkpoint_tensors(spec, names, _Tensors(weights)))
     own = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
     kept = {name: original.checkpoint.config[name] for name in own if name in original.checkpoint.config}
     write_json(folder / "config.json", {**kept, **config})
     copy_small_files(original.checkpoint.folder, folder)
 
 
-def _tensor(weights: CutWeights, name: str) -> HostTensor:
-    from ridgeline.ops.host.memory import dtype_of
+class _Tensors(Mapping[str, HostTensor]):
+    """The weights of a pruned model in the types of the checkpoint, each computed when it is asked for."""
 
-    kind = weights.type_of(name)
-    array = np.asarray(weights[name]).astype(dtype_of(kind))
-    return HostTensor(array.view(np.uint16) if kind == "bfloat16" else array, kind)
+    def __init__(self, weights: CutWeights) -> None:
+        self._weights = weights
+
+    def __getitem__(self, name: str) -> HostTensor:
+        kind = self._weights.type_of(name)
+        array = np.asarray(self._weights[name]).astype(dtype_of(kind), copy=False)
+        return HostTensor(array.view(np.uint16) if kind == "bfloat16" else array, kind)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
 
 
 def read_back(folder: Path, pruned: LoadedModel, ids: Sequence[int]) -> float:
