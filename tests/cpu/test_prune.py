@@ -12,6 +12,7 @@ import pytest
 from oracle.build import make_model, redraw
 from oracle.families import CASES
 from ridgeline.compress.data import Samples
+from ridgeline.compress.folder import changed_model, stored_types
 from ridgeline.compress.prune.aims import Aims, parse_keep
 from ridgeline.compress.prune.axes import width_axes
 from ridgeline.compress.prune.cut import Cut, CutWeights
@@ -20,7 +21,6 @@ from ridgeline.compress.prune.options import PruneOptions
 from ridgeline.compress.prune.rank import best, by_activation, by_chance, by_weights, strongest
 from ridgeline.compress.prune.removal import losses_without
 from ridgeline.compress.prune.run import make_cut, measure
-from ridgeline.compress.prune.write import pruned_model, stored_types
 from ridgeline.errors import RequestError
 from ridgeline.evals.documents import Document
 from ridgeline.nn import PassingModel
@@ -66,7 +66,7 @@ def logits(loaded: LoadedModel) -> np.ndarray:
 def pruned(loaded: LoadedModel, keep: str, **options: Any) -> tuple[Cut, LoadedModel]:
     cut = make_cut(loaded, parse_keep(keep), None, SAMPLES, PruneOptions(**options))
     types: Mapping[str, Any] = dict.fromkeys(loaded.model.weights, "float32")
-    return cut, pruned_model(loaded, CutWeights(cut, loaded.model.weights, types, loaded.table.memory.get))
+    return cut, changed_model(loaded, CutWeights(cut, loaded.model.weights, types, loaded.table.memory.get))
 
 
 def measured(loaded: LoadedModel) -> Measured:

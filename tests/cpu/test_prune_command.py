@@ -19,9 +19,10 @@ from oracle.ours import SPECS, write
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.main import app
 from ridgeline.compress.data import Samples
+from ridgeline.compress.folder import open_original
 from ridgeline.compress.prune import PruneOptions, parse_keep, prune
 from ridgeline.compress.prune.aims import Aims, parse_params
-from ridgeline.compress.prune.run import open_original, write_pruned
+from ridgeline.compress.prune.run import write_pruned
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.evals.documents import Document
 
@@ -40,7 +41,7 @@ def folder_of(name: str, folder: Path, dtype: torch.dtype = torch.float32, **cha
 
 def pruned(source: Path, out: Path, keep: str, **options: Any) -> Any:
     chosen = PruneOptions(**options)
-    original = open_original(str(source), chosen)
+    original = open_original(str(source), None)
     return write_pruned("M", original, parse_keep(keep), None, SAMPLES, "texts", out, chosen)
 
 
@@ -80,7 +81,7 @@ def test_the_checkpoint_keeps_its_type_and_layers_may_differ(tmp_path: Path) -> 
     sizes = {layer["mlp"]["intermediate_size"] for layer in config["spec"]["layers"]}
     assert config["model_type"] == "ridgeline" and len(sizes) > 1
     assert "a llama config cannot say it: layers[" in report.notes[-1]
-    assert open_original(str(tmp_path / "out"), BY_WEIGHTS).dtype == "bfloat16"
+    assert open_original(str(tmp_path / "out"), None).dtype == "bfloat16"
     with pytest.raises(RequestError, match=r"--format.* family: a llama config cannot say it: layers\["):
         pruned(source, tmp_path / "other", "mlp=0.5", sizes="by-layer", format="family")
 
@@ -213,7 +214,7 @@ def test_a_folder_is_whole_or_absent(error: BaseException, tmp_path: Path, monke
         path.write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr("ridgeline.compress.prune.write.write_safetensors", fail)
+    monkeypatch.setattr("ridgeline.compress.folder.write_safetensors", fail)
     kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else RequestError
     with pytest.raises(kind) as caught:
         prune("pocket", parse_keep("mlp=0.5"), out=tmp_path / "new" / "out", options=BY_WEIGHTS)
@@ -233,7 +234,7 @@ def test_an_output_that_cannot_be_written(out: str, message: str, tmp_path: Path
 
 
 def test_a_damaged_result_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ridgeline.compress.prune import write as writing
+    from ridgeline.compress import folder as writing
 
     real = writing.checkpoint_tensors
 
@@ -243,6 +244,6 @@ def test_a_damaged_result_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return found
 
     monkeypatch.setattr(writing, "checkpoint_tensors", damaged)
-    with pytest.raises(RequestError, match="what was written does not compute what was pruned"):
+    with pytest.raises(RequestError, match="what was written does not compute what was made"):
         prune("pocket", parse_keep("mlp=0.5"), out=tmp_path / "out", options=BY_WEIGHTS)
     assert not list(tmp_path.iterdir())

@@ -16,6 +16,7 @@ from ridgeline.cli import (
     bench_serve,
     calibrate,
     chat,
+    convert,
     doctor,
     evaluate,
     explain,
@@ -63,6 +64,7 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
 app.command("quantize")(quantize.quantize)
 app.command("prune")(prune.prune)
+app.command("convert")(convert.convert)
 bench.app.command("serve")(bench_serve.bench_serve)
 bench.app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")

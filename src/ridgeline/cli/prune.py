@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.option import option
+from ridgeline.cli.show.price import print_price
 from ridgeline.cli.show.steps import step_bar
-
-if TYPE_CHECKING:
-    from ridgeline.compress.prune import PriceReport
 
 _Model = Annotated[str, typer.Argument(help="The model to prune: a folder, a Hugging Face hub id, or pocket.")]
 _Out = Annotated[str, option("--out", help="Folder to write. It must not exist.")]
@@ -146,19 +144,4 @@ def prune(
             params=None if params is None else parse_params(params), data=calibrate or (), options=options,
             on_progress=on_progress,
         )  # fmt: skip
-    if json_output:
-        import json
-
-        print(json.dumps(report.to_json(), indent=2, allow_nan=False))
-    else:
-        _print(report, out)
-
-
-def _print(report: PriceReport, out: str) -> None:
-    from ridgeline.cli.show.price import parts
-    from ridgeline.cli.show.report import say
-    from ridgeline.cli.show.tables import screen, show
-
-    show(screen(), *parts(report), f"written to {out}")
-    for note in report.notes:
-        say(f"note: {note}")
+    print_price(report, out, json_output)

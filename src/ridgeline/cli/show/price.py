@@ -9,7 +9,22 @@ from ridgeline.cli.show.quantized import quality_cells
 from ridgeline.cli.show.tables import Cell, Column, Line, Table
 
 if TYPE_CHECKING:
-    from ridgeline.compress.prune import PriceReport
+    from ridgeline.compress.price import PriceReport
+
+
+def print_price(report: PriceReport, out: str, as_json: bool) -> None:
+    """Print a report as text, or as one JSON object."""
+    if as_json:
+        import json
+
+        print(json.dumps(report.to_json(), indent=2, allow_nan=False))
+        return
+    from ridgeline.cli.show.report import say
+    from ridgeline.cli.show.tables import screen, show
+
+    show(screen(), *parts(report), f"written to {out}")
+    for note in report.notes:
+        say(f"note: {note}")
 
 
 def parts(report: PriceReport) -> Iterator[Table | Line | Cell]:
@@ -17,7 +32,7 @@ def parts(report: PriceReport) -> Iterator[Table | Line | Cell]:
     yield report.title
     if report.source:
         held = "" if report.comparison is None else f"; held-out part: {report.comparison.num_tokens:,} tokens"
-        yield f"importance measured on {report.source}{held}"
+        yield f"measured on {report.source}{held}"
     yield _table(report)
     if report.comparison is not None:
         yield "± is half of the 95% interval; that of perplexity is for its change."

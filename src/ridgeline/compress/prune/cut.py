@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ridgeline.compress.changed import ChangedWeights
 from ridgeline.compress.grid import Floats
 from ridgeline.compress.prune.axes import Indices, Kept, axes_of, rows_of, width_axes
 from ridgeline.compress.prune.components import Components
-from ridgeline.ops.host.memory import dtype_of
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.dtype import DType
 
@@ -49,49 +49,24 @@ class Cut:
     factors: Mapping[str, float] = field(default_factory=dict)
 
 
-class CutWeights(Mapping[str, Any]):
+class CutWeights(ChangedWeights):
     """The weights of a pruned model by our names, of which none is kept.
 
     Args:
         weights: the weights of the original.
-        types: the type in which each weight is stored, by its name in the original; matrices are of this type, and
-            vectors are float32 that were rounded to it.
+        types: see `ChangedWeights`.
         widen: returns an array of the original as float32.
     """
 
     def __init__(
         self, cut: Cut, weights: Mapping[str, Any], types: Mapping[str, DType], widen: Callable[[Any], Floats]
     ) -> None:
-        self.cut, self.types = cut, types
+        super().__init__(cut.spec, tuple(layer.index for layer in cut.layers), types)
+        self.cut = cut
         self._weights, self._widen = weights, widen
-        self._by_name = {w.name: w for w in cut.spec.weights()}
         self._width = width_axes(cut.original)
 
-    def __getitem__(self, name: str) -> Any:
-        own = self._by_name[name]
-        found = self.computed(name)
-        if found.shape != own.shape:
-            raise ValueError(f"{name} is {found.shape}, but {own.shape} in the pruned model")
-        stored = np.ascontiguousarray(found).astype(dtype_of(self.type_of(name)))
-        return stored if own.is_matrix else stored.astype(np.float32)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    def type_of(self, name: str) -> DType:
-        """Return the type in which a weight of the pruned model is stored."""
-        return self.types[self.old_name(name)]
-
-    def old_name(self, name: str) -> str:
-        """Return the name in the original of a weight of the pruned model."""
-        match = _LAYER.fullmatch(name)
-        return name if match is None else f"layers.{self.cut.layers[int(match[1])].index}.{match[2]}"
-
     def computed(self, name: str) -> Floats:
-        """Return a weight of the pruned model in float32, before it is rounded to its type."""
         old, match = self.old_name(name), _LAYER.fullmatch(name)
         x = self._widen(self._weights[old])
         if self.cut.components is not None and old in self._width:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ridgeline.compress.folder import Format
 from ridgeline.errors import RequestError
 
 Importance = Literal["activation", "weights", "random"]
@@ -12,7 +13,6 @@ LayerScore = Literal["cosine", "perplexity"]
 Channels = Literal["auto", "importance", "components"]
 Sizes = Literal["uniform", "by-layer"]
 Residual = Literal["fit", "minitron", "none"]
-Format = Literal["auto", "family", "ridgeline"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from ridgeline.compress.compare import Comparison, compare
-from ridgeline.compress.data import NAMED, Samples, read_samples
+from ridgeline.compress.data import Samples
+from ridgeline.compress.deliver import Facts, OnProgress, deliver, samples_of, source_of
+from ridgeline.compress.folder import open_original, stored_types, whole_folder
 from ridgeline.compress.grid import Floats
+from ridgeline.compress.price import PriceReport
 from ridgeline.compress.prune.aims import Aims
 from ridgeline.compress.prune.choose import choose, fit_params, kept_layers, sizes_by_layer
 from ridgeline.compress.prune.components import check_rotatable, components, is_rotatable
 from ridgeline.compress.prune.cut import Cut, CutWeights
 from ridgeline.compress.prune.measure import Measured, Meter
 from ridgeline.compress.prune.options import DEFAULTS, PruneOptions
-from ridgeline.compress.prune.price import FILE, PriceReport, machine_note, price
 from ridgeline.compress.prune.rank import beside_others, by_activation, by_chance, by_weights
 from ridgeline.compress.prune.removal import losses_without
 from ridgeline.compress.prune.residual import mixed_heads, norm_factors
-from ridgeline.compress.prune.write import (
-    config_for,
-    pruned_model,
-    read_back,
-    stored_types,
-    whole_folder,
-    write_folder,
-)
-from ridgeline.compress.write import write_json
 from ridgeline.errors import RequestError
-from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.nn import Model
 from ridgeline.plan import rewrite
-from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
+from ridgeline.runtime.load import LoadedModel
 from ridgeline.spec import ModelSpec
-
-OnProgress = Callable[[str, int, int], None]  # called with what is done, the finished amount and the whole amount
 
 
 def prune(
@@ -63,9 +52,9 @@ def prune(
     if not data and (options.importance == "activation" or options.channels == "components"):
         raise RequestError("importance by activation is measured on text: name some with --calibrate")
     with whole_folder(Path(out)) as folder:
-        original = open_original(model, options)
-        samples = _samples(original, data, options) if data else None
-        source = "" if samples is None else _source(samples, data)
+        original = open_original(model, options.threads)
+        samples = samples_of(original, data, options) if data else None
+        source = "" if samples is None else source_of(samples, data)
         return write_pruned(model, original, aims, params, samples, source, folder, options, on_progress)
 
 
@@ -79,20 +68,8 @@ def write_pruned(
     """
     cut = make_cut(original, aims, params, samples, options, on_progress)
     weights = CutWeights(cut, original.model.weights, stored_types(original), original.table.memory.get)
-    config, names, note = config_for(original, weights, options.format)
-    on_progress("writing", 0, 1)
-    write_folder(folder, original, weights, config, names)
-    pruned = pruned_model(original, weights)
-    off = read_back(folder, pruned, _some_ids(original, samples))
-    comparison = None if samples is None else _compared(original, pruned, samples, on_progress)
-    prices = {"original": price(original, original.spec), "pruned": price(original, cut.spec)}
-    notes = (*(() if samples is None else samples.notes), *((note,) if note else ()))
-    report = PriceReport(
-        f"{name} -> {changes(original.spec, cut)}", prices, comparison, off, tuple(c.index for c in cut.layers), source,
-        machine_note(), notes,
-    )  # fmt: skip
-    write_json(folder / FILE, report.to_json())
-    return report
+    title = f"{name} -> {changes(original.spec, cut)}"
+    return deliver(folder, original, weights, Facts(title, "pruned", options.format), samples, source, on_progress)
 
 
 def make_cut(
@@ -162,54 +139,6 @@ def measure(
     if not all(np.isfinite(score).all() for layer in found.units for score in layer.values()):
         raise RequestError("a layer gives NaN or infinity on the calibration text: the checkpoint is damaged")
     return found
-
-
-def open_original(model: str, options: PruneOptions) -> LoadedModel:
-    """Open a model that is not quantized, of which no layer stays in memory."""
-    original = pass_model(model, LoadOptions(device="cpu", threads=options.threads))
-    checkpoint = original.checkpoint
-    if checkpoint.gguf is not None:
-        raise RequestError(f"{model} is a GGUF file; name the checkpoint from which it was made")
-    if checkpoint.config.get("quantization_config") or original.model.formats.by_name:
-        raise RequestError(f"{model} is quantized; name the checkpoint from which it was made")
-    return original
-
-
-def _samples(original: LoadedModel, data: Sequence[str | Path], options: PruneOptions) -> Samples:
-    longest = original.max_model_len
-    length = options.length if options.length is not None else min(512, longest)
-    if not 2 <= length <= longest:
-        raise RequestError(f"length (--sequence-length) is {length}; it must be from 2 to {longest} tokens")
-    return read_samples(
-        data, Tokenizer.from_folder(original.checkpoint.folder), length=length, count=options.sequences,
-        held_out_tokens=options.held_out_tokens, seed=options.seed,
-    )  # fmt: skip
-
-
-def _some_ids(original: LoadedModel, samples: Samples | None) -> list[int]:
-    if samples is not None:
-        return list(samples.held_out[0].token_ids)
-    count = min(64, original.max_model_len)
-    found: list[int] = np.random.default_rng(0).integers(0, original.spec.vocab_size, count).tolist()
-    return found
-
-
-def _compared(
-    original: LoadedModel, pruned: LoadedModel, samples: Samples, on_progress: OnProgress
-) -> Comparison:  # fmt: skip
-    total, done = sum(d.num_scored for d in samples.held_out), 0
-
-    def on_tokens(scored: int) -> None:
-        nonlocal done
-        done += scored
-        on_progress("measuring on the held-out part", done, total)
-
-    return compare(original, {"pruned": pruned}, samples.held_out, on_tokens)
-
-
-def _source(samples: Samples, data: Sequence[str | Path]) -> str:
-    more = f" and {len(data) - NAMED} more" if len(data) > NAMED else ""
-    return f"{len(samples.calibration)} sequences of {', '.join(map(str, data[:NAMED]))}{more}"
 
 
 def changes(before: ModelSpec, cut: Cut) -> str:

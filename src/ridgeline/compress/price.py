@@ -42,7 +42,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PriceReport:
-    """The price of a model before and after it was pruned.
+    """The price of a model before and after it was changed.
 
     Attributes:
         title: what was done. prices: by "original" and the name of the result. comparison: quality on the held-out

@@ -1,4 +1,4 @@
-"""Write a pruned model as a folder that is complete or absent, read it back, and compare logits."""
+"""Write a changed model as a folder that is complete or absent, read it back, and compare logits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from uuid import uuid4
 
 import numpy as np
 
+from ridgeline.compress.changed import ChangedWeights
 from ridgeline.compress.family import described, said_by_family
-from ridgeline.compress.prune.cut import CutWeights
-from ridgeline.compress.prune.options import Format
 from ridgeline.compress.write import copy_small_files, write_json
 from ridgeline.errors import RequestError
 from ridgeline.evals.scores import logit_blocks
@@ -28,8 +27,20 @@ from ridgeline.ops.host.memory import dtype_of
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
 from ridgeline.spec.dtype import DTYPE_NAMES, DType
 
+Format = Literal["auto", "family", "ridgeline"]
 READ_BACK = 1e-4  # largest difference of logits of what was computed and what was read, as a share of the largest one
 READ_BACK_TOKENS = 256
+
+
+def open_original(model: str, threads: int | None) -> LoadedModel:
+    """Open a model that is not quantized, of which no layer stays in memory. Raises RidgelineError."""
+    original = pass_model(model, LoadOptions(device="cpu", threads=threads))
+    checkpoint = original.checkpoint
+    if checkpoint.gguf is not None:
+        raise RequestError(f"{model} is a GGUF file; name the checkpoint from which it was made")
+    if checkpoint.config.get("quantization_config") or original.model.formats.by_name:
+        raise RequestError(f"{model} is quantized; name the checkpoint from which it was made")
+    return original
 
 
 def stored_types(loaded: LoadedModel) -> dict[str, DType]:
@@ -43,36 +54,36 @@ def stored_types(loaded: LoadedModel) -> dict[str, DType]:
     return {name: kind for name, kind in found.items() if kind is not None}
 
 
-def pruned_model(original: LoadedModel, weights: CutWeights) -> LoadedModel:
-    """Return the pruned model, which computes the weights of each layer when it is needed."""
-    spec, table = weights.cut.spec, original.table
+def changed_model(original: LoadedModel, weights: ChangedWeights) -> LoadedModel:
+    """Return the new model, which computes the weights of each layer when it is needed."""
+    spec, table = weights.spec, original.table
     longest = min(original.max_model_len, spec.max_position_embeddings)
     return replace(original, model=PassingModel(spec, weights, table, longest), max_model_len=longest)
 
 
-def config_for(original: LoadedModel, weights: CutWeights, format: Format) -> tuple[dict[str, Any], Any, str]:
+def config_for(original: LoadedModel, weights: ChangedWeights, format: Format) -> tuple[dict[str, Any], Any, str]:
     """Return the config of the result, the names of its weights, and a note about its format.
 
     Raises RequestError if the family's config is asked for and cannot say the sizes.
     """
-    kept = [layer.index for layer in weights.cut.layers]
+    kept = list(weights.kept)
     checkpoint = original.checkpoint
-    config, reason = said_by_family(checkpoint.config, weights.cut.spec, kept)
+    config, reason = said_by_family(checkpoint.config, weights.spec, kept)
     if config is not None and format != "ridgeline":
         keys = {key.removeprefix(checkpoint.family.names.optional_prefix) for key in open_tensors(checkpoint)}
         return config, checkpoint.family.names.fitting(original.spec, keys), ""
     if format == "family":
         raise RequestError(f"format (--format) family: {reason}; take --format ridgeline, or uniform sizes")
-    config, names = described(weights.cut.spec)
+    config, names = described(weights.spec)
     kind = config["model_type"]
     return config, names, f"{reason}; the folder has a {kind} config" if reason and format == "auto" else ""
 
 
 def write_folder(
-    folder: Path, original: LoadedModel, weights: CutWeights, config: Mapping[str, Any], names: Any
+    folder: Path, original: LoadedModel, weights: ChangedWeights, config: Mapping[str, Any], names: Any
 ) -> None:
     """Write config, weights, tokenizer and what else the original's folder has. The result is in memory once."""
-    spec = weights.cut.spec
+    spec = weights.spec
     folder.mkdir()
     write_safetensors(folder / "model.safetensors", checkpoint_tensors(spec, names, _Tensors(weights)))
     own = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
@@ -82,9 +93,9 @@ def write_folder(
 
 
 class _Tensors(Mapping[str, HostTensor]):
-    """The weights of a pruned model in the types of the checkpoint, each computed when it is asked for."""
+    """The weights of a changed model in the types of the checkpoint, each computed when it is asked for."""
 
-    def __init__(self, weights: CutWeights) -> None:
+    def __init__(self, weights: ChangedWeights) -> None:
         self._weights = weights
 
     def __getitem__(self, name: str) -> HostTensor:
@@ -99,20 +110,20 @@ class _Tensors(Mapping[str, HostTensor]):
         return len(self._weights)
 
 
-def read_back(folder: Path, pruned: LoadedModel, ids: Sequence[int]) -> float:
-    """Return by how much the logits of the folder differ from those of the pruned model, as a share of the largest one.
+def read_back(folder: Path, made: LoadedModel, ids: Sequence[int]) -> float:
+    """Return by how much the logits of the folder differ from those of the new model, as a share of the largest one.
 
     Raises RequestError if it is more than READ_BACK.
     """
     few = list(ids)[:READ_BACK_TOKENS]
     batch = Batch([few], np.arange(len(few)), np.zeros(len(few), np.int64))
-    threads = pruned.table.driver.threads if pruned.table.driver else None
+    threads = made.table.driver.threads if made.table.driver else None
     read = pass_model(str(folder), LoadOptions(device="cpu", threads=threads))
-    own, back = (np.concatenate(list(logit_blocks(model, batch))) for model in (pruned, read))
+    own, back = (np.concatenate(list(logit_blocks(model, batch))) for model in (made, read))
     off = float(np.abs(own - back).max() / max(float(np.abs(own).max()), 1e-30))
     if not off <= READ_BACK:
         raise RequestError(
-            f"what was written does not compute what was pruned: logits differ by {off:.2g} of the largest one; report "
+            f"what was written does not compute what was made: logits differ by {off:.2g} of the largest one; report "
             "this, and take --format ridgeline"
         )
     return off

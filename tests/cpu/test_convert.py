@@ -1,0 +1,128 @@
+"""Conversion to fewer KV heads: exact for equal heads, opened by transformers, and a mean that beats the baselines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from typer.testing import CliRunner
+
+from oracle.build import make_model, oracle_logits, redraw
+from oracle.families import CASES
+from oracle.ours import SPECS, write
+from ridgeline import LLM
+from ridgeline.archs import spec_from_config
+from ridgeline.cli.main import app
+from ridgeline.compress.convert import ConvertOptions, convert
+from ridgeline.compress.convert.heads import PooledWeights, with_kv_heads
+from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.nn import Model
+from ridgeline.ops import open_table
+from ridgeline.runtime.step import DenseStep
+
+SEQUENCES = [[(7 * i * i + 3 * j + i * j) % 90 + 3 for i in range(40)] for j in range(2)]
+
+
+def folder_of(name: str, folder: Path, equal: bool = False) -> tuple[Path, Any]:
+    """Write a case's model, with equal KV heads on request."""
+    model = make_model(CASES[name])
+    redraw(model, 3)
+    if equal:
+        heads = model.config.num_key_value_heads
+        for module, x in model.named_parameters():
+            if ".k_proj." in module or ".v_proj." in module or (name == "olmo2" and ".k_norm." in module):
+                parts = x.data.view(heads, -1, *x.shape[1:])
+                parts[:] = parts[:1].clone()
+    model.save_pretrained(folder)
+    return folder, model
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen3", "qwen2_window", "gemma2", "olmo2"])
+@pytest.mark.parametrize("pool", ["mean", "first"])
+def test_equal_heads_become_one_exactly(name: str, pool: str, tmp_path: Path) -> None:
+    source, _ = folder_of(name, tmp_path / "source", equal=True)
+    convert(str(source), "kv_heads=1", out=tmp_path / "out", options=ConvertOptions(pool=pool))  # type: ignore[arg-type]
+    before, after = (LLM(str(path), skip_tokenizer_init=True) for path in (source, tmp_path / "out"))
+    assert {m.num_kv_heads for m in after.loaded.spec.attentions(shared=True)} == {1}
+    for a, b in zip(before.logits(SEQUENCES), after.logits(SEQUENCES), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen3"])
+def test_transformers_computes_the_same_logits(name: str, tmp_path: Path) -> None:
+    source, model = folder_of(name, tmp_path / "source")
+    convert(str(source), "kv_heads=1", out=tmp_path / "out", options=ConvertOptions(format="family"))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    ours = LLM(str(tmp_path / "out"), skip_tokenizer_init=True).logits(SEQUENCES)
+    for own, other in zip(ours, oracle_logits(theirs, SEQUENCES), strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-4)
+    k = model.state_dict()["model.layers.1.self_attn.k_proj.weight"]
+    torch.testing.assert_close(
+        theirs.state_dict()["model.layers.1.self_attn.k_proj.weight"], k.view(2, -1, k.shape[1]).mean(0)
+    )
+
+
+def test_as_many_heads_are_the_same_model(tmp_path: Path) -> None:
+    source, _ = folder_of("llama_gqa", tmp_path / "source")
+    report = convert(str(source), "kv_heads=2", out=tmp_path / "out")
+    assert report.prices["original"] == report.prices["converted"]
+    before, after = (LLM(str(path), skip_tokenizer_init=True) for path in (source, tmp_path / "out"))
+    for a, b in zip(before.logits(SEQUENCES), after.logits(SEQUENCES), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_layers_that_share_keys_read_the_pooled_ones(tmp_path: Path) -> None:
+    spec = SPECS["cla2"]
+    weights = write(spec, tmp_path)
+    for name, x in weights.items():
+        if ".mixer.k." in name or ".mixer.v." in name:
+            parts = x.reshape(2, -1, x.shape[1])
+            parts[1] = parts[0]
+    new, table = with_kv_heads(spec, 1), open_table("cpu")
+    types: Any = dict.fromkeys(weights, "float32")
+    pooled = PooledWeights(spec, new, weights, types, table.memory.get, "mean", 0)
+    step = DenseStep.build(SEQUENCES, table.memory)
+    before, after = Model(spec, weights, table, 256)(step), Model(new, pooled, table, 256)(step)
+    np.testing.assert_allclose(np.asarray(before), np.asarray(after), atol=1e-4)
+
+
+def test_the_mean_loses_less_than_the_baselines(tmp_path: Path) -> None:
+    """On the built-in model, right after the conversion."""
+    text = tmp_path / "text.py"
+    text.write_text("".join(p.read_text() for p in sorted(Path(json.__file__).parent.glob("*.py"))))
+    kl = {}
+    for pool in ("mean", "first", "random"):
+        options = ConvertOptions(pool=pool, length=128, held_out_tokens=1024)  # type: ignore[arg-type]
+        report = convert("pocket", "kv_heads=1", out=tmp_path / pool, data=[text], options=options)
+        assert report.comparison is not None
+        quality = report.comparison.others["converted"].kl
+        kl[pool] = quality.value if quality else 0.0
+    assert kl["mean"] < kl["first"] < kl["random"], kl
+    config = json.loads((tmp_path / "mean" / "config.json").read_text())
+    assert config["model_type"] == "qwen3" and spec_from_config(config).attentions(shared=True)[0].num_kv_heads == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--to", "kv_heads=3"), "--to kv_heads=3: layer 0 has 2 KV heads; use one of 1, 2"),
+        (("--to", "kv_heads=0"), "write kv_heads=2"),
+        (("--to", "heads=2"), "use kv_heads"),
+        (("--to", "kv_heads=1", "--pool", "max"), "--pool is 'max'; use mean, first, random"),
+    ],
+)
+def test_bad_input_gives_one_line(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["convert", "pocket", *words, "--out", str(tmp_path / "out")])
+    assert isinstance(result.exception, RidgelineError)
+    assert message in str(result.exception) and not list(tmp_path.iterdir())
+
+
+def test_a_model_without_kv_heads_is_refused(tmp_path: Path) -> None:
+    source, _ = folder_of("mamba2", tmp_path / "source")
+    with pytest.raises(RequestError, match="has no attention layer with KV heads"):
+        convert(str(source), "kv_heads=1", out=tmp_path / "out")
