@@ -20,7 +20,11 @@ from ridgeline.archs import spec_from_config
 from ridgeline.cli.main import app
 from ridgeline.compress.convert import ConvertOptions, convert
 from ridgeline.compress.convert.heads import PooledWeights, with_kv_heads
+from ridgeline.compress.convert.run import Change, write_converted
+from ridgeline.compress.data import Samples
+from ridgeline.compress.folder import open_original
 from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.evals.documents import Document
 from ridgeline.nn import Model
 from ridgeline.ops import open_table
 from ridgeline.runtime.step import DenseStep
@@ -112,7 +116,10 @@ def test_the_mean_loses_less_than_the_baselines(tmp_path: Path) -> None:
     [
         (("--to", "kv_heads=3"), "--to kv_heads=3: layer 0 has 2 KV heads; use one of 1, 2"),
         (("--to", "kv_heads=0"), "write kv_heads=2"),
-        (("--to", "heads=2"), "use kv_heads"),
+        (("--to", "heads=2"), "use kv_heads, window"),
+        (("--to", "window=0"), "write window=256:3"),
+        (("--to", "window=9:0"), "write window=256:3"),
+        (("--to", "window=9:1"), "name some with --calibrate"),
         (("--to", "kv_heads=1", "--pool", "max"), "--pool is 'max'; use mean, first, random"),
     ],
 )
@@ -126,3 +133,57 @@ def test_a_model_without_kv_heads_is_refused(tmp_path: Path) -> None:
     source, _ = folder_of("mamba2", tmp_path / "source")
     with pytest.raises(RequestError, match="has no attention layer with KV heads"):
         convert(str(source), "kv_heads=1", out=tmp_path / "out")
+
+
+# ---- windows ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen3", "gpt2", "bamba"])
+def test_a_window_of_the_whole_context_changes_nothing(name: str, tmp_path: Path) -> None:
+    source, _ = folder_of(name, tmp_path / "source")
+    convert(str(source), "window=256:1", out=tmp_path / "out")
+    before, after = (LLM(str(path), skip_tokenizer_init=True) for path in (source, tmp_path / "out"))
+    assert any(m.window == 256 for m in after.loaded.spec.attentions(shared=True))
+    for a, b in zip(before.logits(SEQUENCES), after.logits(SEQUENCES), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_the_layer_that_looks_far_stays_whole(tmp_path: Path) -> None:
+    """In all other layers, the values are 0, so that a window changes nothing there."""
+    source, model = folder_of("llama_gqa", tmp_path / "source")
+    for i in (0, 1, 3):
+        model.get_submodule(f"model.layers.{i}.self_attn.v_proj").weight.data.zero_()
+    model.save_pretrained(source)
+    original = open_original(str(source), None)
+    samples = Samples(SEQUENCES, [Document(ids) for ids in SEQUENCES])
+    report = write_converted(
+        "M", original, Change("window", 4, 3), samples, "texts", tmp_path / "out", ConvertOptions()
+    )
+    assert "window 4 in all layers but 2" in report.title
+    after = LLM(str(tmp_path / "out"), skip_tokenizer_init=True)
+    assert [m.window for m in after.loaded.spec.attentions(shared=True)] == [4, 4, None, 4]
+    assert report.comparison is not None and report.comparison.others["converted"].perplexity.value > 0
+    before = LLM(str(source), skip_tokenizer_init=True)
+    for a, b in zip(before.logits(SEQUENCES), after.logits(SEQUENCES), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+def test_windows_need_longer_sequences(tmp_path: Path) -> None:
+    source, _ = folder_of("llama_gqa", tmp_path / "source")
+    samples = Samples(SEQUENCES, [Document(ids) for ids in SEQUENCES])
+    with pytest.raises(RequestError, match="sequences of 40 tokens show nothing of such a window"):
+        write_converted(
+            "M", open_original(str(source), None), Change("window", 40, 3), samples, "", tmp_path / "out",
+            ConvertOptions(),
+        )  # fmt: skip
+
+
+def test_windows_in_all_layers_load_in_transformers(tmp_path: Path) -> None:
+    """Llama with windows everywhere is Mistral."""
+    source, _ = folder_of("llama_gqa", tmp_path / "source")
+    convert(str(source), "window=8", out=tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "mistral"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    ours = LLM(str(tmp_path / "out"), skip_tokenizer_init=True).logits(SEQUENCES)
+    for own, other in zip(ours, oracle_logits(theirs, SEQUENCES), strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-4)

@@ -12,9 +12,7 @@ from ridgeline.cli.show.price import print_price
 from ridgeline.cli.show.steps import step_bar
 
 _Model = Annotated[str, typer.Argument(help="The model to convert: a folder, a Hugging Face hub id, or pocket.")]
-_To = Annotated[
-    str, option("--to", help="The new architecture, in the words of `plan`: kv_heads=2, the number of KV heads.")
-]
+_To = Annotated[str, option("--to", help="The new architecture, in the words of `plan`: kv_heads=2 or window=256:3.")]
 _Out = Annotated[str, option("--out", help="Folder to write. It must not exist.")]
 _Pool = Annotated[
     str,
@@ -40,6 +38,14 @@ _Format = Annotated[
         "(family where it can say the sizes). Default: auto.",
     ),
 ]
+_Sequences = Annotated[
+    int,
+    option(
+        "--calibrate-sequences",
+        min=1,
+        help="Number of sequences on which it is measured which layers suffer from a window. Default: 8.",
+    ),
+]
 _Length = Annotated[
     int | None, option("--sequence-length", min=2, help="Tokens of a sequence. Default: 512, or the longest context.")
 ]
@@ -56,6 +62,7 @@ def convert(
     pool: _Pool = "mean",
     calibrate: _Calibrate = None,
     format: _Format = "auto",
+    calibrate_sequences: _Sequences = 8,
     sequence_length: _Length = None,
     seed: _Seed = 0,
     threads: o.Threads = None,
@@ -65,7 +72,9 @@ def convert(
     from ridgeline.compress.convert import convert
     from ridgeline.compress.convert.options import read_options
 
-    options = read_options(pool=pool, format=format, length=sequence_length, seed=seed, threads=threads)
+    options = read_options(
+        pool=pool, format=format, sequences=calibrate_sequences, length=sequence_length, seed=seed, threads=threads
+    )
     with step_bar() as on_progress:
         report = convert(model, to, out=out, data=calibrate or (), options=options, on_progress=on_progress)
     print_price(report, out, json_output)

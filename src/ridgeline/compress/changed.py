@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,3 +56,19 @@ class ChangedWeights(Mapping[str, Any]):
             return name
         _, number, rest = name.split(".", 2)
         return f"layers.{self.kept[int(number)]}.{rest}"
+
+
+class SameWeights(ChangedWeights):
+    """The weights of the original under a spec that uses them otherwise.
+
+    weights: the weights of the original. widen: returns an array of the original as float32.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, weights: Mapping[str, Any], types: Mapping[str, DType], widen: Callable[[Any], Floats]
+    ) -> None:
+        super().__init__(spec, tuple(range(len(spec.layers))), types)
+        self._weights, self._widen = weights, widen
+
+    def computed(self, name: str) -> Floats:
+        return self._widen(self._weights[name])

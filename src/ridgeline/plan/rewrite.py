@@ -6,7 +6,7 @@ prices the results, and `compress/` makes their weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -54,13 +54,15 @@ def with_latents(spec: ModelSpec, latent: int, rope: int) -> ModelSpec:
     return _each_attention(spec, latents)
 
 
-def with_windows(spec: ModelSpec, window: int, local: int | None) -> ModelSpec:
-    """Return the model with windows in `local` of every local + 1 attention layers; None: in all (2503.19786)."""
+def with_windows(spec: ModelSpec, window: int, local: int | None, whole: Collection[int] | None = None) -> ModelSpec:
+    """Return the model with windows in `local` of every local + 1 attention layers; None: in all (2503.19786).
+
+    whole: indices, among the attention layers, of those that get no window; None: the last of each local + 1.
+    """
 
     def windowed(own: Attention, index: int) -> Attention:
-        if local is not None and index % (local + 1) == local:
-            return own
-        return replace(own, window=min(window, own.window or window))
+        is_whole = index in whole if whole is not None else local is not None and index % (local + 1) == local
+        return own if is_whole else replace(own, window=min(window, own.window or window))
 
     return _each_attention(spec, windowed)
 

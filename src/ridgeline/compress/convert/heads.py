@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.compress.changed import ChangedWeights
+from ridgeline.compress.changed import SameWeights
 from ridgeline.compress.convert.options import Pool
 from ridgeline.compress.grid import Floats
 from ridgeline.errors import RequestError
@@ -36,7 +36,7 @@ def with_kv_heads(spec: ModelSpec, count: int) -> ModelSpec:
         raise RequestError(f"--to kv_heads={count}: {e}") from None
 
 
-class PooledWeights(ChangedWeights):
+class PooledWeights(SameWeights):
     """The weights of a model with fewer KV heads.
 
     Args:
@@ -49,12 +49,11 @@ class PooledWeights(ChangedWeights):
         self, original: ModelSpec, spec: ModelSpec, weights: Mapping[str, Any], types: Mapping[str, DType],
         widen: Callable[[Any], Floats], pool: Pool, seed: int,
     ) -> None:  # fmt: skip
-        super().__init__(spec, tuple(range(len(spec.layers))), types)
-        self._original, self._weights, self._widen = original, weights, widen
-        self._pool, self._seed = pool, seed
+        super().__init__(spec, weights, types, widen)
+        self._original, self._pool, self._seed = original, pool, seed
 
     def computed(self, name: str) -> Floats:
-        x = self._widen(self._weights[name])
+        x = super().computed(name)
         layer, _, part = name.removeprefix("layers.").partition(".")
         if not name.startswith("layers."):
             return x

@@ -26,7 +26,7 @@ class ConvertOptions:
 
     pool: Pool = "mean"
     format: Format = "auto"
-    sequences: int = 2
+    sequences: int = 8
     length: int | None = None
     seed: int = 0
     threads: int | None = None
