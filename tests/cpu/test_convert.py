@@ -116,7 +116,10 @@ def test_the_mean_loses_less_than_the_baselines(tmp_path: Path) -> None:
     [
         (("--to", "kv_heads=3"), "--to kv_heads=3: layer 0 has 2 KV heads; use one of 1, 2"),
         (("--to", "kv_heads=0"), "write kv_heads=2"),
-        (("--to", "heads=2"), "use kv_heads, window"),
+        (("--to", "heads=2"), "use kv_heads, cla, window"),
+        (("--to", "cla=1"), "at least 2 layers share keys"),
+        (("--to", "cla=2", "--tie", "fit"), "name some with --calibrate, or take --tie mean"),
+        (("--to", "cla=2:1"), "write cla=2"),
         (("--to", "window=0"), "write window=256:3"),
         (("--to", "window=9:0"), "write window=256:3"),
         (("--to", "window=9:1"), "name some with --calibrate"),
@@ -187,3 +190,66 @@ def test_windows_in_all_layers_load_in_transformers(tmp_path: Path) -> None:
     ours = LLM(str(tmp_path / "out"), skip_tokenizer_init=True).logits(SEQUENCES)
     for own, other in zip(ours, oracle_logits(theirs, SEQUENCES), strict=True):
         np.testing.assert_allclose(own, other, atol=1e-4)
+
+
+# ---- layers that share keys and values ----------------------------------------------------------------------
+
+
+def converted(source: Path, out: Path, tie: str) -> Any:
+    """Convert to cla=2 on a short text of ids."""
+    samples = Samples(TEXTS, [Document(ids) for ids in SEQUENCES])
+    options = ConvertOptions(tie=tie)  # type: ignore[arg-type]
+    return write_converted("M", open_original(str(source), None), Change("cla", 2), samples, "texts", out, options)
+
+
+TEXTS = np.random.default_rng(0).integers(3, 250, (12, 40)).tolist()
+
+
+@pytest.mark.parametrize("tie", ["mean", "fit"])
+@pytest.mark.parametrize("name", ["llama_gqa", "qwen3", "qwen2_window", "gpt2"])
+def test_equal_layers_share_keys_exactly(name: str, tie: str, tmp_path: Path) -> None:
+    """The first layer of each pair adds nothing to the stream, and the second has its keys, values and norm."""
+    source, model = folder_of(name, tmp_path / "source")
+    silent = ("o_proj", "down_proj", "c_proj")
+    layers = model.get_submodule("transformer.h" if name == "gpt2" else "model.layers")
+    for i in range(0, len(layers), 2):
+        for key, x in layers[i].named_parameters():
+            if any(f".{part}." in key for part in silent):
+                x.data.zero_()
+            elif any(part in key for part in ("k_proj", "v_proj", "k_norm", "input_layernorm", "ln_1")):
+                layers[i + 1].get_parameter(key).data.copy_(x.data)
+            elif "c_attn" in key:  # q, k and v side by side
+                width = x.shape[-1] // 3
+                layers[i + 1].get_parameter(key).data[..., width:] = x.data[..., width:]
+    model.save_pretrained(source)
+    report = converted(source, tmp_path / "out", tie)
+    assert report.prices["converted"].state_bytes < report.prices["original"].state_bytes
+    before, after = (LLM(str(path), skip_tokenizer_init=True) for path in (source, tmp_path / "out"))
+    for a, b in zip(before.logits(SEQUENCES), after.logits(SEQUENCES), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 if tie == "mean" else 2e-3)
+
+
+def test_a_mean_takes_the_weights_of_norms_into_account(tmp_path: Path) -> None:
+    """A norm whose weights are doubled and matrices that are halved are the same layer."""
+    source, model = folder_of("llama_gqa", tmp_path / "source")
+    converted(source, tmp_path / "first", "mean")
+    layer = model.get_submodule("model.layers.1")
+    layer.input_layernorm.weight.data *= 2
+    for part in ("q_proj", "k_proj", "v_proj"):
+        layer.self_attn.get_submodule(part).weight.data /= 2
+    model.save_pretrained(source)
+    converted(source, tmp_path / "second", "mean")
+    first, second = (open_original(str(tmp_path / n), None).model.weights for n in ("first", "second"))
+    np.testing.assert_allclose(first["layers.0.mixer.k.weight"], second["layers.0.mixer.k.weight"], atol=1e-6)
+
+
+def test_least_squares_finds_keys_that_another_stream_gives(tmp_path: Path) -> None:
+    """The first layer adds a constant multiple of the stream's own directions, which a matrix can undo."""
+    source, _ = folder_of("llama_gqa", tmp_path / "source")
+    loss = {}
+    for tie in ("mean", "fit"):
+        report = converted(source, tmp_path / tie, tie)
+        assert report.comparison is not None
+        quality = report.comparison.others["converted"].kl
+        loss[tie] = quality.value if quality else 0.0
+    assert loss["fit"] < loss["mean"], loss

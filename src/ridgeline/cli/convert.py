@@ -12,7 +12,9 @@ from ridgeline.cli.show.price import print_price
 from ridgeline.cli.show.steps import step_bar
 
 _Model = Annotated[str, typer.Argument(help="The model to convert: a folder, a Hugging Face hub id, or pocket.")]
-_To = Annotated[str, option("--to", help="The new architecture, in the words of `plan`: kv_heads=2 or window=256:3.")]
+_To = Annotated[
+    str, option("--to", help="The new architecture, in the words of `plan`: kv_heads=2, cla=2 or window=256:3.")
+]
 _Out = Annotated[str, option("--out", help="Folder to write. It must not exist.")]
 _Pool = Annotated[
     str,
@@ -20,6 +22,14 @@ _Pool = Annotated[
         "--pool",
         help="How a group of neighboring KV heads becomes one: mean, first or random. The last two are baselines. "
         "Default: mean.",
+    ),
+]
+_Tie = Annotated[
+    str,
+    option(
+        "--tie",
+        help="How layers come to share keys and values: mean (of their matrices) or fit (of what these give on the "
+        "text, by least squares). Default: mean.",
     ),
 ]
 _Calibrate = Annotated[
@@ -43,7 +53,7 @@ _Sequences = Annotated[
     option(
         "--calibrate-sequences",
         min=1,
-        help="Number of sequences on which it is measured which layers suffer from a window. Default: 8.",
+        help="Number of sequences on which windows and --tie fit are measured. Default: 8.",
     ),
 ]
 _Length = Annotated[
@@ -60,6 +70,7 @@ def convert(
     to: _To,
     out: _Out,
     pool: _Pool = "mean",
+    tie: _Tie = "mean",
     calibrate: _Calibrate = None,
     format: _Format = "auto",
     calibrate_sequences: _Sequences = 8,
@@ -73,7 +84,13 @@ def convert(
     from ridgeline.compress.convert.options import read_options
 
     options = read_options(
-        pool=pool, format=format, sequences=calibrate_sequences, length=sequence_length, seed=seed, threads=threads
+        pool=pool,
+        tie=tie,
+        format=format,
+        sequences=calibrate_sequences,
+        length=sequence_length,
+        seed=seed,
+        threads=threads,
     )
     with step_bar() as on_progress:
         report = convert(model, to, out=out, data=calibrate or (), options=options, on_progress=on_progress)

@@ -9,6 +9,7 @@ from pathlib import Path
 from ridgeline.compress.changed import SameWeights
 from ridgeline.compress.convert.heads import PooledWeights, with_kv_heads
 from ridgeline.compress.convert.options import DEFAULTS, ConvertOptions
+from ridgeline.compress.convert.shared import TiedWeights, fitted_inputs, with_shared_keys
 from ridgeline.compress.convert.windows import with_measured_windows
 from ridgeline.compress.data import Samples
 from ridgeline.compress.deliver import Facts, OnProgress, deliver, samples_of, source_of
@@ -19,13 +20,14 @@ from ridgeline.runtime.load import LoadedModel
 
 FORMS: Mapping[str, str] = {
     "kv_heads": "kv_heads=2: number of KV heads",
+    "cla": "cla=2: number of layers that share keys and values, at least 2",
     "window": "window=256:3: tokens of the window, at least 1, and windowed layers per layer with full attention",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the architecture. number: KV heads, or tokens of a window. local: windowed layers per whole one."""
+    """A change of the architecture. number: KV heads, layers that share, or tokens of a window. local: windowed layers per whole one."""
 
     name: str
     number: int
@@ -64,6 +66,14 @@ def write_converted(
     if change.name == "kv_heads":
         spec, how = with_kv_heads(original.spec, change.number), f"({options.pool})"
         weights: SameWeights = PooledWeights(original.spec, spec, *given, options.pool, options.seed)
+    elif change.name == "cla":
+        spec, how = with_shared_keys(original.spec, change.number), f"({options.tie})"
+        inputs = None
+        if options.tie == "fit":
+            if samples is None:
+                raise RequestError("--tie fit is measured on text: name some with --calibrate, or take --tie mean")
+            inputs = fitted_inputs(original, spec, samples.calibration, on_progress)
+        weights = TiedWeights(original.spec, spec, *given, inputs)
     else:
         spec = with_measured_windows(original, change.number, change.local, samples, on_progress)
         whole = [str(i) for i in range(len(spec.layers)) if spec.layers[i] == original.spec.layers[i]]
