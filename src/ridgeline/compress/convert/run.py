@@ -27,7 +27,10 @@ FORMS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the architecture. number: KV heads, layers that share, or tokens of a window. local: windowed layers per whole one."""
+    """A change of the architecture.
+
+    number: KV heads, layers that share keys, or tokens of a window. local: windowed layers for each whole one.
+    """
 
     name: str
     number: int

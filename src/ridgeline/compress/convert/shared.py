@@ -1,4 +1,4 @@
-"""Neighbors that share keys and values (CLA, arXiv:2405.12981): those of the first layer of a group become those of all."""
+"""Neighbors that share keys and values (CLA, arXiv:2405.12981): the first layer of a group keeps those of all."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TiedWeights(SameWeights):
             return super().computed(name)
         members = self._groups[int(layer)]
         found = [self._member(m, members[0], part) for m in members]
-        mean: Floats = np.mean(found, axis=0, dtype=np.float64).astype(np.float32)
+        mean: Floats = np.stack(found).mean(axis=0).astype(np.float32)
         return mean
 
     def _member(self, member: int, owner: int, part: str) -> Floats:
