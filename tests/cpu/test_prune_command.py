@@ -140,6 +140,10 @@ def test_the_command_prints_the_price(tmp_path: Path, text: str) -> None:
     assert report["read_back_difference"] <= 1e-4 and len(report["kept_layers"]) == 3
     assert models["pruned"]["predicted_tokens_per_s"] > models["original"]["predicted_tokens_per_s"]
     assert models["pruned"]["perplexity"] > models["original"]["perplexity"]
+    shown = CliRunner().invoke(app, ["inspect", str(out)])
+    assert "3 of 4 layers, mlp 352 of 704" in shown.output and "4,000,512 to" in shown.output
+    (out / "price_report.json").write_text("{}")
+    assert "price_report.json is damaged" in str(CliRunner().invoke(app, ["inspect", str(out)]).exception)
     answer = LLM(str(out)).generate("import", SamplingParams(max_tokens=4, temperature=0))
     assert len(answer[0].outputs[0].token_ids) == 4
 
