@@ -1,4 +1,4 @@
-"""Pruning: what gives nothing ranks last and can be removed, in families of all kinds; the rest of the model stays."""
+"""Pruning: a part that gives nothing ranks last and can be removed, in families of all kinds; the rest of the model stays."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _Keep = Annotated[
     str | None,
     option(
         "--keep",
-        help="What to keep, as shares or numbers: mlp=0.5,heads=0.75,layers=20. mlp: neurons of MLPs and of each "
+        help="Parts to keep, as shares or numbers: mlp=0.5,heads=0.75,layers=20. mlp: neurons of MLPs and of each "
         "expert; heads: query heads, with their keys and values where each has its own; kv_heads: KV heads with their "
         "query heads; layers; width: the hidden size; experts; state: heads or channels of state spaces. Default: all.",
     ),
@@ -43,7 +43,7 @@ _Importance = Annotated[
     str,
     option(
         "--importance",
-        help="What ranks parts: activation (what they give on the text), weights (the norms of their weights) or "
+        help="Ranking of parts: activation (what they give on the text), weights (the norms of their weights) or "
         "random. The last two are baselines. Default: activation.",
     ),
 ]
@@ -51,7 +51,7 @@ _LayerScore = Annotated[
     str,
     option(
         "--layer-score",
-        help="What ranks layers: perplexity (of the model without the layer) or cosine (1 - the cosine of the stream "
+        help="Ranking of layers: perplexity (of the model without the layer) or cosine (1 - the cosine of the stream "
         "before and after it), which takes no passes of its own. Default: perplexity.",
     ),
 ]

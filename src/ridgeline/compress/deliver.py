@@ -48,7 +48,7 @@ class SampleOptions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was done, the name of the result in the report, and the format of its config."""
+    """A title that says what was done, the name of the result in the report, and the format of its config."""
 
     title: str
     name: str

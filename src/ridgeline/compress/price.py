@@ -21,7 +21,7 @@ ANSWER_SHARE = 4  # one part in four of it is the answer
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a model costs.
+    """The cost of a model.
 
     state_bytes: bytes of state that each token adds, at the start of a sequence. recurrent_bytes: bytes of recurrent
     state of a sequence. tokens_per_s: decode of one sequence, as the planner predicts it for this machine.
@@ -45,9 +45,10 @@ class PriceReport:
     """The price of a model before and after it was changed.
 
     Attributes:
-        title: what was done. prices: by "original" and the name of the result. comparison: quality on the held-out
-            part; None without text. read_back: largest difference between the logits of the folder and those of the
-            model that was written, as a share of the largest one. kept: the indices of the layers that were kept.
+        title: a line that says what was done. prices: by "original" and the name of the result. comparison: quality on
+            the held-out part; None without text. read_back: largest difference between the logits of the folder and
+            those of the model that was written, as a share of the largest one. kept: the indices of the layers that
+            were kept.
         source: on what importance was measured. notes: remarks for the user.
     """
 

@@ -20,7 +20,7 @@ FORM = "--keep: write mlp=0.5,heads=0.75,layers=20, with a share such as 0.5 or 
 
 @dataclass(frozen=True, slots=True)
 class Aims:
-    """What to keep, by word: a share (float) from 0 to 1, or a number (int).
+    """The parts to keep, by word: a share (float) from 0 to 1, or a number (int).
 
     multiple: sizes of MLPs and of the stream that follow from a share are multiples of it where the full size is one.
     """

@@ -135,7 +135,7 @@ def _choose_in(
 def _units(
     layer: AnyLayer, part: Part, size: int, scores: Mapping[Unit, Floats], before: Mapping[Unit, Indices]
 ) -> dict[Unit, Indices]:
-    """Return the indices of the units that are kept of a part. before: what was chosen already."""
+    """Return the indices of the units that are kept of a part. before: units that were chosen already."""
     mixer = layer.mixer.attention if isinstance(layer.mixer, SharedAttention) else layer.mixer
     if part == "mlp":
         unit: Unit = "neurons" if isinstance(layer.mlp, MoE) else "mlp"

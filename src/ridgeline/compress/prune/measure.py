@@ -68,12 +68,13 @@ class Mean:
 
 @dataclass(slots=True)
 class Measured:
-    """What was measured of a model.
+    """The measurements of a model.
 
     units: the score of each unit, by layer and kind. products: [heads, heads] by layer, the products of what two query
     heads give, summed over tokens and numbers. channels: the scores of the channels of the stream. layers: 1 - cosine
     of the stream before and after each layer. squares: mean square of each output of a norm, by the name of its
-    weights. inputs: of each input of a norm after a branch. moment: second moment of the stream, for components.
+    weights. inputs: mean square of each input of a norm after a branch. moment: second moment of the stream, for
+    components.
     """
 
     units: list[dict[Unit, Floats]]

@@ -20,9 +20,9 @@ class PruneOptions:
     """Options of `prune`.
 
     Attributes:
-        importance: what ranks parts: what they give on the calibration text, the norms of their weights, or chance.
-        layer_score: what ranks layers by activation: 1 - cosine of the stream before and after, or the perplexity
-            without the layer.
+        importance: ranks parts by what they give on the calibration text, by the norms of their weights, or by chance.
+        layer_score: ranks layers, with importance by activation, by 1 - cosine of the stream before and after, or by
+            the perplexity without the layer.
         channels: whether channels of the stream are chosen, or the stream is rotated to its principal components first;
             auto: components where the model's norms allow it and importance is by activation.
         sizes: whether a part has one size in all layers, or more where it gives more.

@@ -20,8 +20,8 @@ Widen = Callable[[Any], Floats]
 class Scores:
     """How much each part is worth, in any unit.
 
-    units: scores by layer and kind; those of neurons of experts are [experts, neurons]. channels: of the stream.
-    layers: of whole layers.
+    units: scores by layer and kind; those of neurons of experts are [experts, neurons]. channels: scores of the
+    stream's channels. layers: scores of whole layers.
     """
 
     units: tuple[Mapping[Unit, Floats], ...]

@@ -53,7 +53,7 @@ def _minitron(scores: Floats, kept: Indices) -> Floats:
     """Return [heads, kept heads]: head i of the ranking of L, of which K are kept, becomes 2 head_i - head_(2K - i + 1)
     for i from 2K - L + 1 to K, counted from 1.
     """
-    # Those that are kept come first, however groups changed the ranking.
+    # Heads that are kept come first, however groups changed the ranking.
     order = strongest(scores)
     order = np.concatenate([order[np.isin(order, kept)], order[~np.isin(order, kept)]])
     column = {int(head): j for j, head in enumerate(kept)}

@@ -37,7 +37,7 @@ def prune(
 
     Args:
         model: a folder or a hub id, which is not quantized.
-        aims: what to keep; see `parse_keep`.
+        aims: the parts to keep; see `parse_keep`.
         out: the folder to write, which must not exist.
         params: the most parameters that the result may have. The sizes of MLPs and of the stream follow from it, unless
             `aims` gives them.
