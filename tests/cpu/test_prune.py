@@ -1,4 +1,4 @@
-"""Pruning: a part that gives nothing ranks last and can be removed, in families of all kinds; the rest of the model stays."""
+"""Pruning: a part that gives nothing ranks last and can be removed, in families of all kinds; the others stay."""
 
 from __future__ import annotations
 
