@@ -78,7 +78,7 @@ def test_the_checkpoint_keeps_its_type_and_layers_may_differ(tmp_path: Path) -> 
     source = folder_of("llama_gqa", tmp_path / "source", torch.bfloat16)
     report = pruned(source, tmp_path / "out", "mlp=0.5,kv_heads=0.5", sizes="by-layer")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    sizes = {layer["mlp"]["intermediate_size"] for layer in config["spec"]["layers"]}
+    sizes = {layer.mlp.intermediate_size for layer in open_original(str(tmp_path / "out"), None).spec.layers}
     assert config["model_type"] == "ridgeline" and len(sizes) > 1
     assert "a llama config cannot say it: layers[" in report.notes[-1]
     assert open_original(str(tmp_path / "out"), None).dtype == "bfloat16"

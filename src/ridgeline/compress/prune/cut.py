@@ -97,6 +97,7 @@ class CutWeights(ChangedWeights):
                 x = _mixed(x, i, layer.mixed[name])
             elif axis[0].unit == "neurons":  # each expert keeps other neurons
                 own = layer.kept["neurons"]
+                own = own[layer.kept["experts"]] if "experts" in layer.kept else own
                 own = own.reshape(len(own), *(own.shape[1] if n == i else 1 for n in range(1, x.ndim)))
                 x = np.take_along_axis(x, own, axis=i)
             else:
