@@ -62,6 +62,13 @@ RULES = (
         SIZES,
         words("--train-tokens 256 --sequences 4 --sequence-length 32"),
     ),
+    Rule(
+        r"ridgeline prune ",
+        How.RUN,
+        SIZES,
+        words("--calibrate-sequences 4 --sequence-length 32 --layer-sequences 1"),
+    ),
+    Rule(r"ridgeline convert ", How.RUN, SIZES, words("--sequence-length 32")),
     Rule(r"ridgeline serve$", How.SERVER, "port 8000 may be taken, and other blocks ask this one", slow=True),
     Rule(r"ridgeline serve ", How.SERVE, "a server does not end by itself", words("--port 0"), slow=True),
     Rule(

@@ -15,8 +15,8 @@ from filelock import FileLock
 ROOT = Path(__file__).parents[2]
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 LACKING = "this CPU has no such instructions"
-# Emulated processors, best first, and the instruction sets that later ones lack, best first. Each set is compared on the
-# least processor that has it, where every instruction of a better set is illegal.
+# Emulated processors, best first, and the instruction sets that later ones lack, best first. Each set is compared on
+# the least processor that has it, where every instruction of a better set is illegal.
 PROCESSORS = {"max": ["i8mm"], "neoverse-n1": ["dotprod"], "cortex-a53": ["neon", "portable"]}
 # Without optimization. Results do not depend on it, and the compiler takes a third of the time.
 QUICK = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG="]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ridgeline import LLM
+from ridgeline.compress.prune.given import prune_to
 from ridgeline.errors import DataError
 from ridgeline.train import Corpus, Document, split
 from ridgeline.train.data.folder import prepare
@@ -19,8 +20,7 @@ from ridgeline.train.loop import TrainOptions
 from ridgeline.train.pocket.continuations import ContinuationOptions, draw_prompts
 from ridgeline.train.pocket.functions import FunctionOptions, code_lines, draw_functions, write_functions
 from ridgeline.train.pocket.pair import produce_pair
-from ridgeline.train.pocket.prune import PruneOptions
-from ridgeline.train.pocket.recipe import ModelRecipe, Recipe, Stage
+from ridgeline.train.pocket.recipe import KeptParts, ModelRecipe, Recipe, Stage
 from ridgeline.train.ranks import Ranks
 
 CONFIG = {
@@ -85,7 +85,7 @@ def recipe(corpus: Corpus) -> Recipe:
         ModelRecipe(LARGER, {"temperature": 0.5}, (Stage("corpus", OPTIONS), Stage("functions", last))),
         ModelRecipe(
             CONFIG | {"hidden_size": 16}, {},
-            (Stage("headers", OPTIONS), Stage("continuations", last)), PruneOptions((1,), (1,), tokens=128),
+            (Stage("headers", OPTIONS), Stage("continuations", last)), KeptParts((1,), (1,), tokens=128),
         ),
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ def test_a_pair_from_nothing_and_from_existing_files(
 ) -> None:
     monkeypatch.setattr(Corpus, "stdlib", classmethod(lambda cls: corpus))
     watch = Quiet()
-    produce_pair(recipe, tmp_path, Ranks("reference"), watch)
+    produce_pair(recipe, tmp_path, Ranks("reference"), watch, prune_to)
     assert [line for line in watch.lines if line.startswith("tiny")] == [
         "tiny, stage 1 of 2", "tiny, stage 2 of 2", "tiny-draft, stage 1 of 2", "tiny-draft, stage 2 of 2",
     ]  # fmt: skip
@@ -110,13 +110,15 @@ def test_a_pair_from_nothing_and_from_existing_files(
         (tmp_path / name / "model.safetensors").unlink()
     assert "8 greedy continuations by the target" in card
     assert "| Start | pruned from tiny: layers 1 (from 0), in each the KV heads 1 with" in card
-    produce_pair(recipe, tmp_path, Ranks("reference"), Quiet())
+    produce_pair(recipe, tmp_path, Ranks("reference"), Quiet(), prune_to)
     assert written == {name: (tmp_path / name / "model.safetensors").read_bytes() for name in written}
-    draft = replace(recipe.draft, prune=PruneOptions((0,), (1,), tokens=128))
+    draft = replace(recipe.draft, prune=KeptParts((0,), (1,), tokens=128))
     with pytest.raises(DataError, match="start"):
-        produce_pair(replace(recipe, draft=draft), tmp_path, Ranks("reference"), Quiet())
+        produce_pair(replace(recipe, draft=draft), tmp_path, Ranks("reference"), Quiet(), prune_to)
     with pytest.raises(DataError, match="remove its folder"):
-        produce_pair(replace(recipe, functions=FunctionOptions(21, 120)), tmp_path, Ranks("reference"), Quiet())
+        produce_pair(
+            replace(recipe, functions=FunctionOptions(21, 120)), tmp_path, Ranks("reference"), Quiet(), prune_to
+        )
 
 
 def test_another_python_or_corpus_is_refused(
@@ -124,9 +126,9 @@ def test_another_python_or_corpus_is_refused(
 ) -> None:
     monkeypatch.setattr(Corpus, "stdlib", classmethod(lambda cls: corpus))
     with pytest.raises(DataError, match=r"the standard library of Python 3\.9\.1"):
-        produce_pair(replace(recipe, python="3.9.1"), tmp_path, Ranks("reference"), Quiet())
+        produce_pair(replace(recipe, python="3.9.1"), tmp_path, Ranks("reference"), Quiet(), prune_to)
     with pytest.raises(DataError, match="not the pinned"):
-        produce_pair(replace(recipe, corpus_hash="0" * 64), tmp_path, Ranks("reference"), Quiet())
+        produce_pair(replace(recipe, corpus_hash="0" * 64), tmp_path, Ranks("reference"), Quiet(), prune_to)
 
 
 def test_the_shipped_recipe_can_be_read() -> None:

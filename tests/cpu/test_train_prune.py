@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ridgeline.archs import spec_from_config
+from ridgeline.compress.prune.given import prune_to
 from ridgeline.errors import DataError
 from ridgeline.nn import Model
 from ridgeline.ops import OpsTable, open_table
@@ -17,7 +18,7 @@ from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import ModelSpec
 from ridgeline.train.data.batches import Batch
 from ridgeline.train.module import LanguageModel
-from ridgeline.train.pocket.prune import PruneOptions, prune
+from ridgeline.train.pocket.recipe import KeptParts
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen3", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3,
@@ -28,7 +29,7 @@ SMALL = CONFIG | {
     "hidden_size": 12, "intermediate_size": 10, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }  # fmt: skip
-OPTIONS = PruneOptions((0, 2), (1,))
+OPTIONS = KeptParts((0, 2), (1,))
 
 
 @pytest.fixture
@@ -57,6 +58,13 @@ def drawn(config: dict[str, Any], table: OpsTable) -> tuple[ModelSpec, dict[str,
     return spec, found | {"norm.weight": torch.full((spec.hidden_size,), 1.5)}
 
 
+def pruned(
+    large: ModelSpec, weights: dict[str, torch.Tensor], small: ModelSpec, kept: KeptParts, batch: Batch, table: OpsTable
+) -> dict[str, torch.Tensor]:
+    found = prune_to(large, weights, small, kept, batch, table)
+    return {name: torch.from_numpy(x) for name, x in found.items()}
+
+
 def logits(spec: ModelSpec, weights: dict[str, torch.Tensor], batch: Batch, table: OpsTable) -> torch.Tensor:
     step = DenseStep(torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions), batch.lengths, table.memory)
     found: torch.Tensor = Model(spec, weights, table, 64)(step)
@@ -65,7 +73,7 @@ def logits(spec: ModelSpec, weights: dict[str, torch.Tensor], batch: Batch, tabl
 
 def test_all_kept_is_the_same_model_in_another_basis(table: OpsTable, batch: Batch) -> None:
     spec, weights = drawn(CONFIG, table)
-    found = prune(spec, weights, spec, PruneOptions((0, 1, 2), (0, 1)), batch, table)
+    found = pruned(spec, weights, spec, KeptParts((0, 1, 2), (0, 1)), batch, table)
     assert not torch.allclose(found["embed.weight"], weights["embed.weight"], atol=0.1)
     torch.testing.assert_close(
         logits(spec, found, batch, table), logits(spec, weights, batch, table), atol=1e-3, rtol=1e-4
@@ -83,7 +91,7 @@ def test_parts_without_effect_can_be_left_out(table: OpsTable, batch: Batch) -> 
         for name, x in (("mixer.o", o), ("mlp.down", down)):
             weights[f"layers.{i}.{name}.weight"] = inside @ inside.T @ x * (i != 1)
     small = spec_from_config(SMALL)
-    found = prune(spec, weights, small, OPTIONS, batch, table)
+    found = pruned(spec, weights, small, OPTIONS, batch, table)
     torch.testing.assert_close(
         logits(small, found, batch, table), logits(spec, weights, batch, table), atol=1e-3, rtol=1e-4
     )  # fmt: skip
@@ -91,30 +99,31 @@ def test_parts_without_effect_can_be_left_out(table: OpsTable, batch: Batch) -> 
 
 def test_text_gives_the_same_weights_again(table: OpsTable, batch: Batch) -> None:
     spec, weights = drawn(CONFIG, table)
-    once, again = (prune(spec, weights, spec_from_config(SMALL), OPTIONS, batch, table) for _ in range(2))
+    once, again = (pruned(spec, weights, spec_from_config(SMALL), OPTIONS, batch, table) for _ in range(2))
     assert all(torch.equal(x, again[name]) for name, x in once.items())
 
 
 @pytest.mark.parametrize(
     ("large", "small", "options", "words"),
     [
-        ({"attention_bias": True}, {}, OPTIONS, r"layers\.\d\.mixer\.\w\.bias cannot be pruned"),
-        ({"tie_word_embeddings": False}, {}, OPTIONS, "a tied embedding"),
-        ({}, {}, PruneOptions((0, 3), (1,)), "the layers 0, 3 cannot be kept; the model has 3 layers"),
-        ({}, {}, PruneOptions((0, 2), (2,)), "the KV heads 2 cannot be kept; the model has 2 KV heads"),
-        ({}, {}, PruneOptions((0,), (1,)), "does not fit"),
-        ({}, {}, PruneOptions((0, 2), (0, 1)), r"layers\.0\.mixer\.k\.weight is .16, 12., but .8, 12. in the"),
+        ({"attention_bias": True}, {}, OPTIONS, r"the small model lacks layers\.0\.mixer\.k\.bias"),
+        ({"tie_word_embeddings": False}, {}, OPTIONS, r"the small model lacks head\.weight"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 8}, {}, OPTIONS, "RMS norms without an offset"),
+        ({}, {}, KeptParts((0, 3), (1,)), "the layers 0, 3 cannot be kept; the model has 3 layers"),
+        ({}, {}, KeptParts((0, 2), (2,)), "the KV heads 2 cannot be kept; the model has 2 KV heads"),
+        ({}, {}, KeptParts((0,), (1,)), "does not fit"),
+        ({}, {}, KeptParts((0, 2), (0, 1)), r"layers\.0\.mixer\.q\.weight is .32, 12., but .16, 12. in the"),
         ({}, {"hidden_size": 40}, OPTIONS, "does not fit"),
         ({}, {"intermediate_size": 25}, OPTIONS, "does not fit"),
         ({}, {"vocab_size": 65}, OPTIONS, "does not fit: embed.weight"),
     ],
 )  # fmt: skip
 def test_models_that_cannot_be_cut_give_one_line(
-    large: dict[str, Any], small: dict[str, Any], options: PruneOptions, words: str, table: OpsTable, batch: Batch
+    large: dict[str, Any], small: dict[str, Any], options: KeptParts, words: str, table: OpsTable, batch: Batch
 ) -> None:
     spec, weights = drawn(CONFIG | large, table)
     with pytest.raises(DataError, match=words) as caught:
-        prune(spec, weights, spec_from_config(SMALL | small), options, batch, table)
+        pruned(spec, weights, spec_from_config(SMALL | small), options, batch, table)
     assert "\n" not in str(caught.value)
 
 
@@ -122,14 +131,14 @@ def test_a_missing_part_is_named(table: OpsTable, batch: Batch) -> None:
     spec, weights = drawn(CONFIG, table)
     del weights["layers.2.mixer.v.weight"]
     with pytest.raises(DataError, match=r"without layers\.1\.mixer\.v\.weight cannot be pruned"):
-        prune(spec, weights, spec_from_config(SMALL), OPTIONS, batch, table)
+        pruned(spec, weights, spec_from_config(SMALL), OPTIONS, batch, table)
 
 
 def test_layers_that_are_not_requested_have_no_effect(table: OpsTable, batch: Batch) -> None:
     spec, weights = drawn(CONFIG, table)
     other = {name: x + 1.0 if name.startswith("layers.1.") else x for name, x in weights.items()}
     small = spec_from_config(SMALL)
-    once, again = (prune(spec, w, small, OPTIONS, batch, table) for w in (weights, other))
+    once, again = (pruned(spec, w, small, OPTIONS, batch, table) for w in (weights, other))
     assert all(torch.equal(x, again[name]) for name, x in once.items())
-    kept = prune(spec, weights, small, replace(OPTIONS, layers=(0, 1)), batch, table)
+    kept = pruned(spec, weights, small, replace(OPTIONS, layers=(0, 1)), batch, table)
     assert not torch.equal(kept["layers.1.mixer.q.weight"], once["layers.1.mixer.q.weight"])

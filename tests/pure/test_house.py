@@ -54,6 +54,8 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
             "quant",
             "nn",
             "load",
+            "cost",
+            "plan",
             "runtime",
             "evals",
             "sample",

@@ -49,6 +49,8 @@ def inspect(
     kind = weight_dtype(config, dtype)
     storage, _ = choose_storage(kv_cache_dtype, stored.formats.with_others(stored.dequantized).type_of_most(kind))
     report = describe(spec, kind, max_model_len, stored, storage)
+    if (price := _price(model)) is not None:
+        report["price"] = price
     if json_output:
         import json
 
@@ -57,6 +59,15 @@ def inspect(
         print(json.dumps({**report, "spec": to_json(spec)}, indent=2))
     else:
         _print(model, spec, report, storage)
+
+
+def _price(model: str) -> dict[str, Any] | None:
+    """Return the price report in a folder that `prune` or `convert` wrote; None for any other model."""
+    from ridgeline.spec.folders import existing, read_json
+
+    folder = existing(model)
+    path = None if folder is None else folder / "price_report.json"
+    return dict(read_json(path)) if path is not None and path.is_file() else None
 
 
 def _config(model: str, revision: str | None) -> dict[str, Any]:
@@ -166,6 +177,8 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> 
         mixer, mlp = (describe(part) if part else "none" for part in (layer.mixer, layer.mlp))
         for name, text in (("mixer", mixer), ("mlp", mlp), ("norms", norms(layer))):
             parts.append(Line(f"  {name:<6} {text}", indent=9))
+    if "price" in r:
+        parts.append(Line(Text.assemble(("made by", "bold"), f"  {_made(r['price'])}")))
     facts = Table("", (Column("", right=False), Column("value", right=False, wraps=True)), has_header=False)
     for name, value in _facts(r):
         facts.add_row(name, value)
@@ -175,6 +188,22 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> 
 
         parts.append(matrix_table([MatrixRow(**row) for row in r["matrices"]]))
     show(screen(), *parts)
+
+
+def _made(price: dict[str, Any]) -> str:
+    """Return in a line from what a model was made, and what that cost. Raises ConfigError for a damaged report."""
+    from ridgeline.errors import ConfigError
+
+    try:
+        models = price["models"]
+        before = models["original"]
+        name, after = next((name, found) for name, found in models.items() if name != "original")
+        rates = f"{before['predicted_tokens_per_s']:,.0f} to {after['predicted_tokens_per_s']:,.0f} tok/s predicted"
+        params = f"{before['params']:,} to {after['params']:,} parameters"
+        lost = f", perplexity {before['perplexity']:.4g} to {after['perplexity']:.4g}" if "perplexity" in after else ""
+        return f"{price['title']} ({name}: {params}, {rates}{lost})"
+    except (KeyError, TypeError, ValueError, StopIteration, AttributeError):
+        raise ConfigError("price_report.json is damaged; remove it to inspect the model") from None
 
 
 def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:

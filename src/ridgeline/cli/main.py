@@ -16,6 +16,7 @@ from ridgeline.cli import (
     bench_serve,
     calibrate,
     chat,
+    convert,
     distill,
     doctor,
     evaluate,
@@ -23,6 +24,7 @@ from ridgeline.cli import (
     generate,
     inspect,
     plan,
+    prune,
     quantize,
     replay,
     run_batch,
@@ -63,6 +65,8 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("train")(train.train)
 app.command("distill")(distill.distill)
 app.command("quantize")(quantize.quantize)
+app.command("prune")(prune.prune)
+app.command("convert")(convert.convert)
 bench.app.command("serve")(bench_serve.bench_serve)
 bench.app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.option import option
+from ridgeline.cli.show.steps import step_bar
 
 if TYPE_CHECKING:
     from ridgeline.compress import Report
-
-PAUSE_S = 30.0
 
 _Model = Annotated[str, typer.Argument(help="The model to quantize: a folder, a Hugging Face hub id, or pocket.")]
 _Scheme = Annotated[
@@ -133,7 +128,7 @@ def quantize(
     from ridgeline import compress
 
     options = compress.Options(sequences, sequence_length, seed, bits, threads, train_tokens=train_tokens)
-    with _bar() as on_progress:
+    with step_bar() as on_progress:
         report = compress.quantize(
             model, scheme, out=out, data=calibrate or (), group=group, symmetric=symmetric, activations=activations,
             keep=keep, format=format, options=options, on_progress=on_progress,
@@ -144,36 +139,6 @@ def quantize(
         print(json.dumps(report.to_json(), indent=2, allow_nan=False))
     else:
         _print(report, out)
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show what is being done: a bar on a terminal, and a line twice a minute on anything else."""
-    if not sys.stderr.isatty():
-        yield _Lines().show
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ridgeline.cli.show.progress import error_console
-
-    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
-    bar = Progress(*columns, console=error_console(), transient=True, redirect_stdout=False)
-    task = bar.add_task("reading", total=None)
-    with bar:
-        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
-
-
-class _Lines:
-    """Writes lines of progress to stderr, with PAUSE_S seconds between them."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def show(self, what: str, done: int, total: int) -> None:
-        """Write a line if it is time for one."""
-        if time.monotonic() - self._last >= PAUSE_S:
-            self._last = time.monotonic()
-            print(f"{what}, {done:,} of {total:,}", file=sys.stderr, flush=True)
 
 
 def _print(report: Report, out: str) -> None:

@@ -197,6 +197,7 @@ def _recipe(name: str, model: ModelFlags, where: str) -> None:
     from ridgeline.ops.devices import training_device
 
     device = training_device(where)  # checks for torch, which the imports below need
+    from ridgeline.compress.prune.given import prune_to
     from ridgeline.train.pocket.pair import produce_pair
     from ridgeline.train.pocket.recipe import Recipe
     from ridgeline.train.ranks import open_ranks
@@ -206,7 +207,7 @@ def _recipe(name: str, model: ModelFlags, where: str) -> None:
             raise RequestError(f"--recipe {name} fixes the model and the texts; leave out {other}")
     wanted, out = Recipe.read(name), Path(model.out or f"{name}-recipe")
     with open_ranks(device) as ranks, training_bars(ranks) as watch:
-        produce_pair(wanted, out, ranks, watch)
+        produce_pair(wanted, out, ranks, watch, prune_to)
 
 
 def _spec(model: ModelFlags, run: RunFlags, where: str) -> None:

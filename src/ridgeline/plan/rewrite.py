@@ -1,13 +1,14 @@
 """Rewrite a ModelSpec: what a model would be with other KV heads, windows, mixers or sizes.
 
-Quality is not estimated here: a rewritten model has to be trained, or converted and then trained further.
+Quality is not estimated here: a rewritten model has to be trained, or converted and then trained further. The planner
+prices the results, and `compress/` makes their weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from ridgeline.errors import RequestError
 from ridgeline.spec import (
@@ -19,6 +20,7 @@ from ridgeline.spec import (
     Mamba,
     Mamba2,
     ModelSpec,
+    MoE,
     RMSNorm,
     SharedAttention,
     TokenMixer,
@@ -27,6 +29,10 @@ from ridgeline.spec import (
 Recurrent = Literal["mamba", "mamba2", "lightning", "delta"]
 RECURRENT: tuple[Recurrent, ...] = ("mamba", "mamba2", "lightning", "delta")
 PRUNABLE = ("mlp", "layers", "heads")
+# Parts of a layer whose sizes can change: neurons of its MLP or of each expert, neurons of the MLP beside experts,
+# experts, query heads, KV heads with their query heads, and heads (Mamba: channels) of a state space.
+Part = Literal["mlp", "shared", "experts", "heads", "kv_heads", "state"]
+PARTS: tuple[Part, ...] = ("mlp", "shared", "experts", "heads", "kv_heads", "state")
 
 
 def with_kv_heads(spec: ModelSpec, count: int) -> ModelSpec:
@@ -48,13 +54,15 @@ def with_latents(spec: ModelSpec, latent: int, rope: int) -> ModelSpec:
     return _each_attention(spec, latents)
 
 
-def with_windows(spec: ModelSpec, window: int, local: int | None) -> ModelSpec:
-    """Return the model with windows in `local` of every local + 1 attention layers; None: in all (2503.19786)."""
+def with_windows(spec: ModelSpec, window: int, local: int | None, whole: Collection[int] | None = None) -> ModelSpec:
+    """Return the model with windows in `local` of every local + 1 attention layers; None: in all (2503.19786).
+
+    whole: indices, among the attention layers, of those that get no window; None: the last of each local + 1.
+    """
 
     def windowed(own: Attention, index: int) -> Attention:
-        if local is not None and index % (local + 1) == local:
-            return own
-        return replace(own, window=min(window, own.window or window))
+        is_whole = index in whole if whole is not None else local is not None and index % (local + 1) == local
+        return own if is_whole else replace(own, window=min(window, own.window or window))
 
     return _each_attention(spec, windowed)
 
@@ -106,41 +114,107 @@ def pruned(spec: ModelSpec, part: str, share: float) -> ModelSpec:
     """Return the model without a share of its layers, its heads, or the intermediate size of its MLPs and experts
     (2407.14679).
 
-    If each query head has its own KV head, both are removed; grouped KV heads stay.
+    If each query head has its own KV head, both are removed; grouped KV heads stay. Layers are removed from the middle:
+    the first and the last layers change the residual stream most.
     """
     if part == "layers":
-        return _fewer_layers(spec, share)
+        keep = max(1, round(len(spec.layers) * (1 - share)))
+        first, count = -(-keep // 2), len(spec.layers)
+        return with_layers(spec, [*range(first), *range(count - (keep - first), count)])
     if part == "heads":
-        return _each_attention(spec, lambda own, _: _fewer_heads(own, share))
-    layers: list[AnyLayer] = []
-    for layer in spec.layers:
-        mlp = layer.mlp
-        if mlp:
-            mlp = replace(mlp, intermediate_size=_rounded(mlp.intermediate_size, share))
-            if mlp.shared:
-                shared = replace(mlp.shared, intermediate_size=_rounded(mlp.shared.intermediate_size, share))
-                mlp = replace(mlp, shared=shared)
-            layers.append(replace(layer, mlp=mlp))
-        else:
-            layers.append(layer)
-    return _changed(spec, replace(spec, layers=tuple(layers)), "MLPs")
+        return _each_attention(spec, lambda own, _: _with_heads(own, _fewer_heads(own, share)))
+    layers = spec.layers
+    for name in ("mlp", "shared"):
+        layers = tuple(_fewer(layer, name, share) for layer in layers)
+    return _changed(spec, replace(spec, layers=layers), "MLPs")
 
 
-def _fewer_layers(spec: ModelSpec, share: float) -> ModelSpec:
-    """Remove layers from the middle: the first and the last layers change the residual stream most."""
+def with_layers(spec: ModelSpec, kept: Sequence[int]) -> ModelSpec:
+    """Return the model with these layers, given by their indices in order. Raises RequestError where layers share keys
+    and values.
+    """
     if any(spec.state_layer(i) != i for i in range(len(spec.layers))):
         raise RequestError("layers that share keys and values cannot be pruned here; prune mlp or heads")
-    keep = max(1, round(len(spec.layers) * (1 - share)))
-    first = -(-keep // 2)
-    return replace(spec, layers=spec.layers[:first] + spec.layers[len(spec.layers) - (keep - first) :])
+    return replace(spec, layers=tuple(spec.layers[i] for i in kept))
 
 
-def _fewer_heads(own: Attention, share: float) -> Attention:
-    group = own.num_heads // own.num_kv_heads
-    if group == 1:
-        heads = max(1, round(own.num_heads * (1 - share)))
+def with_width(spec: ModelSpec, width: int) -> ModelSpec:
+    """Return the model with another hidden size, and every other size as it is."""
+    try:
+        return replace(spec, hidden_size=width)
+    except ValueError as e:
+        raise RequestError(str(e)) from None
+
+
+def size_of(layer: AnyLayer, part: Part) -> int:
+    """Return the size of a part of a layer; 0 if the layer has no such part."""
+    if part in ("mlp", "shared", "experts"):
+        mlp: Any = layer.mlp if part != "shared" or not layer.mlp else layer.mlp.shared
+        return 0 if mlp is None else int(mlp.num_experts if part == "experts" else mlp.intermediate_size)
+    mixer = layer.mixer.attention if isinstance(layer.mixer, SharedAttention) else layer.mixer
+    match mixer:
+        case Attention():
+            return {"heads": mixer.num_heads, "kv_heads": mixer.num_kv_heads}.get(part, 0)
+        case LatentAttention():
+            return mixer.num_heads if part == "heads" else 0
+        case Mamba2():
+            return mixer.num_heads if part == "state" else 0
+        case Mamba():
+            return mixer.inner_size if part == "state" else 0
+    return 0
+
+
+def with_size(layer: AnyLayer, part: Part, size: int) -> AnyLayer:
+    """Return a layer that has the part with another size. Fewer KV heads have fewer query heads, and where each query
+    head has its own KV head, fewer query heads have fewer KV heads. Raises RequestError for a size that is impossible.
+    """
+    mixer, mlp = layer.mixer, layer.mlp
+    try:
+        if part == "mlp" and mlp is not None:
+            return replace(layer, mlp=replace(mlp, intermediate_size=size))
+        if isinstance(mlp, MoE) and part == "experts":
+            return replace(layer, mlp=replace(mlp, num_experts=size))
+        if isinstance(mlp, MoE) and part == "shared" and mlp.shared is not None:
+            return replace(layer, mlp=replace(mlp, shared=replace(mlp.shared, intermediate_size=size)))
+        if mixer is not None and part in ("heads", "kv_heads", "state"):
+            return replace(layer, mixer=_resized(mixer, part, size))
+    except ValueError as e:
+        raise RequestError(str(e)) from None
+    raise RequestError(f"a layer has no part {part!r}")
+
+
+def _resized(mixer: TokenMixer, part: str, size: int) -> TokenMixer:
+    match mixer:
+        case SharedAttention() if part == "heads":
+            return mixer.replaced_by(_with_heads(mixer.attention, size))
+        case Attention() if part == "kv_heads":
+            return replace(mixer, num_kv_heads=size, num_heads=size * mixer.query_group)
+        case Attention() if part == "heads":
+            return _with_heads(mixer, size)
+        case LatentAttention() if part == "heads":
+            return replace(mixer, num_heads=size)
+        case Mamba2() if part == "state":
+            return replace(mixer, num_heads=size)
+        case Mamba() if part == "state":
+            return replace(mixer, inner_size=size)
+    raise ValueError(f"{mixer.kind} has no part {part!r} whose size can change")
+
+
+def _with_heads(own: Attention, heads: int) -> Attention:
+    if own.query_group == 1:
         return replace(own, num_heads=heads, num_kv_heads=heads)
-    return replace(own, num_heads=own.num_kv_heads * max(1, round(group * (1 - share))))
+    return replace(own, num_heads=heads)
+
+
+def _fewer_heads(own: Attention, share: float) -> int:
+    if own.query_group == 1:
+        return _rounded(own.num_heads, share)
+    return own.num_kv_heads * _rounded(own.query_group, share)
+
+
+def _fewer(layer: AnyLayer, part: Part, share: float) -> AnyLayer:
+    size = size_of(layer, part)
+    return with_size(layer, part, _rounded(size, share)) if size else layer
 
 
 def _rounded(size: int, share: float) -> int:

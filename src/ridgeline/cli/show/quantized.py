@@ -59,7 +59,7 @@ def table(report: Report) -> Table:
     out = Table("", [Column(name, right=bool(name), drop=drop) for name, drop in columns.items()])
     for name in dict.fromkeys((*qualities, *report.bits)):
         size = name if name in report.bits else report.scheme
-        first, second = _quality(qualities.get(name))
+        first, second = quality_cells(qualities.get(name))
         speed = speeds.get(size) if name != RTN or _is_format_of_rtn(report) else None
         rates = [_rate(speed.predicted if speed else None)] if has_predictions else []
         rates += [_rate(speed.measured if speed else None)] if speeds else []
@@ -90,7 +90,7 @@ def with_interval(value: float, half: float | None) -> tuple[str, str]:
     return f"{value:,.{decimals}f}", f"±{up:,.{decimals}f}"
 
 
-def _quality(quality: Quality | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def quality_cells(quality: Quality | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the cells of KL, top-1 and perplexity, and those of their intervals."""
     if quality is None:
         return (), ()

@@ -7,24 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
 
 from ridgeline.archs import spec_from_config
 from ridgeline.errors import DataError
+from ridgeline.ops import OpsTable
 from ridgeline.runtime.load import LoadOptions, load_model
+from ridgeline.spec import ModelSpec
 from ridgeline.train.card import Row
 from ridgeline.train.cost import TrainingCost
-from ridgeline.train.data.batches import Batches
+from ridgeline.train.data.batches import Batch, Batches
 from ridgeline.train.data.corpus import Corpus
 from ridgeline.train.data.folder import TrainingData, prepare
 from ridgeline.train.data.shards import Shard
 from ridgeline.train.pocket.continuations import hash_of, write_continuations
 from ridgeline.train.pocket.functions import write_functions
 from ridgeline.train.pocket.produce import DATA, TRAINING, Output, finish, job_of
-from ridgeline.train.pocket.prune import prune
-from ridgeline.train.pocket.recipe import ModelRecipe, Recipe, Stage, StageData
+from ridgeline.train.pocket.recipe import KeptParts, ModelRecipe, Recipe, Stage, StageData
 from ridgeline.train.ranks import Ranks
 from ridgeline.train.run import Aim, Job, Trained, Watch, train
 
@@ -41,9 +42,15 @@ DESCRIBED: Mapping[StageData, str] = {
 }
 
 
-def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
-    """Train the recipe's target in `out/NAME` and its draft in `out/NAME-draft`. Raises DataError for another Python
-    version.
+# Computes the weights of a draft from the target: `compress.prune.given.prune_to`. The command passes it in, because
+# `compress` imports this package.
+PruneTo = Callable[[ModelSpec, Mapping[str, Any], ModelSpec, KeptParts, Batch, OpsTable], Mapping[str, Any]]
+
+
+def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch, prune_to: PruneTo) -> None:
+    """Train the recipe's target in `out/NAME` and its draft in `out/NAME-draft`.
+
+    prune_to: computes the weights with which a draft begins. Raises DataError for another Python version.
     """
     if (version := platform.python_version()) != recipe.python:
         raise DataError(
@@ -57,7 +64,7 @@ def produce_pair(recipe: Recipe, out: Path, ranks: Ranks, watch: Watch) -> None:
         seed=recipe.split_seed, pinned=recipe.corpus_hash, say=watch.say,
     )  # fmt: skip
     target = Output(folder=out / recipe.name, ranks=ranks, license=LICENSE, dtype="bfloat16")
-    maker = _Maker(recipe, data, target, watch)
+    maker = _Maker(recipe, data, target, watch, prune_to)
     maker.make(recipe.target, replace(target, sampling=recipe.target.sampling), SUMMARY)
     draft = replace(target, folder=out / f"{recipe.name}-draft", sampling=recipe.draft.sampling)
     maker.make(recipe.draft, draft, DRAFT_SUMMARY.format(recipe.name, recipe.name))
@@ -71,6 +78,7 @@ class _Maker:
     data: TrainingData
     target: Output
     watch: Watch
+    prune_to: PruneTo
 
     def make(self, model: ModelRecipe, output: Output, summary: str) -> None:
         """Run all stages of a model, and write its folder."""
@@ -108,8 +116,10 @@ class _Maker:
         large = load_model(str(self.target.folder), LoadOptions(device=self.target.ranks.device, dtype="float32"))
         batch = Batches(self._shard(stage.data), stage.options.context, size, stage.options.seed).batch(0)
         small = spec_from_config(model.config)
-        weights = cast("Mapping[str, torch.Tensor]", large.model.weights)
-        return prune(large.spec, weights, small, model.prune, batch, large.table)
+        found = self.prune_to(large.spec, large.model.weights, small, model.prune, batch, large.table)
+        put: Any = large.table.memory.put
+        placed: dict[str, torch.Tensor] = {name: put(x, "float32", "float32") for name, x in found.items()}
+        return placed
 
     def _shard(self, kind: StageData) -> Shard:
         if kind == "corpus":

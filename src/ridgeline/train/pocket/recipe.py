@@ -12,7 +12,6 @@ from ridgeline.errors import DataError
 from ridgeline.train.loop import TrainOptions
 from ridgeline.train.pocket.continuations import ContinuationOptions
 from ridgeline.train.pocket.functions import FunctionOptions
-from ridgeline.train.pocket.prune import PruneOptions
 
 FOLDER = Path(__file__).parent / "recipes"
 StageData = Literal["corpus", "functions", "headers", "code", "continuations"]
@@ -31,6 +30,18 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptParts:
+    """The parts of the target that a draft begins with (compress/prune/given.py). layers: indices of layers. kv_heads:
+    indices of the kept KV heads of every layer, with their query heads. tokens: number of tokens for computing the
+    stream's components.
+    """
+
+    layers: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    tokens: int = 16_384
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRecipe:
     """One model of a recipe. config: its config.json. sampling: fields of its generation_config.json. prune: the parts
     of the target that it starts from; None: random weights.
@@ -39,7 +50,7 @@ class ModelRecipe:
     config: Mapping[str, Any]
     sampling: Mapping[str, Any]
     stages: tuple[Stage, ...]
-    prune: PruneOptions | None = None
+    prune: KeptParts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,5 +88,5 @@ def _model(data: Mapping[str, Any]) -> ModelRecipe:
     assert all(kind in get_args(StageData) for kind, _ in stages)
     prune = None
     if kept := data.get("prune"):
-        prune = PruneOptions(tuple(kept["layers"]), tuple(kept["kv_heads"]), kept["tokens"])
+        prune = KeptParts(tuple(kept["layers"]), tuple(kept["kv_heads"]), kept["tokens"])
     return ModelRecipe(data["config"], data["sampling"], tuple(Stage(*stage) for stage in stages), prune)

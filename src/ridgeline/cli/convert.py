@@ -1,0 +1,97 @@
+"""`ridgeline convert`: convert a model to a cheaper architecture, write it, and report the price."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ridgeline.cli.flags import options as o
+from ridgeline.cli.option import option
+from ridgeline.cli.show.price import print_price
+from ridgeline.cli.show.steps import step_bar
+
+_Model = Annotated[str, typer.Argument(help="The model to convert: a folder, a Hugging Face hub id, or pocket.")]
+_To = Annotated[
+    str, option("--to", help="The new architecture, in the words of `plan`: kv_heads=2, cla=2 or window=256:3.")
+]
+_Out = Annotated[str, option("--out", help="Folder to write. It must not exist.")]
+_Pool = Annotated[
+    str,
+    option(
+        "--pool",
+        help="How a group of neighboring KV heads becomes one: mean, first or random. The last two are baselines. "
+        "Default: mean.",
+    ),
+]
+_Tie = Annotated[
+    str,
+    option(
+        "--tie",
+        help="How layers come to share keys and values: mean (of their matrices) or fit (of what these give on the "
+        "text, by least squares). Default: mean.",
+    ),
+]
+_Calibrate = Annotated[
+    list[str] | None,
+    option(
+        "--calibrate",
+        help="Text to measure on what was lost: a text file, a .jsonl file with a text per row, or a folder. May be "
+        "given several times. Default: none, and only the price is reported.",
+    ),
+]
+_Format = Annotated[
+    str,
+    option(
+        "--format",
+        help="Config of the result: family (the original's, which transformers opens), ridgeline (our own) or auto "
+        "(family where it can say the sizes). Default: auto.",
+    ),
+]
+_Sequences = Annotated[
+    int,
+    option(
+        "--calibrate-sequences",
+        min=1,
+        help="Number of sequences on which windows and --tie fit are measured. Default: 8.",
+    ),
+]
+_Length = Annotated[
+    int | None, option("--sequence-length", min=2, help="Tokens of a sequence. Default: 512, or the longest context.")
+]
+_Seed = Annotated[
+    int, option("--seed", min=0, help="Random seed of the held-out part and of --pool random. Default: 0.")
+]
+_JsonOutput = Annotated[bool, option("--json", help="Print the report as one JSON object.")]
+
+
+def convert(
+    model: _Model,
+    to: _To,
+    out: _Out,
+    pool: _Pool = "mean",
+    tie: _Tie = "mean",
+    calibrate: _Calibrate = None,
+    format: _Format = "auto",
+    calibrate_sequences: _Sequences = 8,
+    sequence_length: _Length = None,
+    seed: _Seed = 0,
+    threads: o.Threads = None,
+    json_output: _JsonOutput = False,
+) -> None:
+    """Convert a model to a cheaper architecture, write it as a checkpoint, and report the price."""
+    from ridgeline.compress.convert import convert
+    from ridgeline.compress.convert.options import read_options
+
+    options = read_options(
+        pool=pool,
+        tie=tie,
+        format=format,
+        sequences=calibrate_sequences,
+        length=sequence_length,
+        seed=seed,
+        threads=threads,
+    )
+    with step_bar() as on_progress:
+        report = convert(model, to, out=out, data=calibrate or (), options=options, on_progress=on_progress)
+    print_price(report, out, json_output)

@@ -1,0 +1,98 @@
+"""Convert a model, write it, and report the price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ridgeline.compress.changed import SameWeights
+from ridgeline.compress.convert.heads import PooledWeights, with_kv_heads
+from ridgeline.compress.convert.options import DEFAULTS, ConvertOptions
+from ridgeline.compress.convert.shared import TiedWeights, fitted_inputs, with_shared_keys
+from ridgeline.compress.convert.windows import with_measured_windows
+from ridgeline.compress.data import Samples
+from ridgeline.compress.deliver import Facts, OnProgress, deliver, samples_of, source_of
+from ridgeline.compress.folder import open_original, stored_types, whole_folder
+from ridgeline.compress.price import PriceReport
+from ridgeline.errors import RequestError
+from ridgeline.runtime.load import LoadedModel
+
+FORMS: Mapping[str, str] = {
+    "kv_heads": "kv_heads=2: number of KV heads",
+    "cla": "cla=2: number of layers that share keys and values, at least 2",
+    "window": "window=256:3: tokens of the window, at least 1, and windowed layers per layer with full attention",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the architecture.
+
+    number: KV heads, layers that share keys, or tokens of a window. local: windowed layers for each whole one.
+    """
+
+    name: str
+    number: int
+    local: int | None = None
+
+
+def convert(
+    model: str, to: str, *, out: str | Path, data: Sequence[str | Path] = (), options: ConvertOptions = DEFAULTS,
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> PriceReport:  # fmt: skip
+    """Convert a model and write it to a new folder.
+
+    Args:
+        model: a folder or a hub id, which is not quantized.
+        to: the change, such as `kv_heads=2` or `window=256:3`.
+        out: the folder to write, which must not exist.
+        data: text files or folders to measure on what was lost; none: only the price is reported.
+
+    Raises:
+        RidgelineError: with one line, for each input that cannot be used. Nothing is left on disk then.
+    """
+    change = _parsed(to)
+    with whole_folder(Path(out)) as folder:
+        original = open_original(model, options.threads)
+        samples = samples_of(original, data, options) if data else None
+        source = "" if samples is None else source_of(samples, data)
+        return write_converted(model, original, change, samples, source, folder, options, on_progress)
+
+
+def write_converted(
+    name: str, original: LoadedModel, change: Change, samples: Samples | None, source: str, folder: Path,
+    options: ConvertOptions, on_progress: OnProgress = lambda what, done, total: None,
+) -> PriceReport:  # fmt: skip
+    """Convert a model that is open, write it to a folder that does not exist, and report the price."""
+    given = original.model.weights, stored_types(original), original.table.memory.get
+    if change.name == "kv_heads":
+        spec, how = with_kv_heads(original.spec, change.number), f"({options.pool})"
+        weights: SameWeights = PooledWeights(original.spec, spec, *given, options.pool, options.seed)
+    elif change.name == "cla":
+        spec, how = with_shared_keys(original.spec, change.number), f"({options.tie})"
+        inputs = None
+        if options.tie == "fit":
+            if samples is None:
+                raise RequestError("--tie fit is measured on text: name some with --calibrate, or take --tie mean")
+            inputs = fitted_inputs(original, spec, samples.calibration, on_progress)
+        weights = TiedWeights(original.spec, spec, *given, inputs)
+    else:
+        spec = with_measured_windows(original, change.number, change.local, samples, on_progress)
+        whole = [str(i) for i in range(len(spec.layers)) if spec.layers[i] == original.spec.layers[i]]
+        how = f"in all layers but {', '.join(whole)}" if whole else "in all layers"
+        weights = SameWeights(spec, *given)
+    facts = Facts(f"{name} -> {change.name} {change.number} {how}", "converted", options.format)
+    return deliver(folder, original, weights, facts, samples, source, on_progress)
+
+
+def _parsed(to: str) -> Change:
+    """Return the change that a text names. Raises RequestError for anything else."""
+    name, sign, value = (part.strip() for part in to.partition("="))
+    if name not in FORMS:
+        raise RequestError(f"--to {to!r}: {name!r} is not a conversion that is known; use {', '.join(FORMS)}")
+    number, colon, local = value.partition(":")
+    is_local = not colon or (name == "window" and local.isdecimal() and int(local) > 0)
+    if not sign or not number.isdecimal() or int(number) < 1 or not is_local:
+        raise RequestError(f"--to: write {FORMS[name]}, not {to!r}")
+    return Change(name, int(number), int(local) if colon else None)
