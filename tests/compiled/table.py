@@ -12,7 +12,7 @@ from ridgeline.spec.quant import PLAIN, format_of
 
 UNITS = ("HGMMA", "IGMMA", "HMMA", "IMMA")
 LOADS = ("LDGSTS", "LDG")
-ENDS = {"heads": "heads into pages", "activated": "SwiGLU"}  # of products
+ENDS = {"heads": "heads into pages", "activated": "SwiGLU"}  # how products end
 
 
 def facts(built: Built) -> tuple[str, ...]:

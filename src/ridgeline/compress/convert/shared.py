@@ -20,7 +20,7 @@ from ridgeline.spec import ModelSpec
 from ridgeline.spec.dtype import DType
 
 BATCH_TOKENS = 2048  # tokens of a forward pass
-DAMPING = 1e-6  # share of the mean square of an input that is added to each, for inputs that the text hardly has
+DAMPING = 1e-9  # share of the mean square of an input that is added to each, for inputs that the text hardly has
 _OWNED = ("k.weight", "k.bias", "v.weight", "v.bias", "k_norm.weight", "k_norm.bias")
 
 
