@@ -49,7 +49,7 @@ def cpu_flags() -> list[str]:
 
 class Setting(NamedTuple):
     """One way to run a program. machines: kinds on which it may help. variables: for its environment. options: further
-    arguments of its driver. kinds: those of weights for which it may help; empty: all.
+    arguments of its driver. kinds: types of weights for which it may help; empty: all.
     """
 
     machines: tuple[str, ...]

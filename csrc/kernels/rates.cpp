@@ -73,7 +73,8 @@ double unit_bf16_rate(long) { return 0; }
 
 }  // namespace
 
-extern const RateKernels rate_kernels = {{read<true>, read<false>}, fma_rate, dot_rate,
-                                          bf16_rate,                 unit_rate, unit_bf16_rate};
+extern const RateKernels rate_kernels = {
+    {read<true>, read<false>}, fma_rate, dot_rate, bf16_rate, unit_rate, unit_bf16_rate,
+};
 
 }  // namespace ridgeline::RL_ISA

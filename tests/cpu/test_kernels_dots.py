@@ -40,7 +40,7 @@ def of_all_sizes(*shape: int, key: int) -> Array:
     r = rng(key, *shape)
     is_mixed = (r.random(shape) < 0.3) & (np.arange(shape[0])[:, None] % 2 > 0)
     exponents = np.where(is_mixed, r.integers(-148, 20, shape), r.integers(-70, -62, shape))
-    x = (r.normal(size=shape) * 2.0**exponents).astype(np.float32)
+    x: Array = (r.normal(size=shape) * 2.0**exponents).astype(np.float32)
     x[:, 1::7] = -x[:, ::7][:, : x[:, 1::7].shape[1]]
     return x
 
