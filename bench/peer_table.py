@@ -49,12 +49,17 @@ def cpu_flags() -> list[str]:
 
 class Setting(NamedTuple):
     """One way to run a program. machines: kinds on which it may help. variables: for its environment. options: further
-    arguments of its driver.
+    arguments of its driver. kinds: types of weights for which it may help; empty: all.
     """
 
     machines: tuple[str, ...]
     variables: Mapping[str, str] = NOTHING
     options: Mapping[str, Any] = NOTHING
+    kinds: tuple[str, ...] = ()
+
+
+UNIT: Mapping[str, str] = MappingProxyType({"RIDGELINE_MATRIX_UNIT": "auto"})
+ROUNDED: Mapping[str, Any] = MappingProxyType({"activations": "bf16"})  # as transformers has them with bf16 weights
 
 
 def openvino(**properties: str) -> Mapping[str, Any]:
@@ -63,7 +68,11 @@ def openvino(**properties: str) -> Mapping[str, Any]:
 
 # Settings beside the default, by peer. The best figure of a program's settings counts.
 SETTINGS: Mapping[str, Mapping[str, Setting]] = {
-    OURS: {"matrix unit": Setting((AMX,), {"RIDGELINE_MATRIX_UNIT": "auto"})},
+    OURS: {
+        "matrix unit": Setting((AMX,), UNIT),
+        "rounded tokens": Setting((AMX, VNNI), options=ROUNDED, kinds=("bf16",)),
+        "matrix unit, rounded tokens": Setting((AMX,), UNIT, ROUNDED, ("bf16",)),
+    },
     "llama.cpp": {"without repacking": Setting((AMX,), options={"repack": False})},
     "openvino": {
         "bf16": Setting((AMX,), options=openvino(INFERENCE_PRECISION_HINT="bf16")),
@@ -126,6 +135,7 @@ def contenders_on(machine: str) -> list[Contender]:
         contender._replace(setting=setting)
         for contender in CONTENDERS
         for setting in ("", *(name for name, s in SETTINGS.get(contender.peer, {}).items() if machine in s.machines))
+        if not setting or contender.kind in (SETTINGS[contender.peer][setting].kinds or (contender.kind,))
     ]
 
 

@@ -153,7 +153,8 @@ class Bench:
             versions[name] = fleet.get(prepared, CASES[case].room(shape)).version
             text = f"  round {number + 1} {name}: {json.dumps(figures(shape, case, reply))}"
             self.say(text.replace("[", r"\["))
-        dense = {p.contender.kind: replies.get(p.contender.name) for p in ready if p.contender.peer == OURS}
+        plain = [p.contender for p in ready if p.contender.peer == OURS and not p.contender.setting]
+        dense = {contender.kind: replies.get(contender.name) for contender in plain}
         for prepared in ready:
             name, kind = prepared.contender.name, prepared.contender.kind
             if mine := replies.get(name):

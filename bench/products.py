@@ -7,7 +7,8 @@ token of a prompt needs it. The time includes the quantization of the tokens.
 
 Each round measures the limits too, and all formats, in turn: reading memory with all threads, multiply-adds of float32
 and of bytes in registers. `read_share` is bytes of weights over time over the limit, `peak_share` operations over time
-over the limit (of bytes where tokens are rounded to int8); figures are medians over rounds of the ratio within a round.
+over the limit (of bytes where tokens are rounded to int8, of dot products of bf16 where they are used); figures are
+medians over rounds of the ratio within a round.
 `unit_share` is that of the processor's matrix unit (AMX), of bytes for rounded tokens and of bf16 for `bf16` and
 `bf16-bf16`; it is missing where there is no unit. Tokens in two slices (`bf16`) take two operations of the unit where
 one is counted, so that their share is at most 0.5.
@@ -93,7 +94,7 @@ class Case:
         self.weights = sum(w.nbytes for w in step)
         self.numbers = sum(w.rows * w.columns for w in step)
         rounded = form not in FLOATS and format_of(form).activations == "int8"
-        self.peak = pool.dot_rate if rounded else pool.fma_rate
+        self.peak = pool.dot_rate if rounded else pool.bf16_rate if step[0].in_dots else pool.fma_rate
         unit = pool.unit_rate if rounded else pool.unit_bf16_rate if step[0].in_tiles else None
         self.unit_peak = unit() if unit is not None else 0.0  # operations/s
         self.rounds: list[tuple[float, float, float]] = []  # seconds, bytes/s, operations/s

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bf16_dots.h"
 #include "dispatch.h"
 #include "matrix_unit.h"
 
@@ -17,6 +18,7 @@ NB_MODULE(_kernels, m) {
     m.def("matrix_unit", [] { return std::string(unit_name(matrix_unit())); });
     m.def("unit_refusal", &unit_refusal);
     m.def("bf16_refusal", &bf16_refusal);
+    m.def("dots_refusal", &dots_refusal);
     bind_pool(m);
     bind_record(m);
     bind_attention(m);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "bf16_dots.h"
 #include "bind.h"
 #include "linear.h"
 #include "matrix_unit.h"
@@ -185,6 +186,7 @@ void build_matrix(Matrix* self, Pool& pool, const std::vector<Any>& parts, const
     m->factor = factor, m->input_scale = input_scale;
     m->in_tiles = in_tiles(format);
     m->unit_from = unit_from(pool, format);
+    m->in_dots = in_dots(format);
     if (permutation) set_permutation(*m, *permutation, numbers);
     if (!pack_all(*m, pool, from))
         refuse((kind == Kind::codes ? "a code or a scale is outside of the range of "
@@ -241,6 +243,7 @@ void bind_matrix(nb::module_& m) {
         .def_prop_ro("rows", rows_of_matrix)
         .def_ro("columns", &Matrix::k)
         .def_ro("in_tiles", &Matrix::in_tiles)
+        .def_ro("in_dots", &Matrix::in_dots)
         .def_prop_rw(
             "unit_from",
             [](const Matrix& w) { return w.unit_from == NEVER ? std::nullopt : std::optional(w.unit_from); },

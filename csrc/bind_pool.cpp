@@ -1,6 +1,7 @@
 #include <chrono>
 #include <vector>
 
+#include "bf16_dots.h"
 #include "bind.h"
 #include "matrix_unit.h"
 #include "rates.h"
@@ -66,6 +67,9 @@ void bind_pool(nb::module_& m) {
             "fma_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().fma); }, Free())
         .def(
             "dot_rate", [](Pool& pool) { return operation_rate(pool, rate_kernels().dot); }, Free())
+        .def(
+            "bf16_rate",
+            [](Pool& pool) { return dots_refusal().empty() ? operation_rate(pool, rate_kernels().bf16) : 0.; }, Free())
         .def(
             "unit_rate",
             [](Pool& pool) { return matrix_unit() == Unit::amx ? operation_rate(pool, rate_kernels().unit) : 0.; },

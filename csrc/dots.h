@@ -1,4 +1,4 @@
-// Dot products of four bytes in each lane, for one instruction set.
+// Dot products of four bytes, or of two numbers of bf16, in each lane, for one instruction set.
 #pragma once
 #include "simd.h"
 
@@ -119,6 +119,22 @@ RL_INLINE void dot(I& c, Unsigned4 a, Signed4 b) {
 }
 constexpr bool FOLDS = false;
 RL_INLINE void dot_folded(I& c, Unsigned4 a, const int32_t& b) { dot(c, a, signed4(set(b))); }
+#endif
+
+// dot_bf16(c, weights, tokens): c + the two products of bf16 in each lane. This is VDPBF16PS: c + the product of the
+// upper halves, rounded, then + that of the lower halves, rounded again. Each is a fused multiply-add that rounds to
+// nearest even, and takes and gives zeros for denormal numbers, whatever MXCSR says. Only where CPUs may have the
+// instruction (bf16_dots.h).
+#if defined(__AVX512VNNI__) && defined(RL_HAS_BF16_DOTS)
+constexpr bool MAY_DOT_BF16 = true;
+RL_INLINE void dot_bf16(F& c, I a, I b) { asm("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b)); }
+RL_INLINE void dot_bf16_folded(F& c, I a, const int32_t& b) {
+    asm("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(c) : "v"(a), "m"(b));
+}
+#else
+constexpr bool MAY_DOT_BF16 = false;
+RL_INLINE void dot_bf16(F&, I, I) {}
+RL_INLINE void dot_bf16_folded(F&, I, const int32_t&) {}
 #endif
 
 // Where four bytes have no instruction of their own: sums of two products in 16 bits, for unsigned bytes of at most 63

@@ -120,6 +120,7 @@ struct Matrix {
     // a matrix of bf16 have its arithmetic, with and without it.
     int64_t unit_from = NEVER;
     bool in_tiles = false;
+    bool in_dots = false;  // whether products of bf16 with bf16 are the processor's dot products (bf16_dots.h)
 
     Matrix(Pool&, Format format, int64_t k, bool interleaved, const std::vector<int64_t>& part_rows);
 
@@ -159,6 +160,7 @@ struct SourceRows {
 
 // The packed layout of a step's tokens: tiles of at most `tile` tokens, k by k:
 //   floats         [padded k][tokens of the tile]
+//   bf16           [padded k / 2][tokens of the tile][2], for dot products of bf16
 //   rounded        [padded k / 4][tokens of the tile][4] bytes, and for each token its scale
 //   offset         [groups][tokens of the tile] of each tile: what the weights' offset adds; with zero points, of which
 //                  each row has its own, what an offset of 1 would add; with minimums, the sum of the token's numbers;

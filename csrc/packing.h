@@ -28,7 +28,8 @@ inline size_t data_bytes(const Matrix& w, int64_t tokens) {
                                            : round_up(tokens * numbers * 4, 64));
     }
     if (uses_unit(w, tokens)) return size_t(round_up(tokens, SQUARE) * round_up(w.padded_k, UNIT_DEPTH));
-    return size_t(round_up(tokens * w.padded_k * (w.format.rounds_tokens() ? 1 : 4), 64));
+    const int64_t number = w.format.rounds_tokens() ? 1 : w.in_dots ? 2 : 4;
+    return size_t(round_up(tokens * w.padded_k * number, 64));
 }
 inline int64_t offsets_of(const Matrix& w) {
     if (!w.format.rounds_tokens()) return 1;

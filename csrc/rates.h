@@ -13,6 +13,7 @@ struct RateKernels {
     uint32_t (*read[2])(const char* data, size_t bytes);
     double (*fma)(long rounds);        // returns the number of float operations; a multiply-add counts as two
     double (*dot)(long rounds);        // returns the number of byte operations, likewise
+    double (*bf16)(long rounds);       // of float operations of dot products of bf16, which the processor must have
     double (*unit)(long rounds);       // of byte operations in the processor's matrix unit, which must exist
     double (*unit_bf16)(long rounds);  // of float operations there, with numbers of bf16
 };

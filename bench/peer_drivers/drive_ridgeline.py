@@ -8,7 +8,9 @@ from protocol import Emit, serve
 
 
 class Ridgeline:
-    def load(self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int) -> str:
+    def load(
+        self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int, activations: str | None = None
+    ) -> str:
         from ridgeline import LLM
         from ridgeline.settings import EngineOptions
         from ridgeline.system import resident_bytes
@@ -16,8 +18,8 @@ class Ridgeline:
         self._base = resident_bytes()
         form, _, naive = format.partition(" ")  # "naive" computes whole histories, and the engine is compared with it
         stored: dict[str, Any] = {"fp32": {"dtype": "float32"}, "bf16": {"dtype": "bfloat16"}}
-        weights, _, activations = form.partition("/")
-        how = stored.get(form) or {"weights": weights, "activations": activations or None}
+        weights, _, taken = form.partition("/")
+        how = (stored.get(form) or {"weights": weights}) | {"activations": activations or taken or None}
         self._llm = LLM(
             path, skip_tokenizer_init=True, max_model_len=max_tokens, cache="off" if naive else "on",
             engine=EngineOptions(max_num_seqs=max_seqs), threads=threads, **how,

@@ -20,6 +20,7 @@ constexpr int64_t FEW_TILES = 8;         // tiles whose computation still takes 
 
 using FloatTile = void (*)(const char*, const float*, int64_t, float*, bool, Fetch);
 using ByteTile = void (*)(const char*, const int8_t*, int64_t, int32_t*, bool, Fetch);
+using Bf16Tile = void (*)(const char*, const uint16_t*, int64_t, float*, bool, Fetch);
 using GroupTile = void (*)(const Groups&, float*, bool, Fetch);
 using Widen = void (*)(const Matrix&, int64_t, int64_t, int64_t, float*, Fetch);
 using WidenedToken = void (*)(const Matrix&, int64_t, const float*, float*, Fetch);
@@ -30,6 +31,11 @@ template <class Type, int... I> constexpr std::array<FloatTile, TILE> float_tile
 }
 template <int... I> constexpr std::array<ByteTile, TILE> byte_tiles(std::integer_sequence<int, I...>) {
     return {&byte_tile<I + 1>...};
+}
+// Null where no CPU has dot products of bf16.
+template <int... I> constexpr std::array<Bf16Tile, TILE> bf16_tiles(std::integer_sequence<int, I...>) {
+    if constexpr (MAY_DOT_BF16) return {&bf16_tile<I + 1>...};
+    return {};
 }
 template <class Codes, class Tail, int... I>
 constexpr std::array<GroupTile, TILE> group_tiles(std::integer_sequence<int, I...>) {
@@ -71,6 +77,7 @@ constexpr Loops fp8_loops() {
             .token = {token_columns<Fp8<FUSED>>, nullptr, token_columns<Fp8<BY_ROW>>}};
 }
 constexpr std::array<ByteTile, TILE> BYTE_TILES = byte_tiles(Sizes{});
+constexpr std::array<Bf16Tile, TILE> BF16_TILES = bf16_tiles(Sizes{});
 constexpr std::array<FloatTile, TILE> WIDENED_TILES = float_tiles<Widened>(Sizes{});
 constexpr Loops LOOPS[] = {
     float_loops<Fp32>(), float_loops<Bf16>(), float_loops<Fp16>(), code_loops<Bytes>(), block_loops<Q4K>(),
@@ -81,9 +88,9 @@ const Loops& loops_of(const Matrix& w) { return LOOPS[int(w.format.numbers)]; }
 // ---- the loops ----------------------------------------------------------------------------------------------------
 
 // How the panels of a matrix are multiplied.
-enum class Path { floats, bytes, groups, widened };
+enum class Path { floats, dots, bytes, groups, widened };
 Path path_of(const Matrix& w) {
-    if (!w.format.is_coded()) return Path::floats;
+    if (!w.format.is_coded()) return w.in_dots ? Path::dots : Path::floats;
     if (!w.format.rounds_tokens()) return Path::widened;
     return w.format.is_plain_bytes() ? Path::bytes : Path::groups;
 }
@@ -114,6 +121,8 @@ void tile(const Matrix& w, const Activations& a, int64_t panel, int64_t t, int64
         case Path::bytes:
             return BYTE_TILES[size](w.column(panel, k0), (const int8_t*)a.data + at, k1 - k0, (int32_t*)c, k0 == 0,
                                     ahead);
+        case Path::dots:
+            return BF16_TILES[size](w.column(panel, k0), (const uint16_t*)a.data + at, k1 - k0, c, k0 == 0, ahead);
         default:
             return loops_of(w).floats[size](w.column(panel, k0), (const float*)a.data + at, k1 - k0, c, k0 == 0, ahead);
     }
@@ -138,7 +147,8 @@ Blocks blocks(const Matrix& w, const Activations& a) {
     if (a.tiles == 1) return {w.padded_k, 1};
     if (a.tiles <= FEW_TILES) return {even(w, L1_BYTES / bytes * step, step), 1};
     // Many tokens: a tile's activations stay in the first cache, and the panels' weights in the second.
-    const int64_t k = even(w, 2 * L1_BYTES / (TILE * (path == Path::bytes ? 1 : 4)) / step * step, step);
+    const int64_t number = path == Path::bytes ? 1 : path == Path::dots ? 2 : 4;  // bytes
+    const int64_t k = even(w, 2 * L1_BYTES / (TILE * number) / step * step, step);
     return {k, std::max<int64_t>(1, L2_BYTES / (k / step * bytes))};
 }
 

@@ -45,6 +45,16 @@ double dot_rate(long rounds) {
     return 8.0 * W * CHAINS * double(rounds);
 }
 
+double bf16_rate(long rounds) {
+    F c[CHAINS] = {};
+    I a = set(int32_t(0x3f803f00)), b = set(int32_t(0x3f003f80));
+    for (long r = 0; r < rounds; ++r) {
+        RL_FOR(i, CHAINS) dot_bf16(c[i], a, b);
+        RL_FOR(i, CHAINS) keep(c[i]);
+    }
+    return 4.0 * W * CHAINS * double(rounds);
+}
+
 #if defined(RL_AMX_UNIT)
 template <class Unit, class Number> double rate_of(int depth, long rounds) {
     alignas(64) const char zeros[UNIT_DEPTH * PANEL] = {};
@@ -63,6 +73,8 @@ double unit_bf16_rate(long) { return 0; }
 
 }  // namespace
 
-extern const RateKernels rate_kernels = {{read<true>, read<false>}, fma_rate, dot_rate, unit_rate, unit_bf16_rate};
+extern const RateKernels rate_kernels = {
+    {read<true>, read<false>}, fma_rate, dot_rate, bf16_rate, unit_rate, unit_bf16_rate,
+};
 
 }  // namespace ridgeline::RL_ISA

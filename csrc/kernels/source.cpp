@@ -127,6 +127,27 @@ void load_floats(float* out, int64_t m, int64_t k, int64_t padded, const float* 
     }
 }
 
+// ---- bf16 for dot products: [k / 2][tokens of the tile][2] ----------------------------------------------------------
+
+// The upper halves of eight numbers.
+RL_INLINE I4 upper(F4 a, F4 b) {
+    typedef uint16_t U8 __attribute__((vector_size(16)));
+    return (I4)__builtin_shufflevector((U8)a, (U8)b, 1, 3, 5, 7, 9, 11, 13, 15);
+}
+
+template <int n> void load_bf16(int32_t* out, int64_t m, int64_t k, int64_t padded, const float* const* tokens) {
+    for (int64_t at = 0; at < padded; at += 8) {
+        I4 a[4] = {};
+        RL_FOR(i, n) {
+            const float* x = tokens[i] + at;
+            a[i] = upper(to_bf16(load_four(x, k - at)), to_bf16(load_four(x + 4, k - at - 4)));
+        }
+        transpose(a);
+        const int rows = int(padded - at < 8 ? padded - at : 8) / 2;
+        for (int j = 0; j < rows; ++j) memcpy(out + (at / 2 + j) * m, &a[j], n * 4);
+    }
+}
+
 // ---- slices of bf16, for the arithmetic of a matrix unit ------------------------------------------------------------
 
 // What x is rounded to, and the rest. A finite number that would become infinite is cut off instead.
@@ -166,12 +187,11 @@ void load_sliced(float* out, int64_t m, int slices, int64_t k, int64_t end, cons
 
 // [blocks of 32 columns][slices][32 tokens][32]
 template <int n> void load_squares(uint16_t* out, int slices, int64_t k, int64_t end, const float* const* tokens) {
-    typedef uint16_t U8 __attribute__((vector_size(16)));
     each_slice<n>(slices, k, end, tokens, [&](int slice, int64_t at, F4(&a)[4]) __attribute__((always_inline)) {
         uint16_t* to = out + (at / BF16_DEPTH * slices + slice) * SQUARE * BF16_DEPTH + at % BF16_DEPTH;
         RL_FOR(i, n) {
-            const U8 halves = (U8)a[i], upper = __builtin_shufflevector(halves, halves, 1, 3, 5, 7, 1, 3, 5, 7);
-            memcpy(to + i * BF16_DEPTH, &upper, 8);
+            const I4 halves = upper(a[i], a[i]);
+            memcpy(to + i * BF16_DEPTH, &halves, 8);
         }
     });
 }
@@ -325,6 +345,11 @@ void load_slices(const Activations& a, int64_t k, const float* const* tokens, in
 void load(const Activations& a, const Matrix& w, const float* const* tokens, int64_t first, int n) {
     const int64_t tile = a.tile_of(first), begin = a.first(tile), m = a.first(tile + 1) - begin, place = first - begin;
     if (a.slices) return load_slices(a, w.k, tokens, begin, m, place, n);
+    if (w.in_dots) {
+        const std::array all = {load_bf16<1>, load_bf16<2>, load_bf16<3>, load_bf16<4>};
+        int32_t* out = (int32_t*)a.data + begin * a.padded_k / 2 + place;
+        return all[size_t(n - 1)](out, m, w.k, a.padded_k, tokens);
+    }
     if (!w.format.rounds_tokens()) {
         const auto all = w.format.inputs == Inputs::bf16 ? std::array{load_floats<1, true>, load_floats<2, true>,
                                                                       load_floats<3, true>, load_floats<4, true>}

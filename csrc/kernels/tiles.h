@@ -83,6 +83,38 @@ void float_tile(const char* panel, const float* activations, int64_t k, float* c
         float_sums<Type, m, Type::LINES>(panel, activations, k, c, first, ahead);
 }
 
+// a: [k / 2][m][2] bf16. LINES: that a step prefetches.
+template <int m, int LINES>
+RL_INLINE void bf16_sums(const char* w, const uint16_t* activations, int64_t k, float* c, bool first, Fetch ahead) {
+    const int32_t* a = (const int32_t*)activations;
+    const int64_t step = 128 / ahead.tiles;
+    F sum[m][VECTORS];
+    RL_FOR(i, m)
+        RL_FOR(v, VECTORS) sum[i][v] = first ? F{} : load(c + i * PANEL + v * W);
+    for (int64_t s = 0; s < k; s += 2, w += 128, a += m) {
+        fetch<LINES>(ahead, step);
+        I x[VECTORS];
+        RL_FOR(v, VECTORS) x[v] = load((const int32_t*)w + v * W);
+        RL_FOR(i, m) {
+            if (i % 2) {  // see `dot_step`
+                RL_FOR(v, VECTORS) dot_bf16_folded(sum[i][v], x[v], a[i]);
+                continue;
+            }
+            const I y = set(a[i]);
+            RL_FOR(v, VECTORS) dot_bf16(sum[i][v], x[v], y);
+        }
+    }
+    RL_FOR(i, m)
+        RL_FOR(v, VECTORS) store(c + i * PANEL + v * W, sum[i][v]);
+}
+template <int m>
+void bf16_tile(const char* panel, const uint16_t* activations, int64_t k, float* c, bool first, Fetch ahead) {
+    if (ahead.tiles == NOWHERE)
+        bf16_sums<m, 0>(panel, activations, k, c, first, ahead);
+    else
+        bf16_sums<m, 2>(panel, activations, k, c, first, ahead);
+}
+
 // Adds four k of all tokens: sum += bytes of weights * bytes of activations. a: [m] dwords. SMALL: weights are below
 // 128.
 template <bool SMALL, int m, int N> RL_INLINE void dot_step(I (&sum)[m][N], const I (&w)[N], const int32_t* a) {

@@ -36,6 +36,9 @@ def unit_refusal() -> str:
 def bf16_refusal() -> str:
     """Return why products of bf16 do not have the arithmetic of a matrix unit, or an empty string."""
 
+def dots_refusal() -> str:
+    """Return why products of bf16 with bf16 are no dot products of the processor, or an empty string."""
+
 def usable_cores() -> int:
     """Return the number of physical cores that this process may use, at least 1."""
 
@@ -61,6 +64,8 @@ class Pool:
         """Return float32 operations per second in registers; a multiply-add counts as two."""
     def dot_rate(self) -> float:
         """Return operations per second on bytes; a multiply-add counts as two."""
+    def bf16_rate(self) -> float:
+        """Return float32 operations per second of dot products of bf16 in registers; 0 where none are used."""
     def unit_rate(self) -> float:
         """Return operations per second on bytes in the processor's matrix unit; 0 without one."""
     def unit_bf16_rate(self) -> float:
@@ -149,6 +154,9 @@ class Matrix:
     @property
     def in_tiles(self) -> bool:
         """Whether products have the arithmetic of a matrix unit for bf16, with and without it."""
+    @property
+    def in_dots(self) -> bool:
+        """Whether products are the processor's dot products of bf16, which have bits of their own."""
     @property
     def unit_from(self) -> int | None:
         """The least number of tokens for which the matrix unit is used; None for never. It changes no bit. To set it

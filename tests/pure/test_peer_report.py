@@ -82,6 +82,18 @@ def test_settings_belong_to_kinds_of_machines(bench: Any) -> None:
         assert contender.how.machines == () or "amx" in contender.how.machines
 
 
+def test_rounded_tokens_are_a_setting_of_bf16_alone(bench: Any) -> None:
+    for machine, wanted in {
+        "amx": {"matrix unit", "matrix unit, rounded tokens", "rounded tokens"},
+        "avx2": set(),
+    }.items():
+        ours = [c for c in bench.table.contenders_on(machine) if c.peer == "ridgeline"]
+        assert {c.setting for c in ours if c.kind == "bf16"} - {""} == wanted
+        assert all("rounded" not in c.setting for c in ours if c.kind != "bf16")
+    (one,) = (c for c in bench.table.contenders_on("avx512-vnni") if c.name == "ridgeline bf16 [rounded tokens]")
+    assert one.how.options == {"activations": "bf16"}
+
+
 def test_shapes_have_the_published_sizes(bench: Any) -> None:
     """SmolLM2-135M, Qwen3-0.6B, Llama-3.2-1B, granite-3.1-1b-a400m and mamba2-130m; two others are about 0.5B."""
     sizes = {

@@ -101,6 +101,8 @@ def kernels() -> dict[str, str]:
     if unit != "none":
         refusal = module.bf16_refusal()
         found["matrix unit for bf16"] = f"none: {refusal}" if refusal else unit
+    refusal = module.dots_refusal()
+    found["dot products of bf16"] = f"none: {refusal}" if refusal else "for bfloat16 matrices with --activations bf16"
     return {**found, "threads": str(module.usable_cores())}
 
 

@@ -23,7 +23,7 @@ BLOCK = 32  # columns whose products a matrix unit adds before it adds them to a
 
 def bound(
     x: Floats, weight: Floats, bias: Floats, format: Format, minimums: Floats | None = None,
-    input_scale: float | None = None, *, in_tiles: bool = False,
+    input_scale: float | None = None, *, in_tiles: bool = False, in_dots: bool = False,
 ) -> Floats:  # fmt: skip
     """Return the largest error of a product against `x @ weight.T + bias`, [T, out].
 
@@ -34,6 +34,8 @@ def bound(
             covered.
         in_tiles: whether a plain matrix of bfloat16 is multiplied with the arithmetic of a matrix unit. docs/kernels.md
             proves this bound.
+        in_dots: whether it is multiplied with the processor's dot products of bf16, which take denormal numbers as
+            zeros.
     """
     size = np.abs(weight).T
     if minimums is not None:  # code x scale and the minimum are multiplied and rounded apart
@@ -50,7 +52,10 @@ def bound(
         terms = BLOCK // 2 + 1 + slices * blocks + 1
         most: Floats = added + gamma(terms) * (1 + 2.0**-7) * rounded + 2 * FLUSHED * lost
         return most
-    return added + gamma(_roundings(format, x.shape[1])) * rounded
+    chain: Floats = added + gamma(_roundings(format, x.shape[1])) * rounded
+    if in_dots:  # denormal numbers in tokens and weights, and a denormal sum after each column
+        chain += 2 * FLUSHED * (np.abs(x).sum(1, keepdims=True) + size.sum(0) + x.shape[1])
+    return chain
 
 
 # A number in bfloat16 slices differs from it by this share of it: the first has 8 bits, and the second 8 bits of the
