@@ -18,6 +18,7 @@ from ridgeline.compress.price import PriceReport
 from ridgeline.errors import RequestError
 from ridgeline.runtime.load import LoadedModel
 
+MOST_DIGITS = 20  # of the numbers of a change, more than any size has
 FORMS: Mapping[str, str] = {
     "kv_heads": "kv_heads=2: number of KV heads",
     "cla": "cla=2: number of layers that share keys and values, at least 2",
@@ -90,9 +91,10 @@ def _parsed(to: str) -> Change:
     """Return the change that a text names. Raises RequestError for anything else."""
     name, sign, value = (part.strip() for part in to.partition("="))
     if name not in FORMS:
-        raise RequestError(f"--to {to!r}: {name!r} is not a conversion that is known; use {', '.join(FORMS)}")
+        raise RequestError(f"--to {to!r:.60}: {name!r:.30} is not a conversion that is known; use {', '.join(FORMS)}")
     number, colon, local = value.partition(":")
-    is_local = not colon or (name == "window" and local.isdecimal() and int(local) > 0)
-    if not sign or not number.isdecimal() or int(number) < 1 or not is_local:
-        raise RequestError(f"--to: write {FORMS[name]}, not {to!r}")
+    is_short = len(value) <= MOST_DIGITS
+    is_local = not colon or (name == "window" and is_short and local.isdecimal() and int(local) > 0)
+    if not sign or not is_short or not number.isdecimal() or int(number) < 1 or not is_local:
+        raise RequestError(f"--to: write {FORMS[name]}, not {to!r:.60}")
     return Change(name, int(number), int(local) if colon else None)
