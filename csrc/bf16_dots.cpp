@@ -8,7 +8,7 @@ namespace {
 
 std::string refuse() {
 #if defined(__x86_64__) && defined(RL_HAS_BF16_DOTS)
-    if (isa() != Isa::avx512) return std::string("the kernels of ") + isa_name(isa()) + " do not use them";
+    if (!may_dot_bf16()) return std::string("the kernels of ") + isa_name(isa()) + " do not use them";
     if (!RL_CPU("avx512bf16")) return "this CPU has no avx512_bf16";
     return bf16_refusal().empty() ? "the matrix unit multiplies bf16" : "";
 #else

@@ -52,6 +52,13 @@ inline bool may_have_unit() { return isa() == Isa::avx512; }
 inline bool may_have_unit() { return false; }
 #endif
 
+// Whether the kernels of this process have loops for dot products of bf16.
+#if defined(__x86_64__) && !defined(RL_TRAPPED_AMX)
+inline bool may_dot_bf16() { return isa() == Isa::avx512; }
+#else
+inline bool may_dot_bf16() { return false; }
+#endif
+
 // A family of kernels is a struct of function pointers, `Type`, with one object `name` in the namespace of each
 // instruction set. This macro declares them, and a function `name()` that returns the one to use.
 #define RL_DECLARE(isa, has, Type, name) \

@@ -8,7 +8,6 @@ import typer
 
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.option import option
-from ridgeline.cli.show.price import print_price
 from ridgeline.cli.show.steps import step_bar
 
 _Model = Annotated[str, typer.Argument(help="The model to convert: a folder, a Hugging Face hub id, or pocket.")]
@@ -80,6 +79,7 @@ def convert(
     json_output: _JsonOutput = False,
 ) -> None:
     """Convert a model to a cheaper architecture, write it as a checkpoint, and report the price."""
+    from ridgeline.cli.show.price import print_price  # which imports rich
     from ridgeline.compress.convert import convert
     from ridgeline.compress.convert.options import read_options
 

@@ -8,7 +8,6 @@ import typer
 
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.option import option
-from ridgeline.cli.show.price import print_price
 from ridgeline.cli.show.steps import step_bar
 
 _Model = Annotated[str, typer.Argument(help="The model to prune: a folder, a Hugging Face hub id, or pocket.")]
@@ -129,6 +128,7 @@ def prune(
     json_output: _JsonOutput = False,
 ) -> None:
     """Keep the most important parts of a model, write it as a checkpoint, and report the price."""
+    from ridgeline.cli.show.price import print_price  # which imports rich
     from ridgeline.compress.prune import Aims, parse_keep, prune
     from ridgeline.compress.prune.aims import parse_params
     from ridgeline.compress.prune.options import read_options
