@@ -13,8 +13,8 @@ from uuid import uuid4
 
 import numpy as np
 
+from ridgeline.archs.edit import described, said_by_family
 from ridgeline.compress.changed import ChangedWeights
-from ridgeline.compress.family import described, said_by_family
 from ridgeline.compress.write import copy_small_files, write_json
 from ridgeline.errors import RequestError
 from ridgeline.evals.scores import logit_blocks

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from ridgeline.errors import RequestError
 from ridgeline.spec import (
@@ -20,19 +20,15 @@ from ridgeline.spec import (
     Mamba,
     Mamba2,
     ModelSpec,
-    MoE,
     RMSNorm,
     SharedAttention,
     TokenMixer,
 )
+from ridgeline.spec.parts import Part, size_of, with_heads, with_size
 
 Recurrent = Literal["mamba", "mamba2", "lightning", "delta"]
 RECURRENT: tuple[Recurrent, ...] = ("mamba", "mamba2", "lightning", "delta")
 PRUNABLE = ("mlp", "layers", "heads")
-# Parts of a layer whose sizes can change: neurons of its MLP or of each expert, neurons of the MLP beside experts,
-# experts, query heads, KV heads with their query heads, and heads (Mamba: channels) of a state space.
-Part = Literal["mlp", "shared", "experts", "heads", "kv_heads", "state"]
-PARTS: tuple[Part, ...] = ("mlp", "shared", "experts", "heads", "kv_heads", "state")
 
 
 def with_kv_heads(spec: ModelSpec, count: int) -> ModelSpec:
@@ -122,7 +118,7 @@ def pruned(spec: ModelSpec, part: str, share: float) -> ModelSpec:
         first, count = -(-keep // 2), len(spec.layers)
         return with_layers(spec, [*range(first), *range(count - (keep - first), count)])
     if part == "heads":
-        return _each_attention(spec, lambda own, _: _with_heads(own, _fewer_heads(own, share)))
+        return _each_attention(spec, lambda own, _: with_heads(own, _fewer_heads(own, share)))
     layers = spec.layers
     for name in ("mlp", "shared"):
         layers = tuple(_fewer(layer, name, share) for layer in layers)
@@ -144,66 +140,6 @@ def with_width(spec: ModelSpec, width: int) -> ModelSpec:
         return replace(spec, hidden_size=width)
     except ValueError as e:
         raise RequestError(str(e)) from None
-
-
-def size_of(layer: AnyLayer, part: Part) -> int:
-    """Return the size of a part of a layer; 0 if the layer has no such part."""
-    if part in ("mlp", "shared", "experts"):
-        mlp: Any = layer.mlp if part != "shared" or not layer.mlp else layer.mlp.shared
-        return 0 if mlp is None else int(mlp.num_experts if part == "experts" else mlp.intermediate_size)
-    mixer = layer.mixer.attention if isinstance(layer.mixer, SharedAttention) else layer.mixer
-    match mixer:
-        case Attention():
-            return {"heads": mixer.num_heads, "kv_heads": mixer.num_kv_heads}.get(part, 0)
-        case LatentAttention():
-            return mixer.num_heads if part == "heads" else 0
-        case Mamba2():
-            return mixer.num_heads if part == "state" else 0
-        case Mamba():
-            return mixer.inner_size if part == "state" else 0
-    return 0
-
-
-def with_size(layer: AnyLayer, part: Part, size: int) -> AnyLayer:
-    """Return a layer that has the part with another size. Fewer KV heads have fewer query heads, and where each query
-    head has its own KV head, fewer query heads have fewer KV heads. Raises RequestError for a size that is impossible.
-    """
-    mixer, mlp = layer.mixer, layer.mlp
-    try:
-        if part == "mlp" and mlp is not None:
-            return replace(layer, mlp=replace(mlp, intermediate_size=size))
-        if isinstance(mlp, MoE) and part == "experts":
-            return replace(layer, mlp=replace(mlp, num_experts=size))
-        if isinstance(mlp, MoE) and part == "shared" and mlp.shared is not None:
-            return replace(layer, mlp=replace(mlp, shared=replace(mlp.shared, intermediate_size=size)))
-        if mixer is not None and part in ("heads", "kv_heads", "state"):
-            return replace(layer, mixer=_resized(mixer, part, size))
-    except ValueError as e:
-        raise RequestError(str(e)) from None
-    raise RequestError(f"a layer has no part {part!r}")
-
-
-def _resized(mixer: TokenMixer, part: str, size: int) -> TokenMixer:
-    match mixer:
-        case SharedAttention() if part == "heads":
-            return mixer.replaced_by(_with_heads(mixer.attention, size))
-        case Attention() if part == "kv_heads":
-            return replace(mixer, num_kv_heads=size, num_heads=size * mixer.query_group)
-        case Attention() if part == "heads":
-            return _with_heads(mixer, size)
-        case LatentAttention() if part == "heads":
-            return replace(mixer, num_heads=size)
-        case Mamba2() if part == "state":
-            return replace(mixer, num_heads=size)
-        case Mamba() if part == "state":
-            return replace(mixer, inner_size=size)
-    raise ValueError(f"{mixer.kind} has no part {part!r} whose size can change")
-
-
-def _with_heads(own: Attention, heads: int) -> Attention:
-    if own.query_group == 1:
-        return replace(own, num_heads=heads, num_kv_heads=heads)
-    return replace(own, num_heads=heads)
 
 
 def _fewer_heads(own: Attention, share: float) -> int:

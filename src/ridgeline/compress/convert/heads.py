@@ -13,7 +13,7 @@ from ridgeline.compress.convert.options import Pool
 from ridgeline.compress.grid import Floats
 from ridgeline.errors import RequestError
 from ridgeline.plan import rewrite
-from ridgeline.spec import Attention, ModelSpec
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.dtype import DType
 
 _KEYS = ("mixer.k.weight", "mixer.k.bias", "mixer.v.weight", "mixer.v.bias")
@@ -57,8 +57,8 @@ class PooledWeights(SameWeights):
         layer, _, part = name.removeprefix("layers.").partition(".")
         if not name.startswith("layers."):
             return x
-        before, after = (spec.layers[int(layer)].mixer for spec in (self._original, self.spec))
-        if not (isinstance(before, Attention) and isinstance(after, Attention)):
+        before, after = (spec.attention(int(layer)) for spec in (self._original, self.spec))
+        if before is None or after is None:
             return x
         is_norm = part.startswith("mixer.k_norm.") and before.qk_norm_over == "all_heads"
         if part not in _KEYS and not is_norm:

@@ -10,13 +10,14 @@ import numpy as np
 
 from ridgeline.compress.grid import Floats
 from ridgeline.compress.prune.aims import Aims, Word, check_words
-from ridgeline.compress.prune.axes import Indices, Unit
+from ridgeline.compress.prune.axes import Indices
 from ridgeline.compress.prune.cut import LayerCut
 from ridgeline.compress.prune.rank import Scores, best, strongest
 from ridgeline.errors import RequestError
 from ridgeline.plan import rewrite
-from ridgeline.plan.rewrite import Part
-from ridgeline.spec import AnyLayer, Attention, Mamba2, ModelSpec, MoE, SharedAttention
+from ridgeline.spec import AnyLayer, ModelSpec
+from ridgeline.spec.axes import Unit, unit_sizes
+from ridgeline.spec.parts import Part, attention_of, groups_of, size_of, with_size
 
 STEP = 8  # sizes that follow from a number of parameters are multiples of it where the full sizes are
 SMALLEST, STEPS = 1 / 8, 1024  # the least share that a number of parameters may lead to, and shares that are tried
@@ -64,7 +65,7 @@ def uniform(spec: ModelSpec, aims: Aims, kept: Sequence[int]) -> ModelSpec:
     for i in kept:
         layer = spec.layers[i]
         for _, part, size in _resizes(spec, i, aims, {}):
-            layer = rewrite.with_size(layer, part, size)
+            layer = with_size(layer, part, size)
         layers.append(layer)
     return _joined(spec, kept, layers, aims.size("width", spec.hidden_size, "the hidden size"))
 
@@ -82,7 +83,7 @@ def _check(spec: ModelSpec, aims: Aims) -> None:
     """Raise RequestError for words that say nothing about this model, or contradict each other."""
     check_words(aims, spec)
     for word in aims.by_word:
-        if word in PARTS and not any(rewrite.size_of(layer, p) for layer in spec.layers for p in PARTS[word]):
+        if word in PARTS and not any(size_of(layer, p) for layer in spec.layers for p in PARTS[word]):
             kinds = {layer.mixer.kind for layer in spec.layers if layer.mixer}
             has = f"its mixers are {', '.join(sorted(kinds))}" if word != "experts" else "its MLPs have none"
             raise RequestError(f"--keep {word}: {spec.family} has no {word} whose parts are known by name; {has}")
@@ -93,32 +94,20 @@ def _resizes(spec: ModelSpec, i: int, aims: Aims, sizes: Sizes) -> list[tuple[Wo
     layer, found = spec.layers[i], list[tuple[Word, Part, int]]()
     for word, parts in PARTS.items():
         for part in parts:
-            full = rewrite.size_of(layer, part)
+            full = size_of(layer, part)
             if not full or (word not in aims.by_word and (i, part) not in sizes):
                 continue
             if part == "heads" and (i, "kv_heads") in sizes and _is_mha(spec, i):
                 continue  # they were cut with their keys and values
-            size = sizes.get((i, part)) or aims.size(word, full, f"layer {i}", _groups(layer, part))
+            size = sizes.get((i, part)) or aims.size(word, full, f"layer {i}", groups_of(layer, part))
             if size == full:
                 continue
             try:
-                layer = rewrite.with_size(layer, part, size)
+                layer = with_size(layer, part, size)
             except RequestError as e:
                 raise RequestError(f"--keep {word}: layer {i} cannot have {size} of {full}: {e}") from None
             found.append((word, part, size))
     return found
-
-
-def _groups(layer: AnyLayer, part: Part) -> int:
-    """Return the number of groups of a part that must stay equally large."""
-    mixer = layer.mixer.attention if isinstance(layer.mixer, SharedAttention) else layer.mixer
-    if part == "experts" and isinstance(layer.mlp, MoE) and layer.mlp.groups:
-        return layer.mlp.groups.count
-    if part == "state" and isinstance(mixer, Mamba2):
-        return mixer.num_groups
-    if part == "heads" and isinstance(mixer, Attention) and mixer.query_group > 1:
-        return mixer.num_kv_heads
-    return 1
 
 
 def _choose_in(
@@ -128,7 +117,7 @@ def _choose_in(
     layer, kept = spec.layers[i], dict[Unit, Indices]()
     for _, part, size in _resizes(spec, i, aims, sizes):
         kept |= _units(layer, part, size, scores, kept)
-        layer = rewrite.with_size(layer, part, size)
+        layer = with_size(layer, part, size)
     return layer, kept
 
 
@@ -136,25 +125,23 @@ def _units(
     layer: AnyLayer, part: Part, size: int, scores: Mapping[Unit, Floats], before: Mapping[Unit, Indices]
 ) -> dict[Unit, Indices]:
     """Return the indices of the units that are kept of a part. before: units that were chosen already."""
-    mixer = layer.mixer.attention if isinstance(layer.mixer, SharedAttention) else layer.mixer
+    own, sizes = attention_of(layer), unit_sizes(layer)
     if part == "mlp":
-        unit: Unit = "neurons" if isinstance(layer.mlp, MoE) else "mlp"
+        unit: Unit = "neurons" if "neurons" in sizes else "mlp"
         return {unit: best(scores[unit], size)}
-    if part == "experts" and isinstance(layer.mlp, MoE):
-        return {"experts": best(scores["experts"], size, _groups(layer, part))}
-    if part == "state":
-        return {"state": best(scores["state"], size, _groups(layer, part))}
+    if part in ("experts", "state"):
+        return {part: best(scores[part], size, groups_of(layer, part))}
     if part == "shared":
         return {"shared": best(scores["shared"], size)}
-    if not isinstance(mixer, Attention):
+    if own is None:
         return {"queries": best(scores["queries"], size)}
-    group = mixer.query_group
+    group = own.query_group
     if part == "kv_heads" or group == 1:
         keys = best(scores["keys"], size)
         return {"keys": keys, "queries": (keys[:, None] * group + np.arange(group)).reshape(-1)}
     # Query heads of the KV heads that are kept: as many of each.
-    own = before.get("queries", np.arange(mixer.num_heads))
-    return {"queries": own[best(scores["queries"][own], size, mixer.num_kv_heads)]}
+    left = before.get("queries", np.arange(own.num_heads))
+    return {"queries": left[best(scores["queries"][left], size, own.num_kv_heads)]}
 
 
 def fit_params(spec: ModelSpec, aims: Aims, kept: Sequence[int], target: int) -> Aims:
@@ -206,7 +193,7 @@ def sizes_by_layer(spec: ModelSpec, aims: Aims, kept: Sequence[int], worth: Scor
         able = [i for i in kept if cast("Unit", unit) in worth.units[i] and (word != "heads" or _is_mha(spec, i))]
         if not able:
             continue
-        total = sum(aims.size(cast("Word", word), rewrite.size_of(spec.layers[i], name), f"layer {i}") for i in able)
+        total = sum(aims.size(cast("Word", word), size_of(spec.layers[i], name), f"layer {i}") for i in able)
         scores = [np.sort(worth.units[i][cast("Unit", unit)])[::-1] for i in able]
         owner = np.concatenate([np.full(len(s) - 1, n) for n, s in enumerate(scores)])
         rest = np.concatenate([s[1:] for s in scores])

@@ -11,9 +11,10 @@ import numpy as np
 
 from ridgeline.compress.changed import ChangedWeights
 from ridgeline.compress.grid import Floats
-from ridgeline.compress.prune.axes import Indices, Kept, axes_of, rows_of, width_axes
+from ridgeline.compress.prune.axes import Indices, Kept, rows_of, width_axes
 from ridgeline.compress.prune.components import Components
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.axes import axes_of
 from ridgeline.spec.dtype import DType
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ridgeline.compress.grid import Floats
-from ridgeline.compress.prune.axes import Unit
 from ridgeline.compress.prune.components import check_rotatable, components
 from ridgeline.compress.prune.cut import Cut, CutWeights, LayerCut
 from ridgeline.compress.prune.measure import stream_moment
@@ -23,6 +22,7 @@ from ridgeline.errors import DataError, RequestError
 from ridgeline.ops import OpsTable
 from ridgeline.plan import rewrite
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.axes import Unit
 from ridgeline.train.data.batches import Batch
 from ridgeline.train.pocket.recipe import KeptParts
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ridgeline.compress.grid import Floats
-from ridgeline.compress.prune.axes import Unit, width_axes
+from ridgeline.compress.prune.axes import width_axes
 from ridgeline.nn import Capture, Model
 from ridgeline.nn.capture import EMBED, EXPERTS, INPUT, NORM, input_names
 from ridgeline.ops import OpsTable, api
 from ridgeline.quant import store
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec import Attention, LatentAttention, Mamba, Mamba2, ModelSpec, MoE, SharedAttention
+from ridgeline.spec import ModelSpec, MoE
+from ridgeline.spec.axes import Unit, unit_sizes
 from ridgeline.spec.quant import PLAIN
 
 BATCH_TOKENS = 2048  # tokens of a forward pass
@@ -147,18 +148,13 @@ class Meter:
                 if getattr(layer, branch) is not None:
                     mean = self._inputs.setdefault(f"{prefix}.{branch}_post_norm", Mean())
                     self._on(f"{prefix}.{branch}", partial(_add_squares, mean))
-        mixer = layer.mixer.attention if isinstance(layer.mixer, SharedAttention) else layer.mixer
-        match mixer:
-            case Attention():
-                self._on(f"{prefix}.mixer.o{INPUT}", lambda x: self._heads(i, x, mixer.num_heads, mixer.num_kv_heads))
-            case LatentAttention():
-                self._on(f"{prefix}.mixer.o{INPUT}", lambda x: self._heads(i, x, mixer.num_heads, 0))
-            case Mamba2():
-                self._on(f"{prefix}.mixer.out{INPUT}", lambda x: self._add(i, "state", _lengths(x, mixer.num_heads)))
-            case Mamba():
-                self._on(f"{prefix}.mixer.out{INPUT}", lambda x: self._add(i, "state", np.abs(x)))
-        if isinstance(layer.mlp, MoE):
-            self._watch_experts(i, layer.mlp)
+        sizes = unit_sizes(layer)
+        if queries := sizes.get("queries"):
+            self._on(f"{prefix}.mixer.o{INPUT}", lambda x: self._heads(i, x, queries, sizes.get("keys", 0)))
+        if states := sizes.get("state"):
+            self._on(f"{prefix}.mixer.out{INPUT}", lambda x: self._add(i, "state", _lengths(x, states)))
+        if "experts" in sizes:
+            self._watch_experts(i, cast("MoE", layer.mlp))
         elif layer.mlp is not None:
             self._on(f"{prefix}.mlp.down{INPUT}", lambda x: self._add(i, "mlp", np.abs(x)))
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from ridgeline.compress.grid import Floats
-from ridgeline.compress.prune.axes import Indices, Unit, axes_of, unit_sizes, width_axes
+from ridgeline.compress.prune.axes import Indices, width_axes
 from ridgeline.compress.prune.measure import Measured
 from ridgeline.spec import AnyLayer, ModelSpec
+from ridgeline.spec.axes import Unit, axes_of, unit_sizes
 
 Widen = Callable[[Any], Floats]
 

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from ridgeline.compress.grid import Floats
-from ridgeline.compress.prune.axes import Indices, Unit
+from ridgeline.compress.prune.axes import Indices
 from ridgeline.compress.prune.cut import norm_offset
 from ridgeline.compress.prune.measure import Measured
 from ridgeline.compress.prune.options import Residual
 from ridgeline.compress.prune.rank import Scores, strongest
 from ridgeline.spec import ModelSpec, RMSNorm
+from ridgeline.spec.axes import Unit
 
 SINGULAR = 1e-8  # heads that give the same as others to within this share take no part of a removed one
 

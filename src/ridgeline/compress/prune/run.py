@@ -24,9 +24,9 @@ from ridgeline.compress.prune.removal import losses_without
 from ridgeline.compress.prune.residual import mixed_heads, norm_factors
 from ridgeline.errors import RequestError
 from ridgeline.nn import Model
-from ridgeline.plan import rewrite
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.parts import PARTS, size_of
 
 
 def prune(
@@ -146,9 +146,9 @@ def changes(before: ModelSpec, cut: Cut) -> str:
     after, words = cut.spec, []
     if len(after.layers) != len(before.layers):
         words.append(f"{len(after.layers)} of {len(before.layers)} layers")
-    for part in rewrite.PARTS:
+    for part in PARTS:
         pairs = [
-            (rewrite.size_of(new, part), rewrite.size_of(before.layers[own.index], part))
+            (size_of(new, part), size_of(before.layers[own.index], part))
             for new, own in zip(after.layers, cut.layers, strict=True)
         ]
         if changed := [(new, old) for new, old in pairs if new != old]:
