@@ -27,7 +27,7 @@ HUB_ID, COMMIT = "Qwen/Qwen3-0.6B", "c" * 40  # a model in the hub's cache, as i
 SOURCES = ("bench", "csrc", "CMakeLists.txt")  # files of the repository, where some commands run
 
 VOCABULARY, WIDTH, HEADS, LAYERS, MLP, CONTEXT = 320, 32, 2, 2, 64, 4096
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": WIDTH, "intermediate_size": MLP,
     "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "head_dim": WIDTH // HEADS,
     "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",

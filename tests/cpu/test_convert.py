@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from ridgeline.archs import spec_from_config
 from ridgeline.cli.main import app
 from ridgeline.compress.convert import ConvertOptions, convert
 from ridgeline.compress.convert.heads import PooledWeights, with_kv_heads
+from ridgeline.compress.convert.options import Pool, Tie
 from ridgeline.compress.convert.run import Change, write_converted
 from ridgeline.compress.convert.shared import fitted_inputs, with_shared_keys
 from ridgeline.compress.data import Samples
@@ -49,9 +50,9 @@ def folder_of(name: str, folder: Path, equal: bool = False) -> tuple[Path, Any]:
 
 @pytest.mark.parametrize("name", ["llama_gqa", "qwen3", "qwen2_window", "gemma2", "olmo2"])
 @pytest.mark.parametrize("pool", ["mean", "first"])
-def test_equal_heads_become_one_exactly(name: str, pool: str, tmp_path: Path) -> None:
+def test_equal_heads_become_one_exactly(name: str, pool: Pool, tmp_path: Path) -> None:
     source, _ = folder_of(name, tmp_path / "source", equal=True)
-    convert(str(source), "kv_heads=1", out=tmp_path / "out", options=ConvertOptions(pool=pool))  # type: ignore[arg-type]
+    convert(str(source), "kv_heads=1", out=tmp_path / "out", options=ConvertOptions(pool=pool))
     before, after = (LLM(str(path), skip_tokenizer_init=True) for path in (source, tmp_path / "out"))
     assert {m.num_kv_heads for m in after.loaded.spec.attentions(shared=True)} == {1}
     for a, b in zip(before.logits(SEQUENCES), after.logits(SEQUENCES), strict=True):
@@ -105,8 +106,8 @@ def python_text(folder: Path) -> Path:
 def test_trained_heads_lose_less_than_random_ones(tmp_path: Path) -> None:
     """On the built-in model, right after the conversion. Its keys have norms, and mean and first lose about as much."""
     text, kl = python_text(tmp_path), {}
-    for pool in ("mean", "first", "random"):
-        options = ConvertOptions(pool=pool, length=128, held_out_tokens=1024)  # type: ignore[arg-type]
+    for pool in get_args(Pool):
+        options = ConvertOptions(pool=pool, length=128, held_out_tokens=1024)
         report = convert("pocket", "kv_heads=1", out=tmp_path / pool, data=[text], options=options)
         assert report.comparison is not None
         quality = report.comparison.others["converted"].kl
@@ -200,10 +201,10 @@ def test_windows_in_all_layers_load_in_transformers(tmp_path: Path) -> None:
 # ---- layers that share keys and values ----------------------------------------------------------------------
 
 
-def converted(source: Path, out: Path, tie: str) -> Any:
+def converted(source: Path, out: Path, tie: Tie) -> Any:
     """Convert to cla=2 on a short text of ids."""
     samples = Samples(TEXTS, [Document(ids) for ids in SEQUENCES])
-    options = ConvertOptions(tie=tie)  # type: ignore[arg-type]
+    options = ConvertOptions(tie=tie)
     return write_converted("M", open_original(str(source), None), Change("cla", 2), samples, "texts", out, options)
 
 
@@ -212,7 +213,7 @@ TEXTS = np.random.default_rng(0).integers(3, 250, (12, 40)).tolist()
 
 @pytest.mark.parametrize("tie", ["mean", "fit"])
 @pytest.mark.parametrize("name", ["llama_gqa", "qwen3", "qwen2_window", "gpt2"])
-def test_equal_layers_share_keys_exactly(name: str, tie: str, tmp_path: Path) -> None:
+def test_equal_layers_share_keys_exactly(name: str, tie: Tie, tmp_path: Path) -> None:
     """The first layer of each pair adds nothing to the stream, and the second has its keys, values and norm."""
     source, model = folder_of(name, tmp_path / "source")
     silent = ("o_proj", "down_proj", "c_proj")

@@ -26,6 +26,8 @@ from ridgeline.evals.documents import Document
 from ridgeline.nn import Capture, Model, PassingModel
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
 from ridgeline.spec import Mamba2, MoE
+from ridgeline.spec.axes import Unit
+from ridgeline.spec.parts import size_of
 
 # GQA; learned positions and transposed matrices; post norms; parallel branches; experts; shared experts, latents; norms
 # after branches; state spaces beside attention.
@@ -124,7 +126,7 @@ def test_a_layer_that_gives_nothing_changes_no_perplexity(name: str, opened: Any
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_dead_neuron_ranks_last(name: str, opened: Any) -> None:
     loaded, weights = opened(name)
-    wanted = {}
+    wanted: dict[tuple[int, Unit], int] = {}
     for i, layer in enumerate(loaded.spec.layers):
         if isinstance(layer.mlp, MoE):
             weights[f"layers.{i}.mlp.experts.up.weight"][:, 7] = 0.0
@@ -137,7 +139,7 @@ def test_a_dead_neuron_ranks_last(name: str, opened: Any) -> None:
     units = measured(with_weights(loaded, weights)).units
     assert wanted
     for (i, unit), neuron in wanted.items():
-        own = units[i][unit]  # type: ignore[index]
+        own = units[i][unit]
         assert (own[..., neuron] == 0).all() and own.min() == 0, f"layer {i}"
         used = own[own.any(-1)] if own.ndim > 1 else own  # an expert without tokens gives nothing at all
         assert (strongest(used)[..., -1] == neuron).all(), f"layer {i}"
@@ -152,8 +154,8 @@ def test_a_copied_head_ranks_last_and_can_go(name: str, opened: Any) -> None:
         layer = loaded.spec.layers[i]
         if (o := weights.get(f"layers.{i}.mixer.o.weight")) is None:
             continue
-        heads[i] = layer.mixer.num_heads  # type: ignore[union-attr]
-        group = layer.mixer.query_group  # type: ignore[union-attr]
+        assert layer.mixer is not None
+        heads[i], group = size_of(layer, "heads"), layer.mixer.query_group
         copy_head(weights, f"layers.{i}.mixer.", heads[i], 0, 1 if group > 1 or heads[i] < 3 else 2)
         assert np.ptp(o) > 0
     model = with_weights(loaded, weights)
@@ -205,7 +207,7 @@ def test_a_copied_kv_head_is_removed_without_a_trace(opened: Any) -> None:
             parts[1] = parts[0]
     model = with_weights(loaded, weights)
     cut, small = pruned(model, "kv_heads=1")
-    assert [layer.mixer.num_kv_heads for layer in cut.spec.layers] == [1] * len(cut.spec.layers)  # type: ignore[union-attr]
+    assert [size_of(layer, "kv_heads") for layer in cut.spec.layers] == [1] * len(cut.spec.layers)
     np.testing.assert_allclose(logits(small), logits(model), atol=1e-4)
 
 
@@ -307,7 +309,7 @@ def test_sizes_differ_by_layer_and_have_the_same_sum(opened: Any) -> None:
     loaded, weights = opened("llama_gqa")
     weights["layers.2.mlp.up.weight"][10:] *= 1e-3  # ten neurons do everything there
     cut, small = pruned(with_weights(loaded, weights), "mlp=0.5", sizes="by-layer")
-    sizes = [layer.mlp.intermediate_size for layer in cut.spec.layers]  # type: ignore[union-attr]
+    sizes = [size_of(layer, "mlp") for layer in cut.spec.layers]
     assert sum(sizes) == 88 * len(sizes) // 2 and sizes[2] < min(s for i, s in enumerate(sizes) if i != 2)
     assert logits(small).shape == logits(loaded).shape
 
@@ -316,8 +318,7 @@ def test_sizes_differ_by_layer_and_have_the_same_sum(opened: Any) -> None:
 def test_baselines_rank_every_unit(importance: str, opened: Any) -> None:
     for name in FAMILIES:
         loaded, weights = opened(name)
-        wide = lambda x: np.asarray(x, np.float32)  # noqa: E731
-        scores = by_weights(loaded.spec, weights, wide) if importance == "weights" else by_chance(loaded.spec, 1)
+        scores = by_weights(loaded.spec, weights, np.asarray) if importance == "weights" else by_chance(loaded.spec, 1)
         for known, own in zip(measured(loaded).units, scores.units, strict=True):
             assert {unit: x.shape for unit, x in known.items()}.items() <= {u: x.shape for u, x in own.items()}.items()
 
