@@ -21,6 +21,7 @@ from ridgeline.errors import DataError
 from ridgeline.train.data.batches import Batch, Batches
 from ridgeline.train.module import LanguageModel
 from ridgeline.train.optimizer import Optimizer, OptimizerName, learning_rate
+from ridgeline.train.ranges import check_ranges
 from ridgeline.train.ranks import Ranks
 from ridgeline.train.saves import Saves
 
@@ -70,9 +71,7 @@ class TrainOptions:
         for name in ("steps", "batch_tokens", "micro_tokens", "context", "eval_every", "save_every"):
             if getattr(self, name) < 1:
                 raise DataError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name, (least, most) in _RANGES.items():
-            if not least <= getattr(self, name) <= most:  # also true of NaN
-                raise DataError(f"{name} is {getattr(self, name)}; it must be from {least:g} to {most:g}")
+        check_ranges(self, _RANGES, DataError)
         if self.batch_tokens % self.micro_tokens or self.micro_tokens % self.context:
             raise DataError(
                 f"batch_tokens {self.batch_tokens} must be a multiple of micro_tokens {self.micro_tokens}, and "

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ridgeline.errors import RequestError
 from ridgeline.train.loop import Precision, TrainOptions
+from ridgeline.train.ranges import check_ranges
 
 EARLIER_SHARE = 0.2  # of all tokens, for each stage but the last one
 WARMUP = 0.05  # share of a stage's updates in which the rate rises
@@ -118,10 +119,7 @@ class DistillOptions:
     activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _RANGES.items():
-            if not least <= getattr(self, name) <= most:  # also true of NaN
-                flag = name.replace("_", "-")
-                raise RequestError(f"{name} (--{flag}) is {getattr(self, name)}; it must be from {least:g} to {most:g}")
+        check_ranges(self, _RANGES, RequestError, flags=True)
         if self.batch_tokens % self.context:
             raise RequestError(
                 f"batch_tokens (--batch-tokens) is {self.batch_tokens}; it must be a multiple of context (--context) "

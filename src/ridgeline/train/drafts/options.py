@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ridgeline.errors import RequestError
+from ridgeline.train.ranges import check_ranges
 
 Kind = Literal["medusa", "eagle", "eagle3", "draft"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -60,9 +61,7 @@ class DraftOptions:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise RequestError(f"kind (--kind) is {self.kind!r:.100}; use {', '.join(KINDS)}")
-        for name, (least, most) in _RANGES.items():
-            if not least <= getattr(self, name) <= most:  # also true of NaN
-                raise RequestError(f"{name} is {getattr(self, name)}; it must be from {least:g} to {most:g}")
+        check_ranges(self, _RANGES, RequestError)
         is_eagle, is_eagle3, is_medusa = self.kind.startswith("eagle"), self.kind == "eagle3", self.kind == "medusa"
         for name, value, fits, owners in (
             ("draft_steps", self.draft_steps, is_eagle, "eagle or eagle3"),
