@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ridgeline.cli.flags import changes as c
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.option import option
 from ridgeline.cli.show.steps import step_bar
@@ -14,7 +15,6 @@ _Model = Annotated[str, typer.Argument(help="The model to convert: a folder, a H
 _To = Annotated[
     str, option("--to", help="The new architecture, in the words of `plan`: kv_heads=2, cla=2 or window=256:3.")
 ]
-_Out = Annotated[str, option("--out", help="Folder to write. It must not exist.")]
 _Pool = Annotated[
     str,
     option(
@@ -39,14 +39,6 @@ _Calibrate = Annotated[
         "given several times. Default: none, and only the price is reported.",
     ),
 ]
-_Format = Annotated[
-    str,
-    option(
-        "--format",
-        help="Config of the result: family (the original's, which transformers opens), ridgeline (our own) or auto "
-        "(family where it can say the sizes). Default: auto.",
-    ),
-]
 _Sequences = Annotated[
     int,
     option(
@@ -61,22 +53,21 @@ _Length = Annotated[
 _Seed = Annotated[
     int, option("--seed", min=0, help="Random seed of the held-out part and of --pool random. Default: 0.")
 ]
-_JsonOutput = Annotated[bool, option("--json", help="Print the report as one JSON object.")]
 
 
 def convert(
     model: _Model,
     to: _To,
-    out: _Out,
+    out: c.Out,
     pool: _Pool = "mean",
     tie: _Tie = "mean",
     calibrate: _Calibrate = None,
-    format: _Format = "auto",
+    format: c.Format = "auto",
     calibrate_sequences: _Sequences = 8,
     sequence_length: _Length = None,
     seed: _Seed = 0,
     threads: o.Threads = None,
-    json_output: _JsonOutput = False,
+    json_output: o.JsonReport = False,
 ) -> None:
     """Convert a model to a cheaper architecture, write it as a checkpoint, and report the price."""
     from ridgeline.cli.show.price import print_price  # which imports rich

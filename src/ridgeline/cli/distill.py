@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.flags import training as t
 from ridgeline.cli.flags.groups import grouped
 from ridgeline.cli.option import option
 from ridgeline.cli.show.training import training_bars
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 512
 MOST_MICRO = 8192  # tokens of a forward pass, if none are given
-
-
-def _run_option(*names: str, help: str, least: int | None = None) -> Any:
-    return option(*names, help=help, min=least, panel="Run")
 
 
 _Student = Annotated[
@@ -96,63 +93,40 @@ _Repeat = Annotated[
     int,
     option("--repeat", help="Most times that the texts are read; raise it if they are too short. Default: 1."),
 ]
-_Dtype = Annotated[str, option("--dtype", help="Type of the saved weights: bfloat16 or float32. Default: bfloat16.")]
-_JsonOutput = Annotated[bool, option("--json", help="Print the report as one JSON object.")]
 _Context = Annotated[
     int | None,
-    _run_option(
+    t.run_option(
         "--context",
         least=2,
         help="Tokens of a training row. Raise it for models that must remember more. Default: the longest context of "
         "both models, at most 512.",
     ),
 ]
-_BatchTokens = Annotated[int, _run_option("--batch-tokens", least=2, help="Tokens per update. Default: 4096.")]
-_MicroTokens = Annotated[
-    int | None,
-    _run_option(
-        "--micro-tokens",
-        least=1,
-        help="Tokens per forward pass; lower it if memory runs out. Default: --batch-tokens, at most 8192.",
-    ),
-]
+_BatchTokens = Annotated[int, t.run_option("--batch-tokens", least=2, help="Tokens per update. Default: 4096.")]
 _LearningRate = Annotated[
     float,
-    _run_option(
+    t.run_option(
         "--learning-rate",
         help="Peak learning rate; lower it if the loss rises or is not finite. Default: 0.001.",
     ),
 ]
 _DecayShare = Annotated[
     float,
-    _run_option("--decay-share", help="Share of each stage in which the learning rate falls to 0. Default: 0.6."),
+    t.run_option("--decay-share", help="Share of each stage in which the learning rate falls to 0. Default: 0.6."),
 ]
-_WeightDecay = Annotated[float, _run_option("--weight-decay", help="Weight decay of the matrices. Default: 0.")]
-_Clip = Annotated[float, _run_option("--clip", help="Largest norm of a gradient; 0: no limit. Default: 1.")]
+_WeightDecay = Annotated[float, t.run_option("--weight-decay", help="Weight decay of the matrices. Default: 0.")]
 _EvalEvery = Annotated[
-    int, _run_option("--eval-every", help="Updates between two measurements on the held-out texts. Default: 100.")
+    int, t.run_option("--eval-every", help="Updates between two measurements on the held-out texts. Default: 100.")
 ]
 _SaveEvery = Annotated[
     int,
-    _run_option(
+    t.run_option(
         "--save-every",
         help="Updates between two saved states of the run; 0: each stage has 20 of them. Default: 0.",
     ),
 ]
 _Seed = Annotated[
-    int, _run_option("--seed", help="Random seed for the order of the texts and what is held out. Default: 0.")
-]
-_Precision = Annotated[
-    str,
-    _run_option(
-        "--precision",
-        help="Type of the computation: bfloat16, float32, or auto (bfloat16 on a GPU, float32 on a CPU). "
-        "Default: auto.",
-    ),
-]
-_ActivationCheckpointing = Annotated[
-    bool,
-    _run_option("--activation-checkpointing", help="Compute activations again in the backward pass, to save memory."),
+    int, t.run_option("--seed", help="Random seed for the order of the texts and what is held out. Default: 0.")
 ]
 
 
@@ -171,8 +145,8 @@ class DistillFlags:
     top_k: _TopK = 0
     held_out: _HeldOut = 0.05
     repeat: _Repeat = 1
-    dtype: _Dtype = "bfloat16"
-    json_output: _JsonOutput = False
+    dtype: t.Dtype = "bfloat16"
+    json_output: o.JsonReport = False
 
 
 @dataclass(eq=False, repr=False)
@@ -181,16 +155,16 @@ class DistillRunFlags:
 
     context: _Context = None
     batch_tokens: _BatchTokens = 4096
-    micro_tokens: _MicroTokens = None
+    micro_tokens: t.MicroTokens = None
     learning_rate: _LearningRate = 1e-3
     decay_share: _DecayShare = 0.6
     weight_decay: _WeightDecay = 0.0
-    clip: _Clip = 1.0
+    clip: t.Clip = 1.0
     eval_every: _EvalEvery = 100
     save_every: _SaveEvery = 0
     seed: _Seed = 0
-    precision: _Precision = "auto"
-    activation_checkpointing: _ActivationCheckpointing = False
+    precision: t.Precision = "auto"
+    activation_checkpointing: t.ActivationCheckpointing = False
 
 
 @grouped

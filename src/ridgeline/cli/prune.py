@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from ridgeline.cli.flags import changes as c
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.option import option
 from ridgeline.cli.show.steps import step_bar
 
 _Model = Annotated[str, typer.Argument(help="The model to prune: a folder, a Hugging Face hub id, or pocket.")]
-_Out = Annotated[str, option("--out", help="Folder to write. It must not exist.")]
 _Keep = Annotated[
     str | None,
     option(
@@ -79,14 +79,6 @@ _Residual = Annotated[
         "rule on weights) or none. Default: fit.",
     ),
 ]
-_Format = Annotated[
-    str,
-    option(
-        "--format",
-        help="Config of the result: family (the original's, which transformers opens), ridgeline (our own) or auto "
-        "(family where it can say the sizes). Default: auto.",
-    ),
-]
 _Sequences = Annotated[
     int, option("--calibrate-sequences", min=1, help="Number of calibration sequences. Default: 1024.")
 ]
@@ -105,12 +97,11 @@ _LayerSequences = Annotated[
 _Seed = Annotated[
     int, option("--seed", min=0, help="Random seed for the draw of sequences and random importance. Default: 0.")
 ]
-_JsonOutput = Annotated[bool, option("--json", help="Print the report as one JSON object.")]
 
 
 def prune(
     model: _Model,
-    out: _Out,
+    out: c.Out,
     keep: _Keep = None,
     params: _Params = None,
     calibrate: _Calibrate = None,
@@ -119,13 +110,13 @@ def prune(
     channels: _Channels = "auto",
     sizes: _Sizes = "uniform",
     residual: _Residual = "fit",
-    format: _Format = "auto",
+    format: c.Format = "auto",
     calibrate_sequences: _Sequences = 1024,
     sequence_length: _Length = None,
     layer_sequences: _LayerSequences = 16,
     seed: _Seed = 0,
     threads: o.Threads = None,
-    json_output: _JsonOutput = False,
+    json_output: o.JsonReport = False,
 ) -> None:
     """Keep the most important parts of a model, write it as a checkpoint, and report the price."""
     from ridgeline.cli.show.price import print_price  # which imports rich

@@ -100,7 +100,6 @@ _TrainTokens = Annotated[
         "Default: 1000000.",
     ),
 ]
-_JsonOutput = Annotated[bool, option("--json", help="Print the report as one JSON object.")]
 
 
 def quantize(
@@ -119,7 +118,7 @@ def quantize(
     seed: _Seed = 0,
     train_tokens: _TrainTokens = None,
     threads: o.Threads = None,
-    json_output: _JsonOutput = False,
+    json_output: o.JsonReport = False,
 ) -> None:
     """Quantize a model, write it as a checkpoint, and report what was lost.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.flags import training as t
 from ridgeline.cli.flags.drafts import DraftFlags, check_draft_flags, draft_options
 from ridgeline.cli.flags.groups import grouped
 from ridgeline.cli.option import option
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_RATE = 1024, 8192, 4e-3
 MOST_EPOCHS = 1_000_000
-
-
-def _run_option(*names: str, help: str, least: int | None = None) -> Any:
-    return option(*names, help=help, min=least, panel="Run")
 
 
 _Spec = Annotated[
@@ -70,68 +67,46 @@ _HeldOut = Annotated[
 _License = Annotated[
     str | None, option("--license", help="License of the texts, for the model card. Default: not stated.")
 ]
-_Dtype = Annotated[str, option("--dtype", help="Type of the saved weights: bfloat16 or float32. Default: bfloat16.")]
-_Epochs = Annotated[float, _run_option("--epochs", help="Number of passes over the texts. Default: 1.")]
+_Epochs = Annotated[float, t.run_option("--epochs", help="Number of passes over the texts. Default: 1.")]
 _Context = Annotated[
     int | None,
-    _run_option(
+    t.run_option(
         "--context", least=1, help="Tokens of a training row. Default: the model's longest context, at most 1024."
     ),
 ]
 _BatchTokens = Annotated[
     int | None,
-    _run_option("--batch-tokens", least=1, help="Tokens per optimizer update. Default: 8192; with --draft-for 2048."),
-]
-_MicroTokens = Annotated[
-    int | None,
-    _run_option(
-        "--micro-tokens",
-        least=1,
-        help="Tokens per forward pass; lower it if memory runs out. Default: --batch-tokens, at most 8192.",
-    ),
+    t.run_option("--batch-tokens", least=1, help="Tokens per optimizer update. Default: 8192; with --draft-for 2048."),
 ]
 _LearningRate = Annotated[
-    float | None, _run_option("--learning-rate", help="Peak learning rate. Default: 0.004; with --draft-for 0.002.")
+    float | None, t.run_option("--learning-rate", help="Peak learning rate. Default: 0.004; with --draft-for 0.002.")
 ]
 _WarmupSteps = Annotated[
-    int, _run_option("--warmup-steps", help="Updates in which the learning rate rises to its peak. Default: 50.")
+    int, t.run_option("--warmup-steps", help="Updates in which the learning rate rises to its peak. Default: 50.")
 ]
 _DecayShare = Annotated[
     float,
-    _run_option("--decay-share", help="Share of the run in which the learning rate falls to 0. Default: 0.4."),
+    t.run_option("--decay-share", help="Share of the run in which the learning rate falls to 0. Default: 0.4."),
 ]
-_WeightDecay = Annotated[float, _run_option("--weight-decay", help="Weight decay of the matrices. Default: 0.1.")]
-_Clip = Annotated[float, _run_option("--clip", help="Largest norm of a gradient; 0: no limit. Default: 1.")]
+_WeightDecay = Annotated[float, t.run_option("--weight-decay", help="Weight decay of the matrices. Default: 0.1.")]
 _Dropout = Annotated[
-    float, _run_option("--dropout", help="Dropout rate; raise it if there are many epochs. Default: 0.")
+    float, t.run_option("--dropout", help="Dropout rate; raise it if there are many epochs. Default: 0.")
 ]
 _Patience = Annotated[
     int,
-    _run_option(
+    t.run_option(
         "--patience",
         help="Stop after this many evaluations without a lower held-out loss; 0: never stop early. Default: 0.",
     ),
 ]
 _EvalEvery = Annotated[
-    int, _run_option("--eval-every", help="Updates between two evaluations on the held-out texts. Default: 100.")
+    int, t.run_option("--eval-every", help="Updates between two evaluations on the held-out texts. Default: 100.")
 ]
 _SaveEvery = Annotated[
-    int, _run_option("--save-every", help="Updates between two saved states of the run. Default: 100.")
+    int, t.run_option("--save-every", help="Updates between two saved states of the run. Default: 100.")
 ]
 _Seed = Annotated[
-    int, _run_option("--seed", help="Random seed for initial weights, data order and dropout. Default: 0.")
-]
-_Precision = Annotated[
-    str,
-    _run_option(
-        "--precision",
-        help="Type of the computation: bfloat16, float32, or auto (bfloat16 on a GPU, float32 on a CPU). "
-        "Default: auto.",
-    ),
-]
-_ActivationCheckpointing = Annotated[
-    bool,
-    _run_option("--activation-checkpointing", help="Compute activations again in the backward pass, to save memory."),
+    int, t.run_option("--seed", help="Random seed for initial weights, data order and dropout. Default: 0.")
 ]
 
 
@@ -146,7 +121,7 @@ class ModelFlags:
     tokenizer: _Tokenizer = None
     held_out: _HeldOut = 0.05
     license: _License = None
-    dtype: _Dtype = "bfloat16"
+    dtype: t.Dtype = "bfloat16"
 
 
 @dataclass(eq=False, repr=False)
@@ -156,19 +131,19 @@ class RunFlags:
     epochs: _Epochs = 1.0
     context: _Context = None
     batch_tokens: _BatchTokens = None
-    micro_tokens: _MicroTokens = None
+    micro_tokens: t.MicroTokens = None
     learning_rate: _LearningRate = None
     warmup_steps: _WarmupSteps = 50
     decay_share: _DecayShare = 0.4
     weight_decay: _WeightDecay = 0.1
-    clip: _Clip = 1.0
+    clip: t.Clip = 1.0
     dropout: _Dropout = 0.0
     patience: _Patience = 0
     eval_every: _EvalEvery = 100
     save_every: _SaveEvery = 100
     seed: _Seed = 0
-    precision: _Precision = "auto"
-    activation_checkpointing: _ActivationCheckpointing = False
+    precision: t.Precision = "auto"
+    activation_checkpointing: t.ActivationCheckpointing = False
 
 
 @grouped

@@ -47,6 +47,7 @@ SkipTokenizer = Annotated[
     bool, _model("--skip-tokenizer-init", help="Do not load the tokenizer: prompts and answers are token ids.")
 ]
 Device = Annotated[str, _model("--device", help="Device: auto, cpu, reference, cuda or cuda:N.")]
+JsonReport = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
 Threads = Annotated[
     int | None, _model("--threads", help="Number of CPU threads for kernels. Default: the number of physical cores.")
 ]
