@@ -68,8 +68,9 @@ def _machines() -> Mapping[str, HardwareSpec]:
 
 @cache
 def _links() -> Mapping[str, Link]:
+    most = {e["link"]: e["devices"] for e in read_data("domains.json")}
     return {
-        e["name"]: Link(e["name"], e["gb_per_s"] * GIGA, e["latency_us"] / 10**6, e["source"])
+        e["name"]: Link(e["name"], e["gb_per_s"] * GIGA, e["latency_us"] / 10**6, e["source"], most.get(e["name"]))
         for e in read_data("links.json")
     }
 

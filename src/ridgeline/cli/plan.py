@@ -119,6 +119,7 @@ def plan(
     from ridgeline.errors import RequestError
     from ridgeline.plan.changes import change
     from ridgeline.plan.compare import compare as ranked
+    from ridgeline.plan.remarks import remarks
 
     if compare and not changes:
         raise RequestError("--compare needs at least one change, as in --compare kv=fp8 weights=int4 tp=2")
@@ -137,7 +138,8 @@ def plan(
     if changes and not compare:
         deployment = change(deployment, ",".join(changes), find_draft).deployment
     rows = ranked(deployment, load, changes or [], find_draft) if compare else ()
-    report = _report(name, deployment, load, slo, rows, explain) | {"times": note}
+    said = [*narrowed(known, deployment, weights), *remarks(deployment)]
+    report = _report(name, deployment, load, slo, rows, explain) | {"times": note, "remarks": said}
     if weights and (made := how_to_make(weights)):
         report["weights"] = made
     if plot:
@@ -184,6 +186,19 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, D
         note += f"; {scheme.devices} machines like this one are assumed, joined by {machine.link.name} at "
         note += f"{machine.link.bytes_per_s / 1e9:.1f} GB/s each"
     return known, note, Deployment(known.spec, machine, precision, scheme, page_tokens=options["page"])
+
+
+def narrowed(known: KnownModel, deployment: Deployment, weights: str | None) -> list[str]:
+    """Return a line if the published weights are planned in a narrower type that the user did not choose."""
+    from ridgeline.cli.flags.known import published_type
+
+    taken = published_type(known, deployment.hardware)
+    if weights is not None or taken == known.weights:
+        return []
+    return [
+        f"the weights are published in {known.weights}; they are planned in {taken}, as engines load them on this kind "
+        f"of machine (--weights {known.weights} plans them as published)"
+    ]
 
 
 def how_to_make(weights: str) -> str:

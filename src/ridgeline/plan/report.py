@@ -131,7 +131,7 @@ def slo_json(promise: Slo, answer: Answer) -> Json:
         return {
             "changed": s.changed, "hardware": s.deployment.hardware.name, "batch": s.figures.load.batch,
             "chunk": s.deployment.chunk, "scheme": asdict(s.deployment.scheme), "bound_by": s.why,
-            "kept": kept(promise, s.figures), "time": figures_json(s.figures),
+            "kept": kept(promise, s.figures), "is_bound": s.is_bound, "time": figures_json(s.figures),
         }  # fmt: skip
 
     return {

@@ -6,6 +6,7 @@ prices the results, and `compress/` makes their weights.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -77,7 +78,17 @@ def with_shared_keys(spec: ModelSpec, factor: int) -> ModelSpec:
                 continue
             owners[own] = (owner, served + 1)
             layers[i] = replace(layer, mixer=SharedAttention(owner, own))
-    return _changed(spec, replace(spec, layers=tuple(layers)), "layers that could share keys and values")
+    if not owners:
+        raise RequestError(
+            f"only layers with keys and values can share them, and the model, as changed so far, has {mixers_of(spec)}"
+        )
+    return _changed(spec, replace(spec, layers=tuple(layers)), "two layers with equal attention")
+
+
+def mixers_of(spec: ModelSpec) -> str:
+    """Return the kinds of mixers and the number of layers of each, for a message: `LatentAttention in 32 layers`."""
+    names = Counter(layer.mixer.kind for layer in spec.layers if layer.mixer)
+    return ", ".join(f"{kind} in {count} layer{'s' * (count > 1)}" for kind, count in names.items())
 
 
 def with_recurrent(spec: ModelSpec, kind: Recurrent, many: int | None) -> ModelSpec:
@@ -177,7 +188,7 @@ def _changed_layers(spec: ModelSpec, change: Callable[[Attention, int], TokenMix
             layers[i] = replace(layer, mixer=layer.mixer.replaced_by(change(own, index)))
             index += 1
     if not index:
-        raise RequestError(f"{spec.family} has no attention layer with KV heads")
+        raise RequestError(f"{spec.family} has no attention layer with KV heads: the model has {mixers_of(spec)}")
     return layers
 
 

@@ -34,6 +34,11 @@ class Setting:
     why: str
     changed: str = ""
 
+    @property
+    def is_bound(self) -> bool:
+        """Return whether its times are lower bounds by the roofline, and not predictions for a measured machine."""
+        return not self.deployment.hardware.is_measured
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -21,13 +21,14 @@ class Link:
     """A link between devices.
 
     bytes_per_s: rate of each device in one direction. latency_s: time of an empty message. source: source of the
-    figures.
+    figures. most_devices: most devices that one such link joins; None: no limit is known.
     """
 
     name: str
     bytes_per_s: float
     latency_s: float
     source: str = ""
+    most_devices: int | None = None
 
     def __post_init__(self) -> None:
         if not self.bytes_per_s > 0 or not self.latency_s >= 0:

@@ -96,19 +96,31 @@ def precision_of(
     from ridgeline.spec.storage import default_storage
 
     kind = storage_type(weights) if weights else None
+    published = published_type(known, machine)
     is_state_chosen = state is not None
     if state is None and kind is None and machine.kind == "cpu":
         state = default_storage(known.formats.with_others(known.dequantized).type_of_most(known.weights)).dtype
     found = default_precision(
-        machine, kind or known.weights, kind or known.experts, state=state, activations=activations
-    )
-    found = replace(found, wide=wide_type(known.weights), is_state_chosen=is_state_chosen)
+        machine, kind or published, kind or (published if known.experts == known.weights else known.experts),
+        state=state, activations=activations,
+    )  # fmt: skip
+    found = replace(found, wide=wide_type(published), is_state_chosen=is_state_chosen)
     if weights and scheme_of(weights.lower()):
         return replace(found, matrices=(("head.weight", found.wide),))
     if kind is not None or not (known.formats.by_name or known.dtypes):
         return found
     found = stored_as(found, known.spec, known.formats, known.weights, known.dtypes)
     return replace(found, products=products_type(machine, found.weights, found.activations))
+
+
+def published_type(known: KnownModel, machine: HardwareSpec) -> str:
+    """Return the type of a model's weights on a machine, unless the user chooses one.
+
+    It is the published type. On a GPU or TPU of the catalog, weights that are published in float32 are bfloat16, as
+    engines for such machines load them.
+    """
+    is_wide = known.weights == "float32" and machine.kind != "cpu" and not machine.is_measured
+    return "bfloat16" if is_wide else known.weights
 
 
 def quantized_checkpoint(name: str) -> Checkpoint | None:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 Figure = tuple[str, Cell, Cell]  # a name, a value with its unit, and an explanation
 BARS = {"compute": "red", "weights": "blue", "state": "green", "activations": "yellow", "link": "magenta",
         "overhead": "white"}  # fmt: skip
+BOUND = "*"  # marks a row of a machine that was not measured, beside rows of one that was
+BOUND_WHY = (
+    "The times are lower bounds by the roofline, and those of the other rows are predictions of a measured machine; "
+    "the two cannot be compared."
+)
 
 
 def show_plan(report: dict[str, Any]) -> None:
@@ -28,7 +33,7 @@ def show_plan(report: dict[str, Any]) -> None:
     if "_rows" in report:
         parts += [_comparison(report["_rows"], load), _given_up(report["_rows"])]
     elif "_answer" in report:
-        parts += [_promise(report["_answer"], report["_promise"])]
+        parts += _promise(report["_answer"], report["_promise"])
     else:
         parts += [
             figures_table("Memory per device", _memory(report, planner, load)),
@@ -37,6 +42,7 @@ def show_plan(report: dict[str, Any]) -> None:
             operations_table("prefill, one chunk", report["prefill"]),
             Line(f"{report['times']}.", style="dim"),
         ]
+    parts += [Line(f"{text}.", style="dim") for text in report["remarks"]]
     if "weights" in report:
         parts.append(Line(f"{report['weights']}.", style="dim"))
     if "explain" in report:
@@ -239,11 +245,12 @@ def _given_up(rows: tuple[Row, ...]) -> Table:
     columns = Column("change", right=False), Column("trade-off", right=False, wraps=True)
     table = Table("Trade-offs", columns, has_header=False)
     for row in rows:
-        table.add_row(row.text, "; ".join(text for text in (row.gives_up, *row.notes) if text))
+        if lost := "; ".join(text for text in (row.gives_up, *row.notes) if text):
+            table.add_row(row.text, lost)
     return table
 
 
-def _promise(answer: Answer, promise: Slo) -> Table:
+def _promise(answer: Answer, promise: Slo) -> list[Table | Line | Cell]:
     asked = ", ".join(f"{name} {seconds(limit)}" for name, limit in promise.limits.items())
     columns = (
         Column("setting", right=False, wraps=True), Column("devices", drop=2), Column("batch"), Column("chunk"),
@@ -256,21 +263,23 @@ def _promise(answer: Answer, promise: Slo) -> Table:
         title = f"No setting stays within {asked} on this machine; the closest setting, and changes that would help"
         found = ((answer.closest,) if answer.closest else ()) + answer.otherwise
     table = Table(title, columns)
+    mixed = len({s.is_bound for s in found}) > 1  # predictions of a measured machine beside lower bounds of others
     for s in found:
-        table.add_row(*_setting(s, promise))
+        table.add_row(*_setting(s, promise, marked=mixed and s.is_bound))
     if not found:
         table.add_row("no setting fits", *[""] * 8)
-    return table
+    return [table, Line(f"{BOUND} {BOUND_WHY}", style="dim")] if mixed else [table]
 
 
-def _setting(s: Setting, promise: Slo) -> tuple[Cell, ...]:
+def _setting(s: Setting, promise: Slo, *, marked: bool) -> tuple[Cell, ...]:
     from ridgeline.plan.slo import kept
 
     f, scheme = s.figures, s.deployment.scheme
     shared = "".join(f" --{n} {v}" for n in ("tp", "ep", "pp", "replicas") if (v := getattr(scheme, n)) > 1)
     name = s.changed + shared if s.changed else shared.strip() or "one device"
     return (
-        name, f"{f.devices}", f"{f.load.batch:,}", f"{s.deployment.chunk:,}", seconds(f.served_ttft_s),
-        seconds(f.served_tpot_s), number(f.served_tokens_per_s), number(f.device_seconds_per_token * 1e6 / 3600),
+        f"{name} {BOUND}" if marked else name, f"{f.devices}", f"{f.load.batch:,}", f"{s.deployment.chunk:,}",
+        seconds(f.served_ttft_s), seconds(f.served_tpot_s), number(f.served_tokens_per_s),
+        number(f.device_seconds_per_token * 1e6 / 3600),
         s.why if kept(promise, f) else Text(f"{s.why} too long", "red"),
     )  # fmt: skip
