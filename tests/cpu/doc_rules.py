@@ -106,7 +106,9 @@ RULES = (
     Rule(r"ridgeline bench replay ", How.RUN, "the traces of the test are short", words("--num-requests 6"), slow=True),
     Rule(r"ridgeline verify ", How.RUN, SIZES, words("--quick"), slow=True),
     Rule(r"ridgeline calibrate$", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
-    Rule(r"ridgeline calibrate --(json|plot|device)", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
+    Rule(
+        r"ridgeline calibrate --(json|plot|device|out)", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"
+    ),
     Rule(r"ridgeline distill ", How.RUN, SIZES, DISTILLATION, slow=True),
     Rule(r"ridgeline train --draft-for", How.RUN, SIZES, DRAFTS, slow=True),
     Rule(r"ridgeline train --recipe", How.PARSE, "hours; tests/cpu/test_train_pair.py makes a small pair"),

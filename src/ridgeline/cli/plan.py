@@ -30,7 +30,12 @@ _Changes = Annotated[
 ]
 _Hardware = Annotated[
     str,
-    _option(_MACHINE, "--hardware", help="Machine: h100, mi300x, rtx4090 ..., or local for this one. Default: local."),
+    _option(
+        _MACHINE,
+        "--hardware",
+        help="Machine: h100, mi300x, rtx4090 ..., local for this one, or a file: NAME.toml with the figures of a "
+        "machine, or NAME.json of `ridgeline calibrate --out`. Default: local.",
+    ),
 ]
 _Tp = Annotated[
     int,

@@ -80,7 +80,12 @@ Truncate = Annotated[bool, _option(_WORK, "--truncate", help="Shorten requests t
 Seed = Annotated[int, _option(_WORK, "--seed", help="Random seed for arrivals, lengths and routing. Default: 0.")]
 Hardware = Annotated[
     str,
-    _option(_MACHINE, "--hardware", help="Machine: h100, mi300x, rtx4090 ..., or local for this one. Default: h100."),
+    _option(
+        _MACHINE,
+        "--hardware",
+        help="Machine: h100, mi300x, rtx4090 ..., local for this one, or a file: NAME.toml with the figures of a "
+        "machine, or NAME.json of `ridgeline calibrate --out`. Default: h100.",
+    ),
 ]
 StepTimes = Annotated[
     str | None,

@@ -18,6 +18,10 @@ from ridgeline.spec.hardware import HardwareSpec, Link
 
 FORMAT = 1  # format of the files; it increases when the meaning of a field changes
 GPU_REMEDY = "run `ridgeline calibrate --device cuda`, which measures it in half a minute"
+MEASURED_CEILINGS = (
+    "times are the roofline of measured ceilings, with the time of a CUDA graph and of each of its kernels; nobody has "
+    "compared them with a run yet"
+)
 SLICES = 2  # products of bfloat16 that stand for one product of a matrix with exact activations (docs/gpu.md)
 
 
@@ -114,7 +118,4 @@ def calibrated_gpu(machine: Mapping[str, str]) -> tuple[HardwareSpec | None, str
     found = load_gpu(machine)
     if found is None:
         return None, f"no prediction: {machine['gpu']} is not calibrated; {GPU_REMEDY}"
-    return machine_of_gpu(found), (
-        f"{machine['gpu']}, calibrated on {found.date}: times are the roofline of measured ceilings, with the time of "
-        "a CUDA graph and of each of its kernels; nobody has compared them with a run yet"
-    )
+    return machine_of_gpu(found), f"{machine['gpu']}, calibrated on {found.date}: {MEASURED_CEILINGS}"
