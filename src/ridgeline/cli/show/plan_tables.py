@@ -42,7 +42,7 @@ def show_plan(report: dict[str, Any]) -> None:
             operations_table("prefill, one chunk", report["prefill"]),
             Line(f"{report['times']}.", style="dim"),
         ]
-    parts += [Line(f"{text}.", style="dim") for text in report["remarks"]]
+    parts += [Line(f"{text}.", style="dim") for text in report.get("remarks", ())]
     if "weights" in report:
         parts.append(Line(f"{report['weights']}.", style="dim"))
     if "explain" in report:
