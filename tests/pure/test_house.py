@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
             "train",
         }
     ),
-    "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "llm"}),
+    "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "measure", "llm"}),
     "llm": None,
     "measure": frozenset(
         {

@@ -13,7 +13,7 @@ from ridgeline.compress.changed import ChangedWeights
 from ridgeline.compress.compare import Comparison, compare
 from ridgeline.compress.data import NAMED, Samples, read_samples
 from ridgeline.compress.folder import Format, changed_model, config_for, read_back, write_folder
-from ridgeline.compress.price import FILE, PriceReport, machine_note, price
+from ridgeline.compress.price import FILE, PriceReport, machine_note, prices_of
 from ridgeline.compress.write import write_json
 from ridgeline.errors import RequestError
 from ridgeline.load.tokenizer import Tokenizer
@@ -69,8 +69,11 @@ def deliver(
     made = changed_model(original, weights)
     off = read_back(folder, made, _some_ids(original, samples))
     comparison = None if samples is None else _compared(original, made, facts.name, samples, on_progress)
-    prices = {"original": price(original, original.spec), facts.name: price(original, weights.spec)}
-    notes = (*(() if samples is None else samples.notes), *((note,) if note else ()))
+    threads = original.table.driver.threads if original.table.driver else None
+    on_progress("measuring the speed", 0, 1)
+    folders = {"original": original.checkpoint.folder, facts.name: folder}
+    prices, remarks = prices_of(original, weights.spec, folders, threads)
+    notes = (*(() if samples is None else samples.notes), *((note,) if note else ()), *remarks)
     report = PriceReport(facts.title, prices, comparison, off, weights.kept, source, machine_note(), notes)
     write_json(folder / FILE, report.to_json())
     return report
