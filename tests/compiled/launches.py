@@ -57,7 +57,7 @@ def product(name: str, tokens: int) -> list[Launched]:
     plain = meta(WIDTH, WIDTH, dtype=torch.bfloat16)
     packed = pack_plain(plain) if name == PLAIN.name else pack_codes(matrix(name, WIDTH, WIDTH))
     recorder = Recorder()
-    product_of(packed, meta(WIDTH), 2, recorder)(meta(tokens, WIDTH), meta(tokens, WIDTH))
+    product_of(packed, meta(WIDTH), recorder)(meta(tokens, WIDTH), meta(tokens, WIDTH))
     return recorder.launches
 
 
@@ -71,7 +71,7 @@ def attention(
     q = meta(tokens, case.num_heads, case.head_dim)
     sinks = meta(case.num_heads) if case.sinks else None
     layout = layout_of(tokens, sequences, page, is_tree=is_tree)
-    paged_attention(case, 2, recorder)(q, PagedKeyValues(keys[:, 0], keys[:, 1], layout), sinks)
+    paged_attention(case, recorder)(q, PagedKeyValues(keys[:, 0], keys[:, 1], layout), sinks)
     return recorder.launches
 
 
@@ -89,7 +89,7 @@ def latents(case: LatentAttention, tokens: int, sequences: int, dtype: torch.dty
     pages = meta(4096, 16, 1, case.row + (SCALE_BYTES if dtype == torch.int8 else 0), dtype=dtype)
     kv_b = meta(case.num_heads, case.qk_nope_head_dim + case.v_head_dim, case.kv_lora_rank, dtype=torch.bfloat16)
     q = meta(tokens, case.num_heads, case.qk_head_dim)
-    paged_latent_attention(case, 2, recorder)(q, PagedRows((pages,), layout_of(tokens, sequences, 16)), kv_b)
+    paged_latent_attention(case, recorder)(q, PagedRows((pages,), layout_of(tokens, sequences, 16)), kv_b)
     return recorder.launches
 
 

@@ -96,9 +96,9 @@ def heads_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     return ("keys", "values") if is_array else ()
 
 
-def interpreted(slices: int = 2, **overrides: str) -> OpsTable:
+def interpreted(**overrides: str) -> OpsTable:
     """Return the table of device cuda with torch's CPU tensors; overrides: as in `open_table`."""
-    backends = TritonBackend(guarded, slices), SdpaBackend(), ReferenceBackend()
+    backends = TritonBackend(guarded), SdpaBackend(), ReferenceBackend()
     return OpsTable(TorchMemory("reference"), backends, overrides)
 
 

@@ -27,9 +27,10 @@ from ridgeline.ops.triton.products import (
     refuses_linear,
     refuses_together,
     round_rows,
+    slices_of,
     whole_block,
 )
-from ridgeline.ops.triton.stages import Begin, Kernels, Mlp, Stage, mlp_block, refuses_begin
+from ridgeline.ops.triton.stages import Begin, Mlp, Stage, mlp_block, refuses_begin
 from ridgeline.spec import MoE
 from ridgeline.spec.mlp import ClampedSwiGLU, Ungated
 
@@ -120,8 +121,8 @@ class Visits(NamedTuple):
 class Experts:
     """The stage EXPERT_BLOCK: the visits in the order of experts, two products, and the weighted sums."""
 
-    def __init__(self, case: MoE, weights: Weights, kernels: Kernels) -> None:
-        self._case, self._launch, self._slices = case, kernels.launch, kernels.slices
+    def __init__(self, case: MoE, weights: Weights, launch: Launch) -> None:
+        self._case, self._launch = case, launch
         names = ("gate", "up") if case.gated else ("up",)
         self._up = stack(list(zip(*(weights.experts[name] for name in names), strict=True)))
         self._down = stack([(matrix,) for matrix in weights.experts["down"]])
@@ -180,7 +181,7 @@ class Experts:
             CHOSEN=case.num_experts_per_tok, PARTS=matrices.parts,
             NAME="clamped" if clamped else act.activation if isinstance(act, Ungated) else act, IS_DOWN=is_down,
             WHOLE=is_whole, KIND=t.kind, LOW=low_of(packed), HAS_ZEROS=matrices.zero_points is not None,
-            HAS_BIAS=matrices.bias is not None, SLICES=self._slices, ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves,
+            HAS_BIAS=matrices.bias is not None, SLICES=slices_of(packed), ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves,
             GROUP=t.group, UNIT=t.unit, BLOCK_T=visits.block_tokens, BLOCK_R=block.rows,
         )  # fmt: skip
 
@@ -201,14 +202,14 @@ def refuses_experts(experts: Mapping[str, Sequence[Linear]]) -> str | None:
 class _Routed:
     """The experts that a router chooses, with the projections into and out of their own space if there are some."""
 
-    def __init__(self, case: MoE, weights: Weights, kernels: Kernels) -> None:
-        self._experts, self._has_gate = Experts(case, weights, kernels), case.shared_gate
+    def __init__(self, case: MoE, weights: Weights, launch: Launch) -> None:
+        self._experts, self._has_gate = Experts(case, weights, launch), case.shared_gate
         names = ("router", "shared_gate") if case.shared_gate else ("router",)
-        self._router = StoredProduct([weights.linears[n] for n in names], kernels.slices, kernels.launch)
-        self._route, self._choice_bias = route(case, kernels.launch), weights.vector("choice.bias")
+        self._router = StoredProduct([weights.linears[n] for n in names], launch)
+        self._route, self._choice_bias = route(case, launch), weights.vector("choice.bias")
         self._count = case.num_experts
         inside = ("latent_in", "latent_out") if case.latent_size else ()
-        self._latent = [StoredProduct([weights.linears[n]], kernels.slices, kernels.launch) for n in inside]
+        self._latent = [StoredProduct([weights.linears[n]], launch) for n in inside]
 
     def __call__(self, x: Tensor, shared: Tensor | None) -> Tensor:
         rated = self._router(x)
@@ -223,10 +224,10 @@ class _Routed:
         return add(out, shared if gate is None else sigmoid_gate(shared, gate), 1.0)
 
 
-def moe_block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
+def moe_block(case: MLPBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
     moe: Any = case.mlp
-    begin, routed = Begin(case, weights, kernels), _Routed(moe, weights, kernels)
-    shared = Mlp(moe.shared, weights.under("shared."), kernels) if moe.shared else None
+    begin, routed = Begin(case, weights, launch), _Routed(moe, weights, launch)
+    shared = Mlp(moe.shared, weights.under("shared."), launch) if moe.shared else None
 
     def stage(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         total, x = begin(residual, delta)
@@ -240,9 +241,9 @@ def refuses_block(case: MLPBlock) -> str | None:
     return (refuses_route(case.mlp) if isinstance(case.mlp, MoE) else None) or refuses_begin(case)
 
 
-def block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
+def block(case: MLPBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
     """Return MLP_BLOCK for either kind."""
-    return (moe_block if isinstance(case.mlp, MoE) else mlp_block)(case, weights, kernels)
+    return (moe_block if isinstance(case.mlp, MoE) else mlp_block)(case, weights, launch)
 
 
 STAGES: Mapping[Op[Any], Stage] = {

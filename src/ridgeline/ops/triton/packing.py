@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.ops.api import QuantizedMatrix
-from ridgeline.spec.quant import NUMBERS, Format
+from ridgeline.spec.quant import NUMBERS, PLAIN, Format
 
 ROWS = 64  # of a tile
 FILLED = 128  # rows are filled up to a multiple: the most that one program reads
@@ -77,7 +77,7 @@ def refuses_format(case: Format) -> str | None:
     """Return why no kernel multiplies with matrices of a format; None if one does."""
     if not case.is_lossy:
         return None
-    if case.activations not in ("exact", "int8"):
+    if case.activations not in ("exact", "bf16", "int8"):
         return f"no kernel takes activations as {case.activations}"
     if NUMBERS[case.numbers].levels and case.numbers != "fp8":
         return f"no kernel reads {case.numbers}"
@@ -97,10 +97,10 @@ def tiling_of(case: Format) -> Tiling:
     return Tiling(kind, min(case.group or 64, 64), 2 if kind == "nibbles" else 1, case.group)
 
 
-def pack_plain(matrix: Tensor) -> Packed:
+def pack_plain(matrix: Tensor, format: Format = PLAIN) -> Packed:
     """Pack a matrix in bfloat16."""
-    tiling = tiling_of(Format())
-    return Packed(Format(), tiling, *matrix.shape, _tiles(matrix, tiling.columns, 1))
+    tiling = tiling_of(format)
+    return Packed(format, tiling, *matrix.shape, _tiles(matrix, tiling.columns, 1))
 
 
 def pack_codes(matrix: QuantizedMatrix) -> Packed:

@@ -108,7 +108,7 @@ def pack_together(linears: Sequence[Linear], order: Tensor | None = None) -> Pac
     format = linears[0].format
     if not format.is_lossy:
         whole = torch.cat(data)
-        return pack_plain(whole if order is None else whole[order])
+        return pack_plain(whole if order is None else whole[order], format)
     coded = [part if isinstance(part, QuantizedMatrix) else quant.quantize(format)(part) for part in data]
     if len(coded) > 1:
         parts = {n: torch.cat([getattr(c, n) for c in coded]) for n in BY_ROW if getattr(coded[0], n) is not None}
@@ -149,13 +149,10 @@ def refuses_linear(linear: Linear) -> str | None:
 
 
 class Dense:
-    """A product with exact activations.
+    """A product with tokens in bfloat16 slices."""
 
-    slices: bfloat16 numbers that stand for one number of a token: 2, or 1 for products that are faster and less exact.
-    """
-
-    def __init__(self, packed: Packed, bias: Tensor | None, slices: int, launch: Launch) -> None:
-        self._packed, self._bias, self._slices, self._launch = packed, bias, slices, launch
+    def __init__(self, packed: Packed, bias: Tensor | None, launch: Launch) -> None:
+        self._packed, self._bias, self._launch = packed, bias, launch
         self._splits = splits_of(packed)
         self._arrived = torch.zeros(packed.row_tiles, dtype=torch.int32, device=packed.codes.device)
 
@@ -172,7 +169,7 @@ class Dense:
             parts=x.new_empty(cells), arrived=self._arrived, tokens=tokens, rows=packed.rows, columns=packed.columns,
             x_stride=x.stride(0), tiles=packed.tiles, groups=packed.groups, split_tiles=-(-packed.tiles // splits),
             KIND=t.kind, LOW=low_of(packed), HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None,
-            SLICES=self._slices, ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves, GROUP=t.group, SPLITS=splits,
+            SLICES=slices_of(packed), ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves, GROUP=t.group, SPLITS=splits,
             APART=is_apart, BLOCK_T=block.tokens, BLOCK_R=block.rows, **finish.arguments(),
         )  # fmt: skip
 
@@ -210,16 +207,21 @@ class Whole:
         )  # fmt: skip
 
 
+def slices_of(packed: Packed) -> int:
+    """Return how many bfloat16 numbers stand for one number of a token: two are as good as exact ones."""
+    return 1 if packed.format.activations == "bf16" else 2
+
+
 def low_of(packed: Packed) -> int:
     """Return the number of code 0 of a format whose codes lie two to a byte; 0 for others."""
     return NUMBERS[packed.format.numbers].low if packed.tiling.kind == "nibbles" else 0
 
 
-def product_of(packed: Packed, bias: Tensor | None, slices: int, launch: Launch) -> MatrixProduct:
+def product_of(packed: Packed, bias: Tensor | None, launch: Launch) -> MatrixProduct:
     """Return the kernel for a packed matrix."""
     if packed.format.activations == "int8":
         return Whole(packed, bias, launch)
-    return Dense(packed, bias, slices, launch)
+    return Dense(packed, bias, launch)
 
 
 class StoredProduct:
@@ -228,14 +230,12 @@ class StoredProduct:
     order: which row of all matrices each packed row is; None: they are packed as they are.
     """
 
-    def __init__(
-        self, linears: Sequence[Linear], slices: int, launch: Launch, order: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, linears: Sequence[Linear], launch: Launch, order: Sequence[int] | None = None) -> None:
         given: Any = linears[0].data
         device = (given.codes if isinstance(given, QuantizedMatrix) else given).device
         index = None if order is None else torch.tensor(order, device=device)
         self._packed = pack_together(linears, index)
-        self._multiply = product_of(self._packed, _bias_of(linears, index), slices, launch)
+        self._multiply = product_of(self._packed, _bias_of(linears, index), launch)
 
     @property
     def rounds(self) -> Packed | None:

@@ -24,22 +24,15 @@ NO_PAGES: Mapping[str, Any] = {  # of `rotate`, for keys and values that do not 
 }  # fmt: skip
 
 
-class Kernels(NamedTuple):
-    """All kernels of a backend share these: how they are started, and the slices of `products.Dense`."""
-
-    launch: Launch
-    slices: int
-
-
 class Stage(NamedTuple):
     """A stage: why a case has no kernel, or None; and a function that makes the kernel of a case with its weights."""
 
     refuses: Callable[[Any], str | None]
-    make: Callable[[Any, Weights, Kernels], Callable[..., Any]]
+    make: Callable[[Any, Weights, Launch], Callable[..., Any]]
 
 
-def product(case: Any, weights: Weights, kernels: Kernels) -> StoredProduct:
-    return StoredProduct([weights.linears["matrix"]], kernels.slices, kernels.launch)
+def product(case: Any, weights: Weights, launch: Launch) -> StoredProduct:
+    return StoredProduct([weights.linears["matrix"]], launch)
 
 
 Case = AttentionInput | LatentInput | MLPBlock | RecurrentBlock | Head
@@ -48,12 +41,12 @@ Case = AttentionInput | LatentInput | MLPBlock | RecurrentBlock | Head
 class Begin:
     """The residual sum and the norm, which begin a stage. before: the product of a stage that has one alone."""
 
-    def __init__(self, case: Case, weights: Weights, kernels: Kernels, before: StoredProduct | None = None) -> None:
+    def __init__(self, case: Case, weights: Weights, launch: Launch, before: StoredProduct | None = None) -> None:
         arrays: Any = weights.arrays
         assert case.norm is not None  # refused otherwise
         self._scale = case.residual_scale
         self._norm = Normalizer(
-            case.norm, arrays["norm.weight"], arrays.get("norm.bias"), kernels.launch, before and before.rounds
+            case.norm, arrays["norm.weight"], arrays.get("norm.bias"), launch, before and before.rounds
         )
 
     def __call__(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None = None) -> tuple[Tensor, Any]:
@@ -96,12 +89,12 @@ class Heads:
     scales, need all numbers of a head at once: there, rotation is a launch of its own.
     """
 
-    def __init__(self, case: AttentionInput, weights: Weights, kernels: Kernels, names: str) -> None:
-        self._mixer, self._launch = case.mixer, kernels.launch
+    def __init__(self, case: AttentionInput, weights: Weights, launch: Launch, names: str) -> None:
+        self._mixer, self._launch = case.mixer, launch
         self._is_fused = case.mixer.qk_norm is None and case.mixer.head_dim % 2 == 0
         order = rows_of_heads(case.mixer, names) if self._is_fused else None
-        self._product = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch, order)
-        self._begin = Begin(case, weights, kernels, self._product)
+        self._product = StoredProduct([weights.linears[name] for name in names], launch, order)
+        self._begin = Begin(case, weights, launch, self._product)
         self._num_keys = case.mixer.num_kv_heads if "k" in names else 0
         self._norms: list[Any] = [weights.arrays.get(f"{name}_norm.weight") for name in "qk"]
 
@@ -154,8 +147,8 @@ class Heads:
         )  # fmt: skip
 
 
-def attention_input(case: AttentionInput, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
-    heads = Heads(case, weights, kernels, "qkv")
+def attention_input(case: AttentionInput, weights: Weights, launch: Launch) -> Callable[..., Any]:
+    heads = Heads(case, weights, launch, "qkv")
 
     def stage(
         residual: Tensor, delta: Tensor | None, rotary: Rotary | None, target: PageTarget | None = None
@@ -166,8 +159,8 @@ def attention_input(case: AttentionInput, weights: Weights, kernels: Kernels) ->
     return stage
 
 
-def query_input(case: AttentionInput, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
-    heads = Heads(case, weights, kernels, "q")
+def query_input(case: AttentionInput, weights: Weights, launch: Launch) -> Callable[..., Any]:
+    heads = Heads(case, weights, launch, "q")
 
     def stage(residual: Tensor, delta: Tensor | None, rotary: Rotary | None) -> tuple[Any, ...]:
         total, q, _, _ = heads.run(residual, delta, rotary)
@@ -179,21 +172,21 @@ def query_input(case: AttentionInput, weights: Weights, kernels: Kernels) -> Cal
 class Mlp:
     """An MLP: one product of gate and up with the activation, and the product with down."""
 
-    def __init__(self, mlp: Any, weights: Weights, kernels: Kernels) -> None:
+    def __init__(self, mlp: Any, weights: Weights, launch: Launch) -> None:
         is_gated, width = isinstance(mlp, GatedMLP), mlp.intermediate_size
         names = ("gate", "up") if is_gated else ("up",)
         pairs = [row for i in range(width) for row in (i, width + i)] if is_gated else None
-        self.up = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch, pairs)
-        self._down = StoredProduct([weights.linears["down"]], kernels.slices, kernels.launch)
+        self.up = StoredProduct([weights.linears[name] for name in names], launch, pairs)
+        self._down = StoredProduct([weights.linears["down"]], launch)
         self._width, self._finish = width, Finish(("activated", mlp.activation, is_gated))
 
     def __call__(self, x: Tensor | Rounded) -> Tensor:
         return self._down(self.up.into(x, self._width, finish=self._finish))
 
 
-def mlp_block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
-    mlp = Mlp(case.mlp, weights, kernels)
-    begin = Begin(case, weights, kernels, mlp.up)
+def mlp_block(case: MLPBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
+    mlp = Mlp(case.mlp, weights, launch)
+    begin = Begin(case, weights, launch, mlp.up)
 
     def stage(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         total, x = begin(residual, delta)
@@ -212,9 +205,9 @@ def refuses_head(case: Head) -> str | None:
 class HeadStage:
     """The last norm and the output head; an `ops.api.HeadStage`."""
 
-    def __init__(self, case: Head, weights: Weights, kernels: Kernels) -> None:
-        self.project = StoredProduct([weights.linears["head"]], kernels.slices, kernels.launch)
-        self._begin = Begin(case, weights, kernels, self.project)
+    def __init__(self, case: Head, weights: Weights, launch: Launch) -> None:
+        self.project = StoredProduct([weights.linears["head"]], launch)
+        self._begin = Begin(case, weights, launch, self.project)
 
     def __call__(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None) -> Tensor:
         return self.project(self._begin(residual, delta, rows)[1])
