@@ -13,7 +13,11 @@ from ridgeline.cli.show.steps import step_bar
 
 _Model = Annotated[str, typer.Argument(help="The model to convert: a folder, a Hugging Face hub id, or pocket.")]
 _To = Annotated[
-    str, option("--to", help="The new architecture, in the words of `plan`: kv_heads=2, cla=2 or window=256:3.")
+    str,
+    option(
+        "--to",
+        help="The new architecture, in the words of `plan`: kv_heads=2, cla=2, mla=64+16 or window=256:3.",
+    ),
 ]
 _Pool = Annotated[
     str,
@@ -29,6 +33,14 @@ _Tie = Annotated[
         "--tie",
         help="How layers come to share keys and values: mean (of their matrices) or fit (of what these give on the "
         "text, by least squares). Default: mean.",
+    ),
+]
+_Rotate = Annotated[
+    str,
+    option(
+        "--rotate",
+        help="Which numbers of keys stay rotated in latent attention: contribution (those that matter most on the "
+        "text) or uniform (as many of each frequency, which more programs support). Default: contribution.",
     ),
 ]
 _Calibrate = Annotated[
@@ -61,6 +73,7 @@ def convert(
     out: c.Out,
     pool: _Pool = "mean",
     tie: _Tie = "mean",
+    rotate: _Rotate = "contribution",
     calibrate: _Calibrate = None,
     format: c.Format = "auto",
     calibrate_sequences: _Sequences = 8,
@@ -77,6 +90,7 @@ def convert(
     options = read_options(
         pool=pool,
         tie=tie,
+        rotate=rotate,
         format=format,
         sequences=calibrate_sequences,
         length=sequence_length,

@@ -21,7 +21,9 @@ from ridgeline.spec import (
     Mamba,
     Mamba2,
     ModelSpec,
+    Norm,
     RMSNorm,
+    Rope,
     SharedAttention,
     TokenMixer,
 )
@@ -37,15 +39,21 @@ def with_kv_heads(spec: ModelSpec, count: int) -> ModelSpec:
     return _each_attention(spec, lambda own, _: replace(own, num_kv_heads=count))
 
 
-def with_latents(spec: ModelSpec, latent: int, rope: int) -> ModelSpec:
+def with_latents(
+    spec: ModelSpec, latent: int, rope: int, ropes: Sequence[Rope] | None = None, norm: Norm | None = None
+) -> ModelSpec:
     """Return the model with latent attention: latents of `latent` numbers plus `rope` rotary ones (MLA,
     arXiv:2405.04434).
+
+    ropes: the rotation of each attention layer; None: as its keys were, with pairs side by side. norm: the norm of
+    latents; None: the usual one.
     """
 
-    def latents(own: Attention, _: int) -> LatentAttention:
-        rotary = replace(own.rope, dim=rope, scaling=None) if own.rope else None
+    def latents(own: Attention, index: int) -> LatentAttention:
+        plain = replace(own.rope, dim=rope, scaling=None, interleaved=True, odd=False) if own.rope else None
         return LatentAttention(
-            own.num_heads, latent, own.head_dim, rope, own.head_dim, own.scale, RMSNorm(), rope=rotary
+            own.num_heads, latent, own.head_dim, rope, own.head_dim, (own.head_dim + rope) ** -0.5, norm or RMSNorm(),
+            rope=plain if ropes is None else ropes[index], out_bias=own.out_bias,
         )  # fmt: skip
 
     return _each_attention(spec, latents)

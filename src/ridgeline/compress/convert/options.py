@@ -10,6 +10,7 @@ from ridgeline.errors import RequestError
 
 Pool = Literal["mean", "first", "random"]
 Tie = Literal["mean", "fit"]
+Rotate = Literal["contribution", "uniform"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,8 @@ class ConvertOptions:
     Attributes:
         pool: how KV heads become one: their mean, the first of them, or random weights of the same size. The last two
             are baselines (arXiv:2305.13245). tie: how the keys and values of layers become those of one: the mean of
-            their matrices, or of what they give on the calibration text (least squares).
+            their matrices, or of what they give on the calibration text (least squares). rotate: which numbers of keys
+            stay rotated in latent attention: those that contribute most, or as many of each pair.
         format: whether the result has the original family's config, our own, or the first where it can say it.
         sequences: number of calibration sequences. length: tokens of a sequence; None: 512, or the model's longest
             context. seed: random seed. threads: threads of the kernels. held_out_tokens: most tokens on which
@@ -28,6 +30,7 @@ class ConvertOptions:
 
     pool: Pool = "mean"
     tie: Tie = "mean"
+    rotate: Rotate = "contribution"
     format: Format = "auto"
     sequences: int = 8
     length: int | None = None
@@ -44,7 +47,7 @@ def read_options(**values: Any) -> ConvertOptions:
     found = ConvertOptions(**values)
     for flag, value, known in (
         ("--pool", found.pool, get_args(Pool)), ("--tie", found.tie, get_args(Tie)),
-        ("--format", found.format, get_args(Format)),
+        ("--rotate", found.rotate, get_args(Rotate)), ("--format", found.format, get_args(Format)),
     ):  # fmt: skip
         if value not in known:
             raise RequestError(f"{flag} is {value!r}; use {', '.join(known)}")

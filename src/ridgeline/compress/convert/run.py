@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ridgeline.compress.changed import SameWeights
 from ridgeline.compress.convert.heads import PooledWeights, with_kv_heads
+from ridgeline.compress.convert.latent.weights import latent_weights
 from ridgeline.compress.convert.options import DEFAULTS, ConvertOptions
 from ridgeline.compress.convert.shared import TiedWeights, fitted_inputs, with_shared_keys
 from ridgeline.compress.convert.windows import with_measured_windows
@@ -22,20 +23,24 @@ MOST_DIGITS = 20  # of the numbers of a change, more than any size has
 FORMS: Mapping[str, str] = {
     "kv_heads": "kv_heads=2: number of KV heads",
     "cla": "cla=2: number of layers that share keys and values, at least 2",
+    "mla": "mla=64+16: numbers of the latent, and rotated numbers that all heads share",
     "window": "window=256:3: tokens of the window, at least 1, and windowed layers per layer with full attention",
 }  # fmt: skip
+SEPARATORS: Mapping[str, str] = {"window": ":", "mla": "+"}  # of the two numbers of a change
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """A change of the architecture.
 
-    number: KV heads, layers that share keys, or tokens of a window. local: windowed layers for each whole one.
+    number: KV heads, layers that share keys, numbers of a latent, or tokens of a window. local: windowed layers for
+    each whole one. rotated: rotated numbers beside a latent.
     """
 
     name: str
     number: int
     local: int | None = None
+    rotated: int = 0
 
 
 def convert(
@@ -53,7 +58,7 @@ def convert(
     Raises:
         RidgelineError: with one line, for each input that cannot be used. Nothing is left on disk then.
     """
-    change = _parsed(to)
+    change = parse_change(to)
     with whole_folder(Path(out)) as folder:
         original = open_original(model, options.threads)
         samples = samples_of(original, data, options) if data else None
@@ -78,6 +83,9 @@ def write_converted(
                 raise RequestError("--tie fit is measured on text: name some with --calibrate, or take --tie mean")
             inputs = fitted_inputs(original, spec, samples.calibration, on_progress)
         weights = TiedWeights(original.spec, spec, *given, inputs)
+    elif change.name == "mla":
+        weights = latent_weights(original, change.number, change.rotated, samples, options, on_progress)
+        how = f"+ {change.rotated} ({options.rotate})"
     else:
         spec = with_measured_windows(original, change.number, change.local, samples, on_progress)
         whole = [str(i) for i in range(len(spec.layers)) if spec.layers[i] == original.spec.layers[i]]
@@ -87,14 +95,17 @@ def write_converted(
     return deliver(folder, original, weights, facts, samples, source, on_progress)
 
 
-def _parsed(to: str) -> Change:
+def parse_change(to: str) -> Change:
     """Return the change that a text names. Raises RequestError for anything else."""
     name, sign, value = (part.strip() for part in to.partition("="))
     if name not in FORMS:
         raise RequestError(f"--to {to!r:.60}: {name!r:.30} is not a conversion that is known; use {', '.join(FORMS)}")
-    number, colon, local = value.partition(":")
-    is_short = len(value) <= MOST_DIGITS
-    is_local = not colon or (name == "window" and is_short and local.isdecimal() and int(local) > 0)
-    if not sign or not is_short or not number.isdecimal() or int(number) < 1 or not is_local:
+    separator = SEPARATORS.get(name)
+    first, found, second = value.partition(separator) if separator else (value, "", "")
+    numbers = [first, second] if found else [first]
+    is_whole = len(value) <= MOST_DIGITS and all(n.isdecimal() and int(n) > 0 for n in numbers)
+    if not sign or not is_whole or (name == "mla" and not found):
         raise RequestError(f"--to: write {FORMS[name]}, not {to!r:.60}")
-    return Change(name, int(number), int(local) if colon else None)
+    if name == "mla":
+        return Change(name, int(first), rotated=int(second))
+    return Change(name, int(first), int(second) if found else None)
