@@ -23,7 +23,7 @@ class _Gpu(NamedTuple):
 
 
 class _Explained(NamedTuple):
-    """What is known of an engine on a GPU. parts: bytes within the workspace, by use."""
+    """Facts about an engine on a GPU. parts: bytes within the workspace, by use."""
 
     name: str
     gpu: _Gpu
