@@ -99,26 +99,33 @@ def mixers_of(spec: ModelSpec) -> str:
     return ", ".join(f"{kind} in {count} layer{'s' * (count > 1)}" for kind, count in names.items())
 
 
-def with_recurrent(spec: ModelSpec, kind: Recurrent, many: int | None) -> ModelSpec:
+def with_recurrent(
+    spec: ModelSpec, kind: Recurrent, many: int | None, whole: Collection[int] | None = None
+) -> ModelSpec:
     """Return the model with recurrent mixers in `many` of every many + 1 attention layers; None: in all
     (arXiv:2403.19887).
+
+    whole: indices, among the attention layers, of those that keep their attention; None: the last of each many + 1.
     """
 
     def mixer(own: Attention, index: int) -> TokenMixer:
-        return own if many is not None and index % (many + 1) == many else recurrent_mixer(kind, spec.hidden_size, own)
+        is_whole = index in whole if whole is not None else many is not None and index % (many + 1) == many
+        return own if is_whole else recurrent_mixer(kind, spec.hidden_size, own)
 
     return _each_attention(spec, mixer)
 
 
 def recurrent_mixer(kind: Recurrent, hidden_size: int, own: Attention) -> TokenMixer:
-    """Return a recurrent mixer with the proportions of its paper: Mamba 2312.00752, Mamba-2 2405.21060, MiniMax-01
-    2501.08313, Gated DeltaNet 2412.06464.
+    """Return a recurrent mixer. Mamba has the proportions of its paper (2312.00752). The others have the heads of the
+    attention, as `ridgeline convert` makes them: Mamba-2 (2405.21060, 2408.15237), MiniMax-01 (2501.08313), Gated
+    DeltaNet (2412.06464).
     """
     if kind == "mamba":
         return Mamba(inner_size=2 * hidden_size, state_size=16, conv_size=4, dt_rank=-(-hidden_size // 16))
     if kind == "mamba2":
+        heads, size = own.num_heads, own.head_dim
         return Mamba2(
-            num_heads=2 * hidden_size // 64, head_dim=64, state_size=128, num_groups=1, conv_size=4, norm=RMSNorm()
+            num_heads=heads, head_dim=size, state_size=size, num_groups=heads, conv_size=4, norm=RMSNorm()
         )  # fmt: skip
     if kind == "lightning":
         return LightningAttention(own.num_heads, own.head_dim, RMSNorm())
