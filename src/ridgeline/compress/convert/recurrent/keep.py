@@ -1,4 +1,4 @@
-"""Choose the layers that keep their attention, by what a model without it loses in predictions and in associative recall."""
+"""Choose the layers that keep their attention, by the predictions and the associative recall lost otherwise."""
 
 from __future__ import annotations
 

@@ -87,7 +87,9 @@ def recurrent_weights(
 
 
 def check_model(spec: ModelSpec, kind: str, to: str) -> tuple[rewrite.Recurrent, list[int]]:
-    """Return the kind and the attention layers. Raises RequestError, which names the reason, where they cannot become recurrent."""
+    """Return the kind and the attention layers. Raises RequestError, which names the reason, for a model that cannot be
+    converted.
+    """
     known = [name for name in rewrite.RECURRENT if name != "mamba"]
     if kind == "mamba":
         raise RequestError(
