@@ -156,12 +156,13 @@ def slowed(machine: HardwareSpec, factor: float) -> HardwareSpec:
     """Return a machine on which every time of the roofline is `factor` times as long."""
     if not 1 <= factor <= 100:
         raise RequestError(f"--slowdown is {factor}; it must be from 1 to 100")
-    link = machine.link
+    link, host = machine.link, machine.host
     return replace(
         machine,
         read_bytes_per_s=machine.read_bytes_per_s / factor,
         flops_per_s={kind: rate / factor for kind, rate in machine.flops_per_s.items()},
         link=link and replace(link, bytes_per_s=link.bytes_per_s / factor, latency_s=link.latency_s * factor),
+        host=host and replace(host, bytes_per_s=host.bytes_per_s / factor, latency_s=host.latency_s * factor),
         op_overhead_s=machine.op_overhead_s * factor,
         step_overhead_s=machine.step_overhead_s * factor,
     )
@@ -209,6 +210,8 @@ def _bits(d: Deployment) -> tuple[int, int]:
 
 
 def can_simulate(d: Deployment) -> bool:
-    """Return whether the simulator has the scheme: tensor parallelism, and one device of a calibrated machine."""
+    """Return whether the simulator has the deployment: tensor parallelism, one device of a calibrated machine, and
+    nothing in the host's memory.
+    """
     scheme = d.scheme
-    return scheme.ep == scheme.pp == 1 and (d.hardware.rates is None or scheme.tp == 1)
+    return scheme.ep == scheme.pp == 1 and not d.offload and (d.hardware.rates is None or scheme.tp == 1)

@@ -64,6 +64,7 @@ def deployment_json(d: Deployment) -> Json:
         "chunk": d.chunk,
         "prefix_hit": d.prefix_hit,
         "speculation": speculation_json(d.speculation) if d.speculation else None,
+        "offload": asdict(d.offload),
     }
 
 
