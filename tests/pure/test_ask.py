@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
 import sys
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 
 import pytest
 
@@ -34,21 +36,20 @@ LLAMA = Deployment(find_model("llama-3.1-8b").spec, slowed(hardware("h100"), 1.6
 ASKED = Question(500, 20.0, 2000, 400, 1.0)
 
 
+def read_questions() -> list[tuple[str, str, int, int, int, int, int]]:
+    """Return the questions of docs/plan.md, which bench/ask.py answers."""
+    path = Path(__file__).parents[2] / "bench" / "ask.py"
+    (found,) = re.findall(r"^QUESTIONS = (\[.*?^\])", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return list(ast.literal_eval(found))
+
+
 def only(deployment: Deployment, question: Question, tp: int) -> Layout:
     """Return the layout with these devices and unchanged outputs."""
     found, _ = settings_within(replace(deployment, scheme=Scheme(tp=tp)), question.load, question.promise)
     return next(Layout(s.deployment, s.figures, s.why) for s in found if s.deployment.scheme.tp == tp)
 
 
-# Twelve questions of docs/plan.md: model, machine, devices that share it, users, tokens per second, prompt and answer.
-TWELVE = [
-    ("llama-3.1-8b", "h100", 1, 500, 20, 2000, 400), ("llama-3.1-8b", "l40s", 1, 50, 15, 1000, 300),
-    ("llama-3.1-70b", "h100", 4, 500, 20, 2000, 400), ("llama-3.1-70b", "h200", 2, 200, 25, 1000, 500),
-    ("llama-3.1-405b", "b200", 8, 100, 15, 1000, 500), ("qwen2.5-14b", "a100", 1, 100, 20, 1500, 300),
-    ("qwen2.5-72b", "mi300x", 1, 100, 15, 500, 500), ("qwen3-32b", "h100", 2, 300, 30, 500, 500),
-    ("qwen3-8b", "rtx4090", 1, 10, 20, 1000, 300), ("mistral-large", "h200", 4, 200, 15, 2000, 300),
-    ("codellama-34b-hf", "a100", 2, 100, 20, 3000, 200), ("llama-3.2-3b", "l4", 1, 20, 15, 500, 200),
-]  # fmt: skip
+TWELVE = read_questions()
 
 
 def by_hand(model: str, machine: str, tp: int, q: Question) -> tuple[float, int, float]:

@@ -14,6 +14,7 @@ from ridgeline.cli.option import option
 if TYPE_CHECKING:
     from ridgeline.catalog.models import KnownModel
     from ridgeline.plan.planner import Deployment, Load
+    from ridgeline.plan.speculation import Draft
 
 _LOAD, _MACHINE, _ASK = "Load", "Machine", "Output"
 DEFAULT_HARDWARE, DEFAULT_CONTEXT = "local", 4096
@@ -219,7 +220,7 @@ def _answer(
     from dataclasses import replace
 
     from ridgeline.cli.ask import answer_users, machines_of, question_of
-    from ridgeline.cli.flags.known import find_draft
+    from ridgeline.cli.simulate import draft_lines
     from ridgeline.plan.ask import SLOWDOWN, Budget, slowed
     from ridgeline.plan.changes import change
     from ridgeline.plan.remarks import remarks
@@ -229,13 +230,25 @@ def _answer(
     for machine in machines_of(ask, flags.hardware, budget):
         known, note, deployment = _deployment(model, _options(flags, size, machine))
         if changes:
-            deployment = change(deployment, ",".join(changes), find_draft).deployment
+            deployment = change(deployment, ",".join(changes), named_draft).deployment
+            said |= dict.fromkeys(draft_lines(deployment))
         factor = ask.slowdown or (1.0 if deployment.hardware.is_measured else SLOWDOWN)
         said |= dict.fromkeys([*narrowed(known, deployment, size.weights), *remarks(deployment)])
         said |= {slowdown_note(note, factor): None}
         deployments.append(replace(deployment, hardware=slowed(deployment.hardware, factor)))
     report = answer_users(known.name, deployments, ask, question, budget) | {"remarks": [*said, lengths_note(ask)]}
     _print(report, as_json)
+
+
+def named_draft(name: str) -> Draft:
+    """Find a draft as `find_draft` does, with the hub id of a published model as its name, for commands to paste."""
+    from dataclasses import replace
+
+    from ridgeline.cli.flags.known import find_draft, find_known
+    from ridgeline.spec import ModelSpec
+
+    found = find_draft(name)
+    return replace(found, name=find_known(name).name) if isinstance(found.spec, ModelSpec) else found
 
 
 def slowdown_note(note: str, factor: float) -> str:

@@ -54,8 +54,8 @@ def layout_text(offer: Offer) -> str:
 
 def _figures(best: Offer, failure: Trial | None, q: Question) -> Iterator[Figure]:
     d, trial = best.layout.deployment, best.trial
-    replicas = f"{best.replicas} engines" if best.split else f"{best.replicas} replicas"
-    yield "devices", f"{best.devices}", f"{layout_text(best)}: {replicas} of {best.layout.devices} devices"
+    replicas = _counted(best.replicas, "engine" if best.split else "replica")
+    yield "devices", f"{best.devices}", f"{layout_text(best)}: {replicas} of {_counted(best.layout.devices, 'device')}"
     batch = best.split.batch if best.split else best.layout.batch
     why = f"largest batch within both limits, bounded by {best.layout.why}; {trial.mean_batch:.0f} run on average"
     yield "batch", f"{batch}", why if best.split is None else "largest batch of a decode engine"
@@ -67,7 +67,7 @@ def _figures(best: Offer, failure: Trial | None, q: Question) -> Iterator[Figure
     yield "one failure", *_failure(best, failure, q)
     if best.dollars_per_hour is not None and best.layout.price is not None:
         price = best.layout.price
-        when = f" of {price.date}" if price.date else ""
+        when = f", read on {price.date}" if price.date else ""
         yield (
             "cost",
             f"${best.dollars_per_hour:,.2f}/h",
@@ -76,6 +76,10 @@ def _figures(best: Offer, failure: Trial | None, q: Question) -> Iterator[Figure
         )
     else:
         yield "cost", "not known", "no price of this machine is known; give it: --price 2.50"
+
+
+def _counted(count: int, name: str) -> str:
+    return f"{count:,} {name}{'s' * (count != 1)}"
 
 
 def _headroom(value: float, limit: float, median: float) -> str:
