@@ -1,6 +1,6 @@
 """Keep a share of the weights or of the state in the host's memory, and send it to the device in each step.
 
-What is sent arrives while the device computes, so a step takes the longer of two times: that of the device, and that of
+These bytes arrive while the device computes, so a step takes the longer of two times: that of the device, and that of
 the host's link (arXiv:2303.06865 describes such a schedule). An engine that waits for each transfer takes their sum.
 """
 
