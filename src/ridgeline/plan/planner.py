@@ -40,7 +40,8 @@ class Deployment:
     """A model, a machine, and how the model runs on it.
 
     page_tokens: tokens of a page of the KV cache. chunk: prompt tokens in one step. prefix_hit: share of each prompt
-    that is in the prefix cache. offload: shares of weights and state in the host's memory. Raises RequestError for values out of range.
+    that is in the prefix cache. offload: shares of weights and state in the host's memory. Raises RequestError for
+    values out of range.
     """
 
     spec: ModelSpec
