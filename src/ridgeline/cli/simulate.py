@@ -115,6 +115,15 @@ MaxNumBatchedTokens = Annotated[
         help="Most tokens in one step. Default: 512; on a calibrated machine what `ridgeline explain` chooses.",
     ),
 ]
+Host = Annotated[
+    str | None,
+    _option(
+        _MACHINE,
+        "--host-times",
+        help="Times of the host's work: request=1ms,prompt_token=2us,sent_token=20us,step=100us,token=5us. "
+        "Default: none, the engine alone.",
+    ),
+]
 BlockSize = Annotated[int, _option(_MACHINE, "--block-size", help="Tokens of a page of the KV cache. Default: 16.")]
 Speculative = Annotated[
     str | None,
@@ -205,6 +214,7 @@ def simulate(
     routing: RoutingOption = Routing.round_robin,
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = None,
+    host_times: Host = None,
     slo: SloLimits = None,
     json_output: JsonOutput = False,
     plot: Plot = None,
@@ -214,6 +224,7 @@ def simulate(
     from ridgeline.cli.show.progress import requests_bar
     from ridgeline.sim import Slo, settings
     from ridgeline.sim import simulate as run
+    from ridgeline.sim.host import HostTimes
     from ridgeline.sim.routing import ROUTES
 
     limits = Slo.parse(slo) if slo else None
@@ -226,6 +237,7 @@ def simulate(
             workload, chosen, step_cost(deployment, machine.step_times), replicas=replicas,
             route=ROUTES[routing.value], slo=limits, seed=work.seed, every_step=every_step,
             drafts=simulated_drafts(deployment, drafts), on_over=over,
+            host=HostTimes.parse(host_times) if host_times else None,
         )  # fmt: skip
     title = _title(name, deployment, work, replicas, routing)
     if plot:
@@ -235,7 +247,8 @@ def simulate(
     if json_output:
         arguments = values_of(
             work, machine, drafts, model=model, replicas=replicas, routing=routing.value, max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs, slo=slo, json_output=json_output, plot=plot, every_step=every_step,
+            max_num_seqs=max_num_seqs, host_times=host_times, slo=slo, json_output=json_output, plot=plot,
+            every_step=every_step,
         )  # fmt: skip
         print_json(arguments, found.run, times=times, speculation=_speculation(deployment))
     else:
