@@ -12,11 +12,13 @@ from math import ceil
 from pathlib import Path
 
 import pytest
+from calibrated import KEPT
 
 from ridgeline.catalog.machines import hardware
 from ridgeline.catalog.models import find_model
 from ridgeline.catalog.prices import Price, price_of, prices
 from ridgeline.cli.main import app, main
+from ridgeline.cost.calibration import save
 from ridgeline.cost.precision import Precision
 from ridgeline.cost.shard import Scheme
 from ridgeline.errors import RequestError
@@ -316,6 +318,9 @@ def test_a_budget_that_is_too_small(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     (("--users", "5", "--budget", "8xh100", "--hardware", "l4"), "leave out --hardware"),
     (("--users", "5", "--tokens-per-second", "99999"), "no layout gives 99999 tokens/s"),
     (("--users", "5", "--dollars-per-hour", "9", "--hardware", "mi300x"), "the price of mi300x is not known"),
+    (("--users", "5", "--input-len", "8000"), "8,256 tokens together, but the model has 8,192 positions"),
+    (("--users", "5", "--slowdown", "0"), "--slowdown is 0"), (("--users", "5", "--length-cv", "-1"), "from 0 to 5"),
+    (("--users", "5", "--seed", "-1"), "--seed is -1"), (("--users", "5", "--length-cv", "nan"), "--length-cv is nan"),
     (("--users", "5", "--output-len", "0"), "--output-len is 0"), (("--users", "5", "--think", "x"), "--think is 'x'"),
 ])  # fmt: skip
 def test_invalid_values_give_one_line(
@@ -323,3 +328,18 @@ def test_invalid_values_give_one_line(
 ) -> None:
     status, out, err = run(monkeypatch, capsys, "smollm2-135m", *words)
     assert (status, out) == (2, "") and message in err and err.count("\n") == 1
+
+
+def test_a_calibrated_machine_has_its_own_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its times are not multiplied, it is one device, and separate devices are not tried."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save(KEPT)
+    words = ("pocket", "--users", "4", "--input-len", "32", "--output-len", "32", "--hardware", "local")
+    status, out, _ = run(monkeypatch, capsys, *words)
+    text = " ".join(out.split())
+    assert status == 0 and "times are predictions for this engine" in text and "--slowdown" not in text
+    assert "a second one costs 1 device" in text and "prefill +" not in text and "give it: --price" in text
+    assert "ridgeline serve pocket --max-num-seqs" in text and "--device cuda" not in text
+    assert "# pocket ships with Ridgeline only." in text

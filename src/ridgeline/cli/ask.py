@@ -116,24 +116,40 @@ def answer_users(
     name: str, deployments: list[Deployment], flags: AskFlags, question: Question, budget: Budget
 ) -> dict[str, Any]:
     """Search and simulate layouts; return the report that --json prints. Names with an underscore are for tables."""
+    from ridgeline.catalog.models import BUILT_IN
     from ridgeline.cli.show.progress import parts_bar
     from ridgeline.plan.ask import layouts, num_searches
     from ridgeline.plan.ask_commands import Start, serve_command, vllm_command
     from ridgeline.sim.ask import Spread
     from ridgeline.sim.ask_offers import num_offers, offers
 
+    spread = Spread(flags.length_cv, flags.seed)
+    for d in deployments:
+        check_length(question, d.spec.max_position_embeddings)
     priced = [(d, price_for(flags, d.hardware.name)) for d in deployments]
     with parts_bar("searching", num_searches(priced)) as done:
         found = layouts(priced, question, done)
     with parts_bar("simulating", num_offers(found)) as done:
-        answered = offers(found, question, budget, Spread(flags.length_cv, flags.seed), done)
+        answered = offers(found, question, budget, spread, done)
     best = answered.answer
     report = report_of(name, question, answered)
     report["_answered"], report["_question"], report["_budget"] = answered, question, budget
     if best is not None:
         start = Start(name, best.layout, best.replicas, best.max_model_len, best.prefill, best.decode)
-        report["serve"], report["vllm"] = serve_command(start), vllm_command(start)
+        report["serve"] = serve_command(start)
+        report["vllm"] = f"# {name} ships with Ridgeline only." if name in BUILT_IN else vllm_command(start)
     return report
+
+
+def check_length(question: Question, limit: int) -> None:
+    """Raise RequestError for requests that are longer than the model's positions."""
+    from ridgeline.errors import RequestError
+
+    if question.load.context > limit:
+        raise RequestError(
+            f"--input-len {question.prompt:,} and --output-len {question.output:,} are {question.load.context:,} tokens "
+            f"together, but the model has {limit:,} positions; lower them"
+        )
 
 
 def price_for(flags: AskFlags, machine: str) -> Price | None:

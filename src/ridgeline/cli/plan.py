@@ -232,7 +232,8 @@ def _answer(
         if changes:
             deployment = change(deployment, ",".join(changes), named_draft).deployment
             said |= dict.fromkeys(draft_lines(deployment))
-        factor = ask.slowdown or (1.0 if deployment.hardware.is_measured else SLOWDOWN)
+        usual = 1.0 if deployment.hardware.is_measured else SLOWDOWN
+        factor = usual if ask.slowdown is None else ask.slowdown
         said |= dict.fromkeys([*narrowed(known, deployment, size.weights), *remarks(deployment)])
         said |= {slowdown_note(note, factor): None}
         deployments.append(replace(deployment, hardware=slowed(deployment.hardware, factor)))

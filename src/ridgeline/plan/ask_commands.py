@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ridgeline.plan.ask import Layout
@@ -71,9 +71,9 @@ def vllm_command(start: Start) -> str:
         words.append("--kv-cache-dtype fp8")
     if d.draft is not None and d.speculation is not None:
         drafts = {"method": "ngram"} if d.draft.spec is None else {"model": d.draft.name}
-        words.append(f"--speculative-config '{json.dumps(drafts | {'num_speculative_tokens': d.speculation.depth})}'")
+        words.append(f"--speculative-config '{_json(drafts | {'num_speculative_tokens': d.speculation.depth})}'")
     if start.prefill:
-        words.append(f"--kv-transfer-config '{json.dumps(_KV_TRANSFER)}'")
+        words.append(f"--kv-transfer-config '{_json(_KV_TRANSFER)}'")
     return _block(notes, words)
 
 
@@ -90,6 +90,10 @@ def _words(program: str, start: Start) -> Iterator[str]:
     yield f"--max-num-seqs {start.layout.batch}"
     yield f"--max-num-batched-tokens {max(start.layout.deployment.chunk, start.layout.batch)}"
     yield f"--max-model-len {start.max_model_len}"
+
+
+def _json(value: Mapping[str, object]) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _block(notes: Sequence[str], words: Sequence[str]) -> str:

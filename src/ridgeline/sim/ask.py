@@ -15,6 +15,7 @@ from math import ceil
 import numpy as np
 
 from ridgeline.cost.footprint import largest
+from ridgeline.errors import RequestError
 from ridgeline.plan.ask import FULLEST, Layout, Question
 from ridgeline.plan.planner import memory_of
 from ridgeline.sim.calibrated_cost import cost_of, draft_cost_of
@@ -29,6 +30,7 @@ MOST_SIMULATED = 8  # replicas
 MOST_TRIALS = 7  # of one layout
 ROOM = 0.9  # share of its even load at which a layout is tried first
 LONGEST = 4  # times the mean length that a sequence may have
+MOST_CV = 5  # of lengths
 LEAST_LENGTH = 2048  # of the longest sequence
 FIRST, LAST = 0.2, 0.95  # part of the requests that counts, in order of arrival
 FEWEST, MOST = 500, 1500  # requests of a trial
@@ -56,10 +58,19 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How requests vary. length_cv: coefficient of variation of both lengths. seed: seed of arrivals and lengths."""
+    """How requests vary. length_cv: coefficient of variation of both lengths. seed: seed of arrivals and lengths.
+
+    Raises RequestError for values out of range.
+    """
 
     length_cv: float = 0.5
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.length_cv <= MOST_CV:
+            raise RequestError(f"--length-cv is {self.length_cv}; it must be from 0 to {MOST_CV}")
+        if self.seed < 0:
+            raise RequestError(f"--seed is {self.seed}; it must be at least 0")
 
 
 def longest(layout: Layout, question: Question) -> int:

@@ -102,9 +102,14 @@ def _made(found: Sequence[Layout], question: Question, budget: Budget, spread: S
         trial = fewest(most, least, partial(attempt, layout, question, spread=spread))
         assert trial is not None
         yield Offer(layout, trial.replicas, trial, layout.cost(trial.replicas), longest(layout, question))
-    for layout in [one for one in exact if one.deployment.speculation is None][:SPLITS]:
+    for layout in [one for one in exact if _may_split(one)][:SPLITS]:
         if (split := split_of(layout, question)) is not None:
             yield from _split_offer(layout, split, question, budget, spread)
+
+
+def _may_split(layout: Layout) -> bool:
+    """Return whether separate devices are tried: not with drafts, and not on CPUs, which such links do not join."""
+    return layout.deployment.speculation is None and layout.deployment.hardware.kind != "cpu"
 
 
 def _affordable(found: Sequence[Layout], question: Question, budget: Budget) -> list[Layout]:

@@ -88,7 +88,7 @@ def _headroom(value: float, limit: float, median: float) -> str:
 
 def _failure(best: Offer, failure: Trial | None, q: Question) -> tuple[str, str]:
     more = best.cost / best.replicas
-    extra = f"${more:,.2f}/h" if best.layout.price else f"{number(more)} devices"
+    extra = f"${more:,.2f}/h" if best.layout.price else _counted(round(more), "device")
     if failure is None:
         return "no answers", f"there is one replica only; a second one costs {extra}"
     left = f"with {failure.replicas} left, p99 of TTFT is {seconds(failure.ttft_p99_s)} and of TPOT "
