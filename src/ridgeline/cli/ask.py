@@ -147,8 +147,8 @@ def check_length(question: Question, limit: int) -> None:
 
     if question.load.context > limit:
         raise RequestError(
-            f"--input-len {question.prompt:,} and --output-len {question.output:,} are {question.load.context:,} tokens "
-            f"together, but the model has {limit:,} positions; lower them"
+            f"--input-len {question.prompt:,} and --output-len {question.output:,} are {question.load.context:,} "
+            f"tokens together, but the model has {limit:,} positions; lower them"
         )
 
 
