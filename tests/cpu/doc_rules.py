@@ -114,6 +114,7 @@ RULES = (
     Rule(r"ridgeline train --recipe", How.PARSE, "hours; tests/cpu/test_train_pair.py makes a small pair"),
     Rule(r"ridgeline train .*--data stdlib", How.PARSE, "hours; 31 MB of text"),
     Rule(r"ridgeline train ", How.RUN, "the defaults are for megabytes of text", TRAINING, slow=True),
+    Rule(r"ridgeline plan .*--users", How.RUN, SIZES, words("--users 5 --hardware h100"), slow=True),
     Rule(r"ridgeline simulate .*--arrivals", How.RUN, SIZES, words("--num-requests 20")),
     Rule(r"torchrun ", How.RANKS, "eight processes; tests/cpu/test_train_command.py starts two"),
     Rule(r"python bench/", How.PARSE, "minutes to hours each"),

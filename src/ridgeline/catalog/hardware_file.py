@@ -13,6 +13,7 @@
     gb_per_s = 64                     # each device, one way
     latency_us = 5                    # Default: 0
     devices = 8                       # most devices that it joins. Default: no limit
+    host = "pcie5"                    # at the top: the link of the catalog to the host's memory. Default: not known
 
 Units are decimal, as makers count: a GB is 10^9 bytes.
 """
@@ -32,7 +33,7 @@ from ridgeline.spec.hardware import WIDER, HardwareSpec, Link
 
 MOST_BYTES = 1 << 16
 TYPES = (*dict.fromkeys((*WIDER, *WIDER.values())),)
-MACHINE = ("name", "kind", "memory_gb", "bandwidth_gb_per_s", "source", "tflops", "link")
+MACHINE = ("name", "kind", "memory_gb", "bandwidth_gb_per_s", "source", "tflops", "link", "host")
 LINK = ("name", "gb_per_s", "latency_us", "devices")
 KINDS: tuple[Literal["gpu", "tpu", "cpu"], ...] = ("gpu", "tpu", "cpu")
 LARGEST = 1e12  # of any figure, in the unit of its field
@@ -60,6 +61,7 @@ def read_hardware(path: Path) -> HardwareSpec:
         link=joined,
         kind=fields.choice("kind", KINDS),
         sources=sources | ({"link": joined.source or said} if joined else {}),
+        host=link(fields.text("host", "")) if "host" in fields.value else None,
     )
 
 

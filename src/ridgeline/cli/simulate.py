@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -99,9 +99,30 @@ MaxModelLen = Annotated[
     int | None,
     _option(_MACHINE, "--max-model-len", help="Longest context in tokens. Default: the model's."),
 ]
-MaxNumSeqs = Annotated[int, _option(_MACHINE, "--max-num-seqs", help="Most sequences in one step. Default: 256.")]
+MaxNumSeqs = Annotated[
+    int | None,
+    _option(
+        _MACHINE,
+        "--max-num-seqs",
+        help="Most sequences in one step. Default: 256; on a calibrated machine what `ridgeline explain` chooses.",
+    ),
+]
 MaxNumBatchedTokens = Annotated[
-    int, _option(_MACHINE, "--max-num-batched-tokens", help="Most tokens in one step. Default: 512.")
+    int | None,
+    _option(
+        _MACHINE,
+        "--max-num-batched-tokens",
+        help="Most tokens in one step. Default: 512; on a calibrated machine what `ridgeline explain` chooses.",
+    ),
+]
+Host = Annotated[
+    str | None,
+    _option(
+        _MACHINE,
+        "--host-times",
+        help="Times of the host's work: request=1ms,prompt_token=2us,sent_token=20us,step=100us,token=5us. "
+        "Default: none, the engine alone.",
+    ),
 ]
 BlockSize = Annotated[int, _option(_MACHINE, "--block-size", help="Tokens of a page of the KV cache. Default: 16.")]
 Speculative = Annotated[
@@ -168,7 +189,7 @@ class DeploymentFlags:
     changes: Changes = None
     hardware: Hardware = "h100"
     step_times: StepTimes = None
-    max_num_batched_tokens: MaxNumBatchedTokens = 512
+    max_num_batched_tokens: MaxNumBatchedTokens = None
     block_size: BlockSize = 16
 
 
@@ -192,7 +213,8 @@ def simulate(
     replicas: Replicas = 1,
     routing: RoutingOption = Routing.round_robin,
     max_model_len: MaxModelLen = None,
-    max_num_seqs: MaxNumSeqs = 256,
+    max_num_seqs: MaxNumSeqs = None,
+    host_times: Host = None,
     slo: SloLimits = None,
     json_output: JsonOutput = False,
     plot: Plot = None,
@@ -202,17 +224,20 @@ def simulate(
     from ridgeline.cli.show.progress import requests_bar
     from ridgeline.sim import Slo, settings
     from ridgeline.sim import simulate as run
+    from ridgeline.sim.host import HostTimes
     from ridgeline.sim.routing import ROUTES
 
     limits = Slo.parse(slo) if slo else None
     name, times, deployment = deployment_of(model, machine, drafts)
-    chosen = settings(deployment, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+    seqs = min(step_sizes(deployment).seqs, deployment.chunk) if max_num_seqs is None else max_num_seqs
+    chosen = settings(deployment, max_model_len=max_model_len, max_num_seqs=seqs)
     workload = workload_of(work, chosen.max_model_len)
     with requests_bar(len(workload.requests)) as over:
         found = run(
             workload, chosen, step_cost(deployment, machine.step_times), replicas=replicas,
             route=ROUTES[routing.value], slo=limits, seed=work.seed, every_step=every_step,
             drafts=simulated_drafts(deployment, drafts), on_over=over,
+            host=HostTimes.parse(host_times) if host_times else None,
         )  # fmt: skip
     title = _title(name, deployment, work, replicas, routing)
     if plot:
@@ -222,7 +247,8 @@ def simulate(
     if json_output:
         arguments = values_of(
             work, machine, drafts, model=model, replicas=replicas, routing=routing.value, max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs, slo=slo, json_output=json_output, plot=plot, every_step=every_step,
+            max_num_seqs=max_num_seqs, host_times=host_times, slo=slo, json_output=json_output, plot=plot,
+            every_step=every_step,
         )  # fmt: skip
         print_json(arguments, found.run, times=times, speculation=_speculation(deployment))
     else:
@@ -231,6 +257,8 @@ def simulate(
 
 def deployment_of(model: str, flags: DeploymentFlags, drafts: DraftFlags | None = None) -> tuple[str, str, Deployment]:
     """Return the model's name, a note on where the step times come from, and the model on its machine."""
+    from dataclasses import replace
+
     from ridgeline.cli.flags.known import find_draft, find_known_writer, local_gpu, precision_of
     from ridgeline.cost.calibration import find_machine
     from ridgeline.plan.changes import change
@@ -239,12 +267,29 @@ def deployment_of(model: str, flags: DeploymentFlags, drafts: DraftFlags | None 
     found, note = find_machine(flags.hardware, local_gpu)
     known = find_known_writer(model, on_cpu=found.kind == "cpu")
     times = f"step times come from {flags.step_times}" if flags.step_times else note
-    deployment = Deployment(
-        known.spec, found, precision_of(known, found), page_tokens=flags.block_size, chunk=flags.max_num_batched_tokens
-    )
+    tokens = flags.max_num_batched_tokens
+    deployment = Deployment(known.spec, found, precision_of(known, found), page_tokens=flags.block_size)
+    deployment = replace(deployment, chunk=step_sizes(deployment).tokens if tokens is None else tokens)
     if flags.changes:
         deployment = change(deployment, ",".join(flags.changes), find_draft).deployment
     return known.name, times, with_drafts(deployment, drafts) if drafts else deployment
+
+
+class StepSizes(NamedTuple):
+    """Most sequences and most tokens of a step."""
+
+    seqs: int
+    tokens: int
+
+
+def step_sizes(deployment: Deployment) -> StepSizes:
+    """Return what an engine chooses: by the calibration of its machine, else the defaults of `ridgeline serve`."""
+    from ridgeline.settings.advice import advise
+
+    advice = advise(deployment)
+    if advice is None:
+        return StepSizes(256, 512)
+    return StepSizes(advice.max_num_seqs, advice.max_num_batched_tokens)
 
 
 def with_drafts(deployment: Deployment, flags: DraftFlags) -> Deployment:

@@ -106,6 +106,7 @@ def machine_of_gpu(found: GpuCalibration) -> HardwareSpec:
         op_overhead_s=rates.node_s,
         step_overhead_s=rates.graph_s,
         kind="gpu",
+        host=Link("copies from the host", rates.to_device_bytes_per_s, 0.0, said),
         sources={"memory": "as the driver reports", "bandwidth": f"copying, {said}", "operations": said, "link": said},
     )
 

@@ -49,6 +49,7 @@ class HardwareSpec:
         sources: Source of each figure, by "memory", "bandwidth", "operations" and "link".
         rates: Measured rates of a calibrated machine; times are then computed from these.
         reads: Measured bytes per second by the bytes that are read again and again, if caches are known.
+        host: Link to the host's memory, for weights and state that are kept there; None if it is not known.
     """
 
     name: str
@@ -62,6 +63,7 @@ class HardwareSpec:
     sources: Mapping[str, str] = field(default_factory=dict)
     rates: Rates | None = None
     reads: Curve | None = None
+    host: Link | None = None
 
     def __post_init__(self) -> None:
         for what, value in (("memory", self.memory_bytes), ("bandwidth", self.read_bytes_per_s)):

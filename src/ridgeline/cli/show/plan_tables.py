@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -32,6 +32,9 @@ def show_plan(report: dict[str, Any]) -> None:
     parts: list[Table | Line | Cell] = [_title(report, planner, load)]
     if "_rows" in report:
         parts += [_comparison(report["_rows"], load), _given_up(report["_rows"])]
+        if "_within" in report:
+            title = f"Cheapest setting of each change within {_limits(report['_promise'])} in steady state"
+            parts += _settings(title, report["_within"], report["_promise"])
     elif "_answer" in report:
         parts += _promise(report["_answer"], report["_promise"])
     else:
@@ -251,17 +254,25 @@ def _given_up(rows: tuple[Row, ...]) -> Table:
 
 
 def _promise(answer: Answer, promise: Slo) -> list[Table | Line | Cell]:
-    asked = ", ".join(f"{name} {seconds(limit)}" for name, limit in promise.limits.items())
+    if answer.settings:
+        return _settings(
+            f"Settings within {_limits(promise)} in steady state, the cheapest first", answer.settings, promise
+        )
+    title = f"No setting stays within {_limits(promise)} on this machine; the closest one, and changes that would help"
+    return _settings(title, ((answer.closest,) if answer.closest else ()) + answer.otherwise, promise)
+
+
+def _limits(promise: Slo) -> str:
+    return ", ".join(f"{name} {seconds(limit)}" for name, limit in promise.limits.items())
+
+
+def _settings(title: str, found: Sequence[Setting], promise: Slo) -> list[Table | Line | Cell]:
+    """Return a table of settings, and a line on the machines in it that were not measured."""
     columns = (
         Column("setting", right=False, wraps=True), Column("devices", drop=2), Column("batch"), Column("chunk"),
         Column("TTFT"), Column("TPOT"), Column("tokens/s"), Column("device-hours per 1M tokens", drop=3),
         Column("batch limited by", right=False, drop=1),
     )  # fmt: skip
-    if answer.settings:
-        title, found = f"Settings within {asked} in steady state, the cheapest first", answer.settings
-    else:
-        title = f"No setting stays within {asked} on this machine; the closest setting, and changes that would help"
-        found = ((answer.closest,) if answer.closest else ()) + answer.otherwise
     table = Table(title, columns)
     mixed = len({s.is_bound for s in found}) > 1  # predictions of a measured machine beside lower bounds of others
     for s in found:
