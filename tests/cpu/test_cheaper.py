@@ -273,3 +273,32 @@ def test_the_folder_of_another_run(place: Path, tmp_path: Path) -> None:
     again.remove_unless_useful()
     again.close()
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- the bench ------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_the_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Means and intervals of invented losses are those of the closed forms; the sweep is left out."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
+    from importlib import import_module
+
+    bench: Any = import_module("cheaper_report")
+    common = {
+        "recall": 0.5,
+        "kl": 0.1,
+        "top1_agreement": 0.8,
+        "predicted_tokens_per_s": 100,
+        "state_bytes_per_token": 8,
+    }
+    lines: list[dict[str, Any]] = [{**common, "kind": "original", "change": "", "perplexity": math.exp(2.0)}]
+    for kind, losses_ in (("kl", (2.4, 2.5, 2.6)), ("random", (4.0, 4.0, 4.0))):
+        facts = {**common, "kind": kind, "change": "mlp=0.5", "rate": 0.001}
+        lines += [{**facts, "tokens": 900, "perplexity": math.exp(loss)} for loss in losses_]
+        lines.append({**facts, "tokens": 100, "perplexity": 1e6})
+    rows = bench.table(lines).splitlines()
+    half = 4.303 * 0.1 / math.sqrt(3)
+    assert f"| mlp=0.5 | kl | 3 | 900 | 0.001 | 0.100 | 80.0% | 12.18 | 2.500 ± {half:.3f} | 0.50 |" in rows
+    assert "| mlp=0.5 | recovery of kl | | | | | | | 0.75 | |" in rows
+    bench.draw(lines, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"cheaper-quality.png", "cheaper-state.png"}

@@ -58,7 +58,7 @@ from ridgeline.verify import verify
 
 MOST_MICRO = 8192  # tokens of a forward pass in training
 SHORT_HELD_OUT = 4096  # tokens on which `prune` and `convert` measure what they made
-FREE = ("threads", "quantize", "baseline")  # options that change no intermediate model
+FREE = ("threads", "quantize", "baseline", "candidates")  # options that change no intermediate model
 DONE = {"prune": "pruned", "convert": "converted"}
 RANDOM_RATE = 3e-3  # peak learning rate from random weights: the default of `ridgeline train`
 
