@@ -110,6 +110,7 @@ RULES = (
         r"ridgeline calibrate --(json|plot|device|out)", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"
     ),
     Rule(r"ridgeline distill ", How.RUN, SIZES, DISTILLATION, slow=True),
+    Rule(r"ridgeline cheaper ", How.PARSE, "minutes; tests/cpu/test_cheaper.py runs it"),
     Rule(r"ridgeline train --draft-for", How.RUN, SIZES, DRAFTS, slow=True),
     Rule(r"ridgeline train --recipe", How.PARSE, "hours; tests/cpu/test_train_pair.py makes a small pair"),
     Rule(r"ridgeline train .*--data stdlib", How.PARSE, "hours; 31 MB of text"),

@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
             "measure",
             "llm",
             "train",
+            "verify",
         }
     ),
     "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "measure", "llm"}),

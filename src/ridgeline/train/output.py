@@ -16,6 +16,7 @@ import torch
 
 from ridgeline.archs import OUR_MODEL_TYPE, family_of, spec_from_config
 from ridgeline.errors import CheckpointError
+from ridgeline.load.checkpoint import read_config
 from ridgeline.load.export import checkpoint_tensors, write_safetensors
 from ridgeline.load.hub import SMALL_FILES
 from ridgeline.load.safetensors import SINGLE, HostTensor
@@ -70,6 +71,15 @@ def write_with_weights(
                     shutil.copyfile(path, draft / path.name)
 
     return _write(folder, {k: v for k, v in config.items() if k != "torch_dtype"}, weights, dtype, sample, add_rest)
+
+
+def write_random(folder: Path, source: Path, seed: int) -> None:
+    """Write a model with the config and the small files of the folder `source`, and random weights to begin a training
+    run from. Raises CheckpointError if it is not read as it was written.
+    """
+    config = read_config(source)
+    model: Any = LanguageModel(spec_from_config(config), open_table(REFERENCE), 2, seed=seed)
+    write_with_weights(folder, source, config, model.weights(), "float32", [0, 1])
 
 
 def _write(
