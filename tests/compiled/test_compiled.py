@@ -135,7 +135,7 @@ EXPERT_KERNELS = {"choose_experts", "sort_visits", "expert_product", "sum_visits
 )
 def test_experts(case: MoE, width: int, name: str, tokens: int, target: GPUTarget) -> None:
     launches = l.experts(case, width, PLAIN if name == "auto" else format_of(name), tokens)
-    assert len(launches) == (9 if name.startswith("int") else 7)
+    assert len(launches) == (9 if name.startswith("int") and tokens > 8 else 7)
     for launched in {str(launched.key): launched for launched in launches}.values():
         kernel, unit = launched.kernel.fn.__name__, None
         if kernel == "expert_product":

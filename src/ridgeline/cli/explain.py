@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from ridgeline.cli.flags import options as o
-from ridgeline.cli.flags.groups import EngineFlags, grouped
+from ridgeline.cli.flags.groups import EngineFlags, StorageFlags, grouped
 from ridgeline.cli.simulate import DraftAcceptanceRate
 
 if TYPE_CHECKING:
@@ -45,17 +43,6 @@ GpuName = Annotated[
         help="GPU by its name in the catalog, such as h200, with --device cuda. Default: this machine's, or h100.",
     ),
 ]
-
-
-@dataclass(eq=False, repr=False)
-class StorageFlags:
-    """Types and lengths that memory depends on."""
-
-    dtype: o.DType = "auto"
-    weights: o.WeightFormat = "auto"
-    activations: o.Activations = None
-    kv_cache_dtype: o.KVCacheDType = "auto"
-    max_model_len: o.MaxModelLen = None
 
 
 @grouped

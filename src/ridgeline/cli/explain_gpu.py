@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ridgeline.cli.explain import StorageFlags
+    from ridgeline.cli.flags.groups import StorageFlags
     from ridgeline.settings import EngineConfig, EngineOptions
 
 DEFAULT_GPU = "h100"  # of the catalog

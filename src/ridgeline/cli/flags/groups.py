@@ -38,6 +38,17 @@ class LoadFlags:
 
 
 @dataclass(eq=False, repr=False)
+class StorageFlags:
+    """Types and lengths that memory depends on."""
+
+    dtype: o.DType = "auto"
+    weights: o.WeightFormat = "auto"
+    activations: o.Activations = None
+    kv_cache_dtype: o.KVCacheDType = "auto"
+    max_model_len: o.MaxModelLen = None
+
+
+@dataclass(eq=False, repr=False)
 class EngineFlags:
     """Settings of the engine: the fields of EngineOptions."""
 
