@@ -44,7 +44,7 @@ def check(launched: Launched, target: GPUTarget, unit: str | None = None, *, is_
 @pytest.mark.slow
 @TARGETS
 @pytest.mark.parametrize("tokens", [1, 64, 256])
-@pytest.mark.parametrize("name", ["plain", "fp8", "int8", "int4-128", "int4-asym"])
+@pytest.mark.parametrize("name", ["plain", "float16", "float32", "fp8", "int8", "int4-128", "int4-asym"])
 def test_products(name: str, tokens: int, target: GPUTarget) -> None:
     for launched in l.product(name, tokens):
         unit = {"dense_product": "HGMMA", "whole_product": "IGMMA"}.get(launched.kernel.fn.__name__)

@@ -23,7 +23,7 @@ class _Gpu(NamedTuple):
 
 
 class _Explained(NamedTuple):
-    """What is known of an engine on a GPU. parts: bytes within the workspace, by use."""
+    """Facts about an engine on a GPU. parts: bytes within the workspace, by use."""
 
     name: str
     gpu: _Gpu
@@ -85,7 +85,7 @@ def _gpu(name: str | None) -> _Gpu:
 
 
 def _explained(model: str, flags: StorageFlags, engine: EngineOptions, gpu: _Gpu) -> _Explained:
-    """Return what is known of an engine. Raises RequestError if the weights do not fit."""
+    """Return all facts about an engine. Raises RequestError if the weights do not fit."""
     from ridgeline.cli.flags.known import find_known_writer
     from ridgeline.cost.memory import Workspace
     from ridgeline.errors import RequestError

@@ -202,6 +202,8 @@ def refuses_experts(experts: Mapping[str, Sequence[Linear]]) -> str | None:
     for linears in (up, list(experts.get("down", ()))):
         if linears and (reason := refuses_together(linears)):
             return f"among matrices of experts, {reason}"
+        if len({getattr(linear.data, "dtype", None) for linear in linears}) > 1:
+            return "among matrices of experts, types differ"
     return None
 
 

@@ -134,8 +134,8 @@ def expert_rows(
 ):  # fmt: skip
     """Return products of one expert's matrix with tokens, bias included: [rows, tokens].
 
-    row: rows of the result; matrix_row: the same rows, counted from the first matrix of the expert. rounding: what
-    `whole.scales_of` returned, if WHOLE.
+    row: rows of the result; matrix_row: the same rows, counted from the first matrix of the expert. rounding: the
+    result of `whole.scales_of`, if WHOLE.
     """
     if WHOLE:
         total = whole_chain(
@@ -148,7 +148,7 @@ def expert_rows(
             x, codes, scales, zero_points, matrix_row, token, is_token, columns, x_stride, tiles, groups, 0, tiles,
             KIND, LOW, HAS_ZEROS, SLICES, ROWS, COLUMNS, HALVES, GROUP,
         )  # fmt: skip
-        if KIND != "bfloat16" and GROUP == 0:
+        if scales is not None and GROUP == 0:
             total *= tl.load(scales + matrix_row)[:, None]
     if HAS_BIAS:
         total += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
@@ -180,7 +180,7 @@ def expert_product(
         token = visit if IS_DOWN else pair // CHOSEN
         row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
         codes += expert * PARTS * row_tiles * tiles * (ROWS * COLUMNS)
-        if KIND != "bfloat16":
+        if scales is not None:
             scales += expert * PARTS * row_tiles * groups * ROWS
         if HAS_ZEROS:
             zero_points += expert * PARTS * row_tiles * groups * ROWS

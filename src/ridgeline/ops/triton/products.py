@@ -13,7 +13,7 @@ from ridgeline.ops.api import BY_ROW, Linear, QuantizedMatrix
 from ridgeline.ops.reference import quant
 from ridgeline.ops.triton.dense import dense_product
 from ridgeline.ops.triton.launch import Compiled, Launch
-from ridgeline.ops.triton.packing import MOST_COLUMNS, ROWS, Packed, pack_codes, pack_plain, unpack
+from ridgeline.ops.triton.packing import FLOATS, MOST_COLUMNS, ROWS, Packed, pack_codes, pack_plain, unpack
 from ridgeline.ops.triton.whole import round_tokens, whole_product
 from ridgeline.spec.quant import NUMBERS
 
@@ -65,6 +65,7 @@ class Finish(NamedTuple):
     sin: Tensor | None = None
     keys: Tensor | None = None
     values: Tensor | None = None
+    gates: Tensor | None = None
     pages: Tensor | None = None
     slots: Tensor | None = None
     page_stride: int = 0
@@ -143,8 +144,8 @@ def refuses_linear(linear: Linear) -> str | None:
     if isinstance(data, QuantizedMatrix):
         if data.permutation is not None:
             return "columns have an order of their own"
-    elif not linear.format.is_lossy and data.dtype != torch.bfloat16:
-        return f"kernels multiply plain matrices in bfloat16, not in {str(data.dtype).removeprefix('torch.')}"
+    elif not linear.format.is_lossy and data.dtype not in FLOATS:
+        return f"kernels multiply no plain matrices in {str(data.dtype).removeprefix('torch.')}"
     if data.shape[1] > MOST_COLUMNS:
         return f"a row has {data.shape[1]} columns; kernels take {MOST_COLUMNS} at most"
     return None
@@ -242,6 +243,11 @@ class StoredProduct:
         index = None if order is None else torch.tensor(order, device=device)
         self._packed = pack_together(linears, index)
         self._multiply = product_of(self._packed, _bias_of(linears, index), launch)
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of all matrices."""
+        return self._packed.rows
 
     @property
     def rounds(self) -> Packed | None:

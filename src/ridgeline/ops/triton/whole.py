@@ -75,7 +75,7 @@ def whole_chain(
     """Return sum over groups (steps @ numbers.T * scale): [rows, tokens], float32, without the scales of tokens.
 
     x: whole numbers in rows of `stride`, with zeros that fill up the last tiles; or, if it ROUNDS, floats that become
-    whole numbers here. rounding: what `scales_of` returned. UNIT: tiles that hold whole groups.
+    whole numbers here. rounding: the result of `scales_of`. UNIT: tiles that hold whole groups.
     """
     PER: tl.constexpr = GROUP // COLUMNS  # dot products with one group; 0 where a row is one
     at = tl.arange(0, COLUMNS)
@@ -125,11 +125,11 @@ def whole_chain(
 
 @triton.jit
 def whole_product(
-    x, token_scales, codes, scales, zero_points, bias, out, cos, sin, keys, values, pages, slots, tokens, rows, columns,
-    x_stride, tiles, groups, given, page_stride, slot_stride, head_stride, KIND: tl.constexpr, LOW: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, UNIT: tl.constexpr, ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
+    x, token_scales, codes, scales, zero_points, bias, out, cos, sin, keys, values, gates, pages, slots, tokens, rows,
+    columns, x_stride, tiles, groups, given, page_stride, slot_stride, head_stride, KIND: tl.constexpr,
+    LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
     """Compute token scale * whole_chain + bias, and store it as `finish.store` says.
 
@@ -148,6 +148,6 @@ def whole_product(
     if HAS_BIAS:
         total += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
     store(
-        total, tl.program_id(1), token, is_token, rows, out, cos, sin, keys, values, pages, slots, page_stride,
+        total, tl.program_id(1), token, is_token, rows, out, cos, sin, keys, values, gates, pages, slots, page_stride,
         slot_stride, head_stride, FINISH,
     )  # fmt: skip
