@@ -85,7 +85,7 @@ def _gpu(name: str | None) -> _Gpu:
 
 
 def _explained(model: str, flags: StorageFlags, engine: EngineOptions, gpu: _Gpu) -> _Explained:
-    """Return what is known of an engine. Raises RequestError if the weights do not fit."""
+    """Return all facts about an engine. Raises RequestError if the weights do not fit."""
     from ridgeline.cli.flags.known import find_known_writer
     from ridgeline.cost.memory import Workspace
     from ridgeline.errors import RequestError

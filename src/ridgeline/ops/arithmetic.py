@@ -32,7 +32,7 @@ def arithmetic(format: Format, backend: str) -> str:
 
 
 def arithmetic_lines(formats: Iterable[Format], backend: str | None = None, table: OpsTable | None = None) -> list[str]:
-    """Return a line for each format. backend: the one that serves them; None: `table` chooses."""
+    """Return a line for each format. backend: the name of the one that serves them; None: the choice of `table`."""
     found = []
     for format in sorted(formats, key=lambda format: format.name):
         serving = backend or (table.choose(api.PRODUCT, format).backend if table else "")

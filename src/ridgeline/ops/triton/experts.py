@@ -20,6 +20,8 @@ from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.packing import ROWS, Packed, refuses_format
 from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import (
+    PEAK_BLOCK,
+    ROUNDED_TOKENS,
     StoredProduct,
     dense_block,
     low_of,
@@ -112,6 +114,7 @@ def stack(matrices: Sequence[Sequence[Linear]]) -> Stack:
 class Visits(NamedTuple):
     """The pairs of a token and an expert of a step, in the order of experts; see `grouped.sort_visits`."""
 
+    tokens: int
     order: Tensor
     table: Tensor
     num_blocks: Tensor
@@ -162,12 +165,14 @@ class Experts:
             ids=ids.contiguous(), visits=order, table=table, num_blocks=num_blocks, pairs=pairs, most_blocks=most,
             EXPERTS=experts, BLOCK_T=size, BLOCK_E=power_above(experts + 1), BLOCK_P=SORT_BLOCK,
         )  # fmt: skip
-        return Visits(order, table, num_blocks, size)
+        return Visits(ids.shape[0], order, table, num_blocks, size)
 
     def _multiply(self, matrices: Stack, x: Tensor, out: Tensor, visits: Visits, *, is_down: bool) -> None:
         packed, t, case = matrices.like, matrices.like.tiling, self._case
         is_whole, act = packed.format.activations == "int8", case.activation
-        x, token_scales = round_rows(packed, x, self._launch) if is_whole else (x, None)
+        rounds = is_whole and visits.tokens <= ROUNDED_TOKENS
+        x, token_scales = round_rows(packed, x, self._launch) if is_whole and not rounds else (x, None)
+        input_scale = packed.input_scale
         block = (whole_block if is_whole else dense_block)(visits.block_tokens)
         clamped = act if isinstance(act, ClampedSwiGLU) else None
         blocks = visits.table.shape[1]
@@ -178,11 +183,12 @@ class Experts:
             num_blocks=visits.num_blocks, most_blocks=blocks, rows=packed.rows, columns=packed.columns,
             x_stride=x.stride(0), tiles=packed.tiles, groups=packed.groups, row_tiles=packed.row_tiles,
             alpha=clamped.alpha if clamped else 0.0, limit=clamped.limit if clamped else 0.0,
-            CHOSEN=case.num_experts_per_tok, PARTS=matrices.parts,
+            given=1.0 if input_scale is None else input_scale, CHOSEN=case.num_experts_per_tok, PARTS=matrices.parts,
             NAME="clamped" if clamped else act.activation if isinstance(act, Ungated) else act, IS_DOWN=is_down,
             WHOLE=is_whole, KIND=t.kind, LOW=low_of(packed), HAS_ZEROS=matrices.zero_points is not None,
             HAS_BIAS=matrices.bias is not None, SLICES=slices_of(packed), ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves,
-            GROUP=t.group, UNIT=t.unit, BLOCK_T=visits.block_tokens, BLOCK_R=block.rows,
+            GROUP=t.group, UNIT=t.unit, ROUNDS=rounds, HAS_SCALE=input_scale is not None, BLOCK=PEAK_BLOCK,
+            BLOCK_T=visits.block_tokens, BLOCK_R=block.rows,
         )  # fmt: skip
 
 
@@ -196,6 +202,8 @@ def refuses_experts(experts: Mapping[str, Sequence[Linear]]) -> str | None:
     for linears in (up, list(experts.get("down", ()))):
         if linears and (reason := refuses_together(linears)):
             return f"among matrices of experts, {reason}"
+        if len({getattr(linear.data, "dtype", None) for linear in linears}) > 1:
+            return "among matrices of experts, types differ"
     return None
 
 

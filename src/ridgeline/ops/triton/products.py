@@ -13,11 +13,13 @@ from ridgeline.ops.api import BY_ROW, Linear, QuantizedMatrix
 from ridgeline.ops.reference import quant
 from ridgeline.ops.triton.dense import dense_product
 from ridgeline.ops.triton.launch import Compiled, Launch
-from ridgeline.ops.triton.packing import MOST_COLUMNS, ROWS, Packed, pack_codes, pack_plain, unpack
+from ridgeline.ops.triton.packing import FLOATS, MOST_COLUMNS, ROWS, Packed, pack_codes, pack_plain, unpack
 from ridgeline.ops.triton.whole import round_tokens, whole_product
 from ridgeline.spec.quant import NUMBERS
 
 ROUND_BLOCK = 1024  # numbers of a token that are rounded at once
+ROUNDED_TOKENS = 8  # most tokens that each program of a product rounds for itself; more are rounded by one kernel
+PEAK_BLOCK = 128  # numbers of each of these tokens that are read at once to find the largest
 SPLIT_TILES = 8  # least number of tiles in a split of a matrix
 PROGRAMS = 96  # programs that keep a GPU busy: matrices with fewer tiles of rows are divided into splits
 APART_TOKENS = 64  # most tokens for which splits are programs of their own
@@ -63,6 +65,7 @@ class Finish(NamedTuple):
     sin: Tensor | None = None
     keys: Tensor | None = None
     values: Tensor | None = None
+    gates: Tensor | None = None
     pages: Tensor | None = None
     slots: Tensor | None = None
     page_stride: int = 0
@@ -141,8 +144,8 @@ def refuses_linear(linear: Linear) -> str | None:
     if isinstance(data, QuantizedMatrix):
         if data.permutation is not None:
             return "columns have an order of their own"
-    elif not linear.format.is_lossy and data.dtype != torch.bfloat16:
-        return f"kernels multiply plain matrices in bfloat16, not in {str(data.dtype).removeprefix('torch.')}"
+    elif not linear.format.is_lossy and data.dtype not in FLOATS:
+        return f"kernels multiply no plain matrices in {str(data.dtype).removeprefix('torch.')}"
     if data.shape[1] > MOST_COLUMNS:
         return f"a row has {data.shape[1]} columns; kernels take {MOST_COLUMNS} at most"
     return None
@@ -193,16 +196,20 @@ class Whole:
 
     def __call__(self, x: Tensor | Rounded, out: Tensor, finish: Finish = STORED) -> None:
         packed, t = self._packed, self._packed.tiling
-        steps, token_scales = x if isinstance(x, Rounded) else round_rows(packed, x, self._launch)
-        tokens = steps.shape[0]
+        if not isinstance(x, Rounded) and len(x) > ROUNDED_TOKENS:
+            x = round_rows(packed, x, self._launch)
+        given, token_scales = x if isinstance(x, Rounded) else (x, None)
+        tokens, input_scale = given.shape[0], packed.input_scale
         block = whole_block(tokens)
         self._launch(
             whole_product, (-(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)), block.compiled,
-            steps=steps, token_scales=token_scales, codes=packed.codes, scales=packed.scales,
+            x=given, token_scales=token_scales, codes=packed.codes, scales=packed.scales,
             zero_points=packed.zero_points, bias=self._bias, out=out, tokens=tokens, rows=packed.rows,
-            filled=steps.shape[1], tiles=packed.tiles, groups=packed.groups, KIND=t.kind, LOW=low_of(packed),
+            columns=packed.columns, x_stride=given.stride(0), tiles=packed.tiles, groups=packed.groups,
+            given=1.0 if input_scale is None else input_scale, KIND=t.kind, LOW=low_of(packed),
             HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None, ROWS=ROWS, COLUMNS=t.columns,
-            HALVES=t.halves, GROUP=t.group, UNIT=t.unit, BLOCK_T=block.tokens, BLOCK_R=block.rows,
+            HALVES=t.halves, GROUP=t.group, UNIT=t.unit, ROUNDS=token_scales is None,
+            HAS_SCALE=input_scale is not None, BLOCK=PEAK_BLOCK, BLOCK_T=block.tokens, BLOCK_R=block.rows,
             **finish.arguments(),
         )  # fmt: skip
 
@@ -236,6 +243,11 @@ class StoredProduct:
         index = None if order is None else torch.tensor(order, device=device)
         self._packed = pack_together(linears, index)
         self._multiply = product_of(self._packed, _bias_of(linears, index), launch)
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of all matrices."""
+        return self._packed.rows
 
     @property
     def rounds(self) -> Packed | None:
