@@ -301,7 +301,7 @@ class _Chain:
         short = [
             {"words": str(one), "predicted_tpot_s": one.figures.tpot_s, **quality} for one, _, quality in tried
         ]  # fmt: skip
-        rates = {name: Rate(**values["rate"]) if values["rate"] else None for name, values in models.items()}
+        rates = {name: Rate(**values["timing"]) if values["timing"] else None for name, values in models.items()}
         title = f"{self._model} -> {best}, repaired on {o.tokens:,} tokens"
         held_out = sum(document.num_scored for document in self._texts.held_out)
         return CheaperReport(
