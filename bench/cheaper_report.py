@@ -66,7 +66,7 @@ def table(lines: Sequence[Line]) -> str:
             half = interval(loss)
             spread = "" if half is None else f" ± {half:.3f}"
             first = of[0]
-            tokens, rate = first.get("tokens"), first.get("rate")
+            tokens, rate = first.get("tokens"), first.get("rate")  # the changed model itself has neither
             rows.append(
                 f"| {change} | {kind} | {len(of)} | {f'{tokens:,}' if tokens else ''} | {rate or ''} | "
                 f"{mean(one['kl'] for one in of):.3f} | {mean(one['top1_agreement'] for one in of):.1%} | "

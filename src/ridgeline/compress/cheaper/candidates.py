@@ -1,7 +1,8 @@
-"""List changes of a model that keep latency limits by predicted cost, those first that leave the most of the model."""
+"""List changes of a model that keep latency limits by predicted cost, the mildest ones first."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,48 +26,61 @@ MOST_KINDS = 2  # kinds of changes in one candidate
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of change. command: the one that makes it. words: its changes of a model, the gentlest first, as that
-    command takes them; those that a model cannot have are left out. stages: the stages of `ridgeline distill` for it.
+    command takes them, with the share that each keeps of its part; those that a model cannot have are left out. stages:
+    the stages of `ridgeline distill` for it.
     """
 
     name: str
     command: Command
-    words: Callable[[ModelSpec], Sequence[str]]
+    words: Callable[[ModelSpec], Mapping[str, float]]
     stages: str = "logits"
 
 
-def _fixed(*words: str) -> Callable[[ModelSpec], Sequence[str]]:
-    return lambda spec: words
+def _shares(word: str, *shares: float) -> Callable[[ModelSpec], Mapping[str, float]]:
+    return lambda spec: {f"{word}={share}": share for share in shares}
 
 
-def _kv_heads(spec: ModelSpec) -> list[str]:
+def _fixed(shares: Mapping[str, float]) -> Callable[[ModelSpec], Mapping[str, float]]:
+    return lambda spec: shares
+
+
+def _kv_heads(spec: ModelSpec) -> dict[str, float]:
     full = min((own.num_kv_heads for own in spec.attentions(shared=False)), default=1)
-    return [f"kv_heads={n}" for n in range(full - 1, 0, -1) if full % n == 0]
+    return {f"kv_heads={n}": n / full for n in range(full - 1, 0, -1) if full % n == 0}
 
 
-def _layers(spec: ModelSpec) -> list[str]:
+def _layers(spec: ModelSpec) -> dict[str, float]:
     full = len(spec.layers)
-    return [f"layers={n}" for n in range(full - 1, full // 2 - 1, -max(1, full // 8)) if n]
+    return {f"layers={n}": n / full for n in range(full - 1, full // 2 - 1, -max(1, full // 8)) if n}
 
 
 # Every kind of change that is tried. Commands run in the order of this table.
 KINDS: tuple[Kind, ...] = (
     Kind("layers", "prune", _layers),
-    Kind("width", "prune", _fixed("width=0.875", "width=0.75", "width=0.625", "width=0.5")),
-    Kind("heads", "prune", _fixed("heads=0.75", "heads=0.5", "heads=0.25")),
-    Kind("mlp", "prune", _fixed("mlp=0.875", "mlp=0.75", "mlp=0.625", "mlp=0.5", "mlp=0.375", "mlp=0.25")),
+    Kind("width", "prune", _shares("width", 0.875, 0.75, 0.625, 0.5)),
+    Kind("heads", "prune", _shares("heads", 0.75, 0.5, 0.25)),
+    Kind("mlp", "prune", _shares("mlp", 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)),
     Kind("kv_heads", "convert", _kv_heads, "layers,logits"),
-    Kind("cla", "convert", _fixed("cla=2", "cla=4"), "layers,logits"),
-    Kind("window", "convert", _fixed("window=256:1", "window=64:1", "window=64:3"), "layers,logits"),
-)
+    Kind("cla", "convert", _fixed({"cla=2": 1 / 2, "cla=4": 1 / 4}), "layers,logits"),
+    Kind(
+        "window", "convert", _fixed({"window=256:1": 1 / 2, "window=64:1": 1 / 2, "window=64:3": 1 / 4}),
+        "layers,logits",
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A changed model. words: its changes, by the name of their kind. spec: the shape that it will have."""
+    """A changed model. words: its changes, by the name of their kind. spec: the shape that it will have.
+
+    harm: the sum of the squared logarithms of the shares that its changes keep, so that two mild changes count less
+    than a strong one.
+    """
 
     words: Mapping[str, str]
     spec: ModelSpec = field(repr=False)
     figures: Figures
+    harm: float
 
     def __str__(self) -> str:
         return ",".join(self.words.values())
@@ -91,9 +105,9 @@ def find_candidates(
 ) -> list[Candidate]:
     """Return the candidates that keep the limits, in the order in which they are worth a try.
 
-    A candidate has up to MOST_KINDS kinds of changes. Among candidates with equal kinds, only the one with the most
-    parameters is returned; one that still keeps the limits with less of a change is left out. The first candidate has
-    the most parameters. Each next one shares the fewest kinds with those before it, so that a few differ much.
+    A candidate has up to MOST_KINDS kinds of changes. Among candidates with equal kinds, only the mildest one is
+    returned; one that still keeps the limits with less of a change is left out. The first candidate is the mildest.
+    Each next one shares the fewest kinds with those before it, so that a few differ much.
 
     on_tried: called with the number of combinations whose cost is known, and of all.
 
@@ -116,7 +130,7 @@ def find_candidates(
             f"model {said_of(slo, before)}; raise the limit, or name other hardware"
         )
     whole = [one for one in keeping if not any(_is_gentler(other, one, deployment.spec) for other in keeping)]
-    ranked = sorted(whole, key=lambda one: (-one.spec.num_params(), str(one)))
+    ranked = sorted(whole, key=lambda one: (one.harm, -one.spec.num_params(), str(one)))
     best: dict[frozenset[str], Candidate] = {}
     for one in ranked:
         best.setdefault(frozenset(one.words), one)
@@ -145,7 +159,8 @@ def _tried(deployment: Deployment, load: Load, on_tried: Callable[[int, int], No
         after = _changed(deployment, list(zip(some, words, strict=True)))
         if after is not None and load.context <= after.spec.max_position_embeddings:
             by_name = {kind.name: word for kind, word in zip(some, words, strict=True)}
-            yield Candidate(by_name, after.spec, Planner(after).figures(load))
+            harm = sum(math.log(kind.words(deployment.spec)[by_name[kind.name]]) ** 2 for kind in some)
+            yield Candidate(by_name, after.spec, Planner(after).figures(load), harm)
 
 
 def _changed(deployment: Deployment, changes: Sequence[tuple[Kind, str]]) -> Deployment | None:

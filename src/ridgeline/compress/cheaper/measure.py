@@ -51,7 +51,7 @@ class Measure:
         return {
             **price(deployment, self.load, rate).to_json(), **quality.to_json(),
             **(self._recall(other, on_progress) if with_recall else {}),
-            "rate": None if rate is None else asdict(rate),
+            "timing": None if rate is None else asdict(rate),
         }  # fmt: skip
 
     def _open(self, folder: Path) -> LoadedModel:

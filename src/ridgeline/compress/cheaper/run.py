@@ -26,7 +26,7 @@ from ridgeline.compress.cheaper.report import (
     losses,
     recovery_of,
 )
-from ridgeline.compress.cheaper.steps import Steps
+from ridgeline.compress.cheaper.steps import SHORT, Steps
 from ridgeline.compress.cheaper.texts import Texts, divide, key_of
 from ridgeline.compress.convert import ConvertOptions, convert
 from ridgeline.compress.deliver import OnProgress
@@ -153,23 +153,24 @@ class _Chain:
         original = self._figures(ORIGINAL, self._folder, self._aim.deployment, with_recall=True)
         tried = self._race(found)
         best, made, _ = tried[0]
+        own = self._steps.candidate(str(best))
         self._show.say(f"the best of {len(tried)} candidates is {best}; it is repaired in full")
         after = replace(self._aim.deployment, spec=best.spec)
-        repaired = self._repaired(made, self._steps.folder / REPAIRED, best.stages, self._options.tokens)
-        models = {
-            ORIGINAL: original, CHANGED: self._figures(CHANGED, made, after, with_recall=True),
-            REPAIRED: self._figures(REPAIRED, repaired, after, with_recall=True),
-        }  # fmt: skip
+        repaired = self._repaired(made, own / REPAIRED, best.stages, self._options.tokens)
+        models = {ORIGINAL: original}
+        for name, folder in ((CHANGED, made), (REPAIRED, repaired)):
+            models[name] = self._figures(f"{best}-{name}", folder, after, with_recall=True)
         if self._options.baseline:
-            models[RANDOM] = self._figures(RANDOM, self._from_random(made), after, with_recall=True)
+            trained = self._from_random(made, own)
+            models[RANDOM] = self._figures(f"{best}-{RANDOM}", trained, after, with_recall=True)
         result, last = repaired, REPAIRED
         if (scheme := self._options.quantize) is not None:
-            result, last = self._quantized(repaired, scheme), scheme
+            result, last = self._quantized(repaired, own, scheme), scheme
             known = _with_weights(after, scheme)
-            models[scheme] = self._figures(scheme, result, known or after, with_recall=True)
+            models[scheme] = self._figures(f"{best}-{scheme}", result, known or after, with_recall=True)
             if known is None:
                 models[scheme]["predicted_tokens_per_s"] = None
-        report = self._report(best, tried, models, last, self._verified(result))
+        report = self._report(best, tried, models, last, self._verified(f"{best}-{last}", result))
         self._deliver(result, report)
         return report
 
@@ -194,7 +195,7 @@ class _Chain:
                 refused = f"{one}: {e}"
                 self._show.say(f"left out: {refused}")
                 continue
-            short = self._repaired(made, folder / REPAIRED, one.stages, o.updates * o.batch_tokens)
+            short = self._repaired(made, folder / SHORT, one.stages, o.updates * o.batch_tokens)
             deployment = replace(self._aim.deployment, spec=one.spec)
             quality = self._figures(f"{one}-short", short, deployment, with_recall=False)
             self._show.say(f"{one}: KL {quality['kl']:.3g} after {o.updates} updates")
@@ -243,17 +244,16 @@ class _Chain:
             )  # fmt: skip
         return target
 
-    def _from_random(self, made: Path) -> Path:
+    def _from_random(self, made: Path, own: Path) -> Path:
         """Return a model of the same shape that was trained from random weights with the same tokens."""
-        start = self._steps.folder / f"{RANDOM}-start"
+        start = own / f"{RANDOM}-start"
         if not start.exists():
             with whole_folder(start) as folder:
                 write_random(folder, made, self._options.seed)
-        target = self._steps.folder / RANDOM
-        return self._repaired(start, target, "tokens", self._options.tokens, RANDOM_RATE)
+        return self._repaired(start, own / RANDOM, "tokens", self._options.tokens, RANDOM_RATE)
 
-    def _quantized(self, repaired: Path, scheme: str) -> Path:
-        o, target = self._options, self._steps.folder / f"quantized-{scheme}"
+    def _quantized(self, repaired: Path, own: Path, scheme: str) -> Path:
+        o, target = self._options, own / f"quantized-{scheme}"
         if not target.exists():
             given = QuantizeOptions(o.calibrate_sequences, o.sequence_length, o.seed, threads=o.threads, speed=False)
             with self._show.steps() as on_progress:
@@ -271,7 +271,7 @@ class _Chain:
                 name, lambda: self._measure.figures(name, folder, deployment, with_recall, on_progress)
             )
 
-    def _verified(self, folder: Path) -> str:
+    def _verified(self, name: str, folder: Path) -> str:
         def check() -> Mapping[str, Any]:
             loaded = load_model(str(folder), LoadOptions(device="cpu", threads=1))
             with self._show.steps() as on_progress:
@@ -279,7 +279,7 @@ class _Chain:
                 cases = verify(loaded, Tokenizer.from_folder(self._folder), quick=True, seed=self._options.seed)
             return {"equal": cases.equal, "cases": len(cases.results)}
 
-        found = self._steps.measured(f"verify-{folder.name}", check)
+        found = self._steps.measured(f"{name}-verify", check)
         if found["equal"]:
             return f"verify: all tokens are equal in {found['cases']} cases"
         return f"verify: tokens DIFFER in some of {found['cases']} cases; `ridgeline verify` lists them"
@@ -301,7 +301,7 @@ class _Chain:
         short = [
             {"words": str(one), "predicted_tpot_s": one.figures.tpot_s, **quality} for one, _, quality in tried
         ]  # fmt: skip
-        rates = {name: Rate(**values["rate"]) if values["rate"] else None for name, values in models.items()}
+        rates = {name: Rate(**values["timing"]) if values["timing"] else None for name, values in models.items()}
         title = f"{self._model} -> {best}, repaired on {o.tokens:,} tokens"
         held_out = sum(document.num_scored for document in self._texts.held_out)
         return CheaperReport(

@@ -15,6 +15,7 @@ from ridgeline.errors import RequestError
 from ridgeline.spec.folders import write_whole
 
 SUFFIX = ".steps"
+SHORT = "short"  # the folder of a candidate after its short repair
 _FACTS, _LOCK, _MEASURED = "run.json", "lock", "measured"
 
 
@@ -63,7 +64,7 @@ class Steps:
 
     def remove_unless_useful(self) -> None:
         """Remove the folder if there is nothing in it that a later run could use, and folders that were made for it."""
-        if any(self.folder.rglob("checkpoints")) or any((self.folder / "candidates").glob("*/repaired")):
+        if any(self.folder.rglob("checkpoints")) or any((self.folder / "candidates").glob(f"*/{SHORT}")):
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         with suppress(OSError):  # something else is in them
@@ -71,7 +72,7 @@ class Steps:
                 parent.rmdir()
 
     def candidate(self, words: str) -> Path:
-        """Return the folder of a candidate."""
+        """Return the folder of everything that is made of a candidate."""
         return self.folder / "candidates" / _file_name(words)
 
     def measured(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
