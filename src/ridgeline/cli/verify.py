@@ -45,6 +45,7 @@ def verify(
     load_format: o.LoadFormat = "auto",
     revision: o.Revision = None,
     kv_cache_dtype: o.KVCacheDType = "auto",
+    attention: o.Attention = "exact",
 ) -> None:
     """Check that answers do not depend on how they are served: chunks, prefix hits, batches, preemption, forks, pages.
 
@@ -57,7 +58,7 @@ def verify(
     options = {
         "cache": "off", "device": device, "dtype": dtype, "weights": weights, "activations": activations,
         "max_model_len": max_model_len, "load_format": load_format, "revision": revision, "seed": seed,
-        "kv_cache_dtype": kv_cache_dtype,
+        "kv_cache_dtype": kv_cache_dtype, "attention": attention,
     }  # fmt: skip
     llm = load(model, options)
     from ridgeline.verify import verify
