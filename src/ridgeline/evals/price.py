@@ -153,7 +153,8 @@ def _own_price(
 ) -> Price:  # fmt: skip
     """Measure or look up a cost for which the model that is loaded makes both passes.
 
-    key: what the cost depends on besides the model and its options. Raises RidgelineError if nothing can be measured.
+    key: more settings that the cost depends on, besides the model and its options. Raises RidgelineError if nothing can
+    be measured.
     """
     if options.load_format == "dummy":
         raise RequestError("the weights are random")

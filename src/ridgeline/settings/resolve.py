@@ -44,23 +44,11 @@ DRAFTS = 4  # draft tokens of a sequence in a step, unless the user chooses
 
 
 def resolve(
-    spec: ModelSpec,
-    max_model_len: int,
-    options: EngineOptions,
-    *,
-    free_bytes: int,
-    fixed_len: bool,
-    fraction: float = 0.9,
-    device_is_host: bool = True,
-    host_free_bytes: int | None = None,
-    kv_cache_dtype: str = "auto",
-    attention: str = "exact",
-    weights: str = "float32",
-    float_bytes: int = 4,
-    advice: Advice | None = None,
-    draft: ModelSpec | HeadSpec | None = None,
-    undrafted: str | None = None,
-) -> EngineConfig:
+    spec: ModelSpec, max_model_len: int, options: EngineOptions, *, free_bytes: int, fixed_len: bool,
+    fraction: float = 0.9, device_is_host: bool = True, host_free_bytes: int | None = None,
+    kv_cache_dtype: str = "auto", attention: str = "exact", weights: str = "float32", float_bytes: int = 4,
+    advice: Advice | None = None, draft: ModelSpec | HeadSpec | None = None, undrafted: str | None = None,
+) -> EngineConfig:  # fmt: skip
     """Choose the settings that the user has not set. Raises RequestError if even the smallest do not fit.
 
     free_bytes: device memory after weights are loaded. fraction: share of it to use, unless kv_cache_memory_bytes is
