@@ -205,7 +205,8 @@ def _known(model: str, flags: StorageFlags, engine: EngineFlags) -> _Known:
         )
     advice = machine_advice(known.spec, formats.type_of_most(dtype), storage.dtype)
     config = resolve(
-        known.spec, length, engine.options(), kv_cache_dtype=flags.kv_cache_dtype, weights=shown,
+        known.spec, length, engine.options(), kv_cache_dtype=flags.kv_cache_dtype,
+        attention=flags.attention, weights=shown,
         free_bytes=free, fixed_len=flags.max_model_len is not None, fraction=0.5, advice=advice,
     )  # fmt: skip
     reasons = {"threads": f"one per physical core that this process may use; the machine has {num_cores()} CPUs"}

@@ -111,7 +111,7 @@ def _explained(model: str, flags: StorageFlags, engine: EngineOptions, gpu: _Gpu
             "--weights int8 or int4, or a GPU with more memory (--hardware)"
         )
     config = resolve(
-        known.spec, length, engine, kv_cache_dtype=flags.kv_cache_dtype, weights=shown,
+        known.spec, length, engine, kv_cache_dtype=flags.kv_cache_dtype, attention=flags.attention, weights=shown,
         free_bytes=gpu.free_bytes - size, fixed_len=flags.max_model_len is not None, device_is_host=False,
         host_free_bytes=free_bytes(), undrafted="chosen, because only device cpu is calibrated",
     )  # fmt: skip

@@ -45,6 +45,7 @@ def verify(
     load_format: o.LoadFormat = "auto",
     revision: o.Revision = None,
     kv_cache_dtype: o.KVCacheDType = "auto",
+    attention: o.Attention = "exact",
     ops: o.Ops = None,
 ) -> None:
     """Check that answers do not depend on how they are served: chunks, prefix hits, batches, preemption, forks, pages.
@@ -58,7 +59,7 @@ def verify(
     options = {
         "cache": "off", "device": device, "dtype": dtype, "weights": weights, "activations": activations,
         "max_model_len": max_model_len, "load_format": load_format, "revision": revision, "seed": seed,
-        "kv_cache_dtype": kv_cache_dtype, "ops": o.parse_ops(ops),
+        "kv_cache_dtype": kv_cache_dtype, "attention": attention, "ops": o.parse_ops(ops),
     }  # fmt: skip
     llm = load(model, options)
     from ridgeline.ops.arithmetic import arithmetic_lines

@@ -35,6 +35,7 @@ class LoadFlags:
     ops: o.Ops = None
     threads: o.Threads = None
     kv_cache_dtype: o.KVCacheDType = "auto"
+    attention: o.Attention = "exact"
 
 
 @dataclass(eq=False, repr=False)
@@ -45,6 +46,7 @@ class StorageFlags:
     weights: o.WeightFormat = "auto"
     activations: o.Activations = None
     kv_cache_dtype: o.KVCacheDType = "auto"
+    attention: o.Attention = "exact"
     max_model_len: o.MaxModelLen = None
 
 
