@@ -21,6 +21,7 @@ from ridgeline.compress.convert import ConvertOptions, convert
 from ridgeline.compress.convert.latent.choose import check_layers
 from ridgeline.compress.convert.latent.factor import components, factored
 from ridgeline.compress.convert.latent.moments import Matrices, Moments, matrices_of, moments_of_text
+from ridgeline.compress.convert.latent.norms import linear_weights
 from ridgeline.compress.convert.run import Change, write_converted
 from ridgeline.compress.data import Samples
 from ridgeline.compress.folder import open_original
@@ -156,6 +157,55 @@ def test_moments_are_those_of_transformers(tmp_path: Path) -> None:
     distances = np.stack([np.trace(shares, -d, axis1=2, axis2=3).sum(axis=0) for d in range(40)], axis=1)
     np.testing.assert_allclose(found.distances, distances, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(found.weight, shares.sum(), rtol=1e-4)
+
+
+# ---- norms of q and k -----------------------------------------------------------------------------------------
+
+
+def test_norms_of_equal_keys_are_exact(tmp_path: Path) -> None:
+    """Orthogonal matrices of normed inputs give queries and keys of one length, so that their norms are linear."""
+    model = make_model(
+        CASES["qwen3"], hidden_size=16, num_attention_heads=1, num_key_value_heads=1, head_dim=16, rms_norm_eps=1e-9
+    )
+    redraw(model, 3)
+    for name, x in model.named_parameters():
+        if ".q_proj." in name or ".k_proj." in name:
+            x.data = torch.linalg.qr(x.data)[0]
+        elif "input_layernorm" in name:
+            x.data.fill_(1.0)
+    model.save_pretrained(tmp_path / "source")
+    report = converted(tmp_path / "source", tmp_path / "out", 16, 16)
+    assert "norms of q and k became parts of their matrices" in report.notes[0]
+    ours = LLM(str(tmp_path / "out"), skip_tokenizer_init=True).logits(SEQUENCES)
+    for own, other in zip(ours, oracle_logits(model, SEQUENCES), strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "olmo2", "gemma3"])
+def test_norms_are_fitted_by_least_squares(name: str, tmp_path: Path) -> None:
+    """The fit to what transformers' norms give is nearly numpy's, and without a text it is worse."""
+    source, model = folder_of(name, tmp_path / "source")
+    original = open_original(str(source), None)
+    texts = np.random.default_rng(1).integers(3, 90, (60, 40)).tolist()
+    seen: dict[str, Any] = {}
+    layer = next(m for key, m in model.named_modules() if key.endswith("layers.1.self_attn"))
+    layer.k_proj.register_forward_hook(lambda module, given, out: seen.update(x=given[0].flatten(0, 1)))
+    layer.k_norm.register_forward_hook(lambda module, given, out: seen.update(y=out))
+    with torch.no_grad():
+        model(torch.tensor(texts))
+    x, y = seen["x"].double().numpy(), seen["y"].double().numpy()
+    if y.ndim == 4:  # [batch, heads, tokens, head size] or [batch, tokens, heads, head size]
+        y = y.swapaxes(1, 2) if y.shape[2] == 40 and y.shape[1] != 40 else y
+    y = y.reshape(len(x), -1)
+    own = original.spec.attention(1)
+    assert own is not None
+
+    def error(sequences: Any) -> float:
+        made = linear_weights(original, {1: own}, lambda i: np.ones(x.shape[1]), sequences, lambda *_: None)
+        return float(np.square(x @ made.computed("layers.1.mixer.k.weight").T - y).sum())
+
+    best = np.square(x @ np.linalg.lstsq(x, y, rcond=None)[0] - y).sum()
+    assert best <= error(texts) < 1.02 * best < error(())
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,12 @@ class SampleOptions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A title that says what was done, the name of the result in the report, and the format of its config."""
+    """A title that says what was done, the name of the result in the report, the format of its config, and remarks."""
 
     title: str
     name: str
     format: Format
+    notes: tuple[str, ...] = ()
 
 
 def deliver(
@@ -70,7 +71,7 @@ def deliver(
     off = read_back(folder, made, _some_ids(original, samples))
     comparison = None if samples is None else _compared(original, made, facts.name, samples, on_progress)
     prices = {"original": price(original, original.spec), facts.name: price(original, weights.spec)}
-    notes = (*(() if samples is None else samples.notes), *((note,) if note else ()))
+    notes = (*facts.notes, *(() if samples is None else samples.notes), *((note,) if note else ()))
     report = PriceReport(facts.title, prices, comparison, off, weights.kept, source, machine_note(), notes)
     write_json(folder / FILE, report.to_json())
     return report

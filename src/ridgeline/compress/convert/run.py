@@ -71,6 +71,7 @@ def write_converted(
     options: ConvertOptions, on_progress: OnProgress = lambda what, done, total: None,
 ) -> PriceReport:  # fmt: skip
     """Convert a model that is open, write it to a folder that does not exist, and report the price."""
+    notes: tuple[str, ...] = ()
     given = original.model.weights, stored_types(original), original.table.memory.get
     if change.name == "kv_heads":
         spec, how = with_kv_heads(original.spec, change.number), f"({options.pool})"
@@ -84,14 +85,14 @@ def write_converted(
             inputs = fitted_inputs(original, spec, samples.calibration, on_progress)
         weights = TiedWeights(original.spec, spec, *given, inputs)
     elif change.name == "mla":
-        weights = latent_weights(original, change.number, change.rotated, samples, options, on_progress)
+        weights, notes = latent_weights(original, change.number, change.rotated, samples, options, on_progress)
         how = f"+ {change.rotated} ({options.rotate})"
     else:
         spec = with_measured_windows(original, change.number, change.local, samples, on_progress)
         whole = [str(i) for i in range(len(spec.layers)) if spec.layers[i] == original.spec.layers[i]]
         how = f"in all layers but {', '.join(whole)}" if whole else "in all layers"
         weights = SameWeights(spec, *given)
-    facts = Facts(f"{name} -> {change.name} {change.number} {how}", "converted", options.format)
+    facts = Facts(f"{name} -> {change.name} {change.number} {how}", "converted", options.format, notes)
     return deliver(folder, original, weights, facts, samples, source, on_progress)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline.compress.changed import SameWeights
+from ridgeline.compress.compare import compare
 from ridgeline.compress.convert.latent.choose import check_layers, check_sizes, chosen_counts, rope_of
 from ridgeline.compress.convert.latent.factor import Components, Factors, components, factored
 from ridgeline.compress.convert.latent.moments import (
@@ -18,10 +19,11 @@ from ridgeline.compress.convert.latent.moments import (
     moments_of_text,
     moments_of_weights,
 )
+from ridgeline.compress.convert.latent.norms import LinearWeights, linear_weights
 from ridgeline.compress.convert.options import ConvertOptions
 from ridgeline.compress.data import Samples
 from ridgeline.compress.deliver import OnProgress
-from ridgeline.compress.folder import stored_types
+from ridgeline.compress.folder import changed_model, stored_types
 from ridgeline.compress.grid import Floats
 from ridgeline.plan import rewrite
 from ridgeline.runtime.load import LoadedModel
@@ -84,21 +86,27 @@ class LatentWeights(SameWeights):
 def latent_weights(
     original: LoadedModel, latent: int, rotated: int, samples: Samples | None, options: ConvertOptions,
     on_progress: OnProgress,
-) -> LatentWeights:  # fmt: skip
-    """Return the model with latent attention, measured on a text where there is one. Raises RequestError for a layer
-    that cannot be converted, and for sizes that do not fit.
+) -> tuple[LatentWeights, tuple[str, ...]]:  # fmt: skip
+    """Return the model with latent attention, measured on a text where there is one, and remarks about what was lost on
+    the way. Raises RequestError for a layer that cannot be converted, and for sizes that do not fit.
     """
     spec, to = original.spec, f"mla={latent}+{rotated}"
     attention = check_layers(spec, to)
     check_sizes(spec, attention, latent, rotated, to)
-    weights, widen = original.model.weights, original.table.memory.get
+    notes: tuple[str, ...] = ()
+    start = original
+    if normed := {i: own for i, own in attention.items() if own.qk_norm is not None}:
+        sequences = () if samples is None else samples.calibration
+        linear = linear_weights(original, normed, lambda i: _gain(original, i), sequences, on_progress)
+        start, notes = changed_model(original, linear), (_lost_norms(original, linear, samples),)
+    weights, widen = start.model.weights, original.table.memory.get
     matrices = {
         i: matrices_of(own, weights, f"layers.{i}.mixer", widen, original.max_model_len) for i, own in attention.items()
     }
     if samples is None:
         moments = {i: moments_of_weights(own, _gain(original, i)) for i, own in matrices.items()}
     else:
-        moments = moments_of_text(original, matrices, samples.calibration, on_progress)
+        moments = moments_of_text(start, matrices, samples.calibration, on_progress)
     layers = {
         i: Layer(matrices[i], moments[i], components(matrices[i], moments[i], own.scale), own.scale)
         for i, own in attention.items()
@@ -113,7 +121,20 @@ def latent_weights(
         one = layers[layer]
         return factored(one.own, one.moments, one.found, counts, latent, one.scale)
 
-    return LatentWeights(made, weights, stored_types(original), widen, factor)
+    return LatentWeights(made, original.model.weights, stored_types(original), widen, factor), notes
+
+
+def _lost_norms(original: LoadedModel, linear: LinearWeights, samples: Samples | None) -> str:
+    """Return a remark that says what is lost if the norms of q and k become matrices, and nothing else changes."""
+    if samples is None:
+        return "norms of q and k became parts of their matrices, an approximation; --calibrate fits them to a text"
+    found = compare(original, {"linear": changed_model(original, linear)}, samples.held_out)
+    quality, before = found.others["linear"], found.original.perplexity.value
+    assert quality.kl is not None
+    return (
+        "norms of q and k became parts of their matrices, fitted to the text; that alone costs a KL of "
+        f"{quality.kl.value:.3g}, and perplexity {quality.perplexity.value:.4g} instead of {before:.4g}"
+    )
 
 
 def _gain(original: LoadedModel, layer: int) -> Any:
