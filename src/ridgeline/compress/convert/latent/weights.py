@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ridgeline.archs import OUR_MODEL_TYPE
+from ridgeline.archs.write import config_of
 from ridgeline.compress.changed import SameWeights
 from ridgeline.compress.compare import compare
 from ridgeline.compress.convert.latent.choose import check_layers, check_sizes, chosen_counts, rope_of
@@ -30,10 +32,27 @@ from ridgeline.runtime.load import LoadedModel
 from ridgeline.spec import ModelSpec, RMSNorm
 from ridgeline.spec.dtype import DType
 
-# x / sqrt(mean(x^2) + eps) is x / sqrt(eps) if eps is far larger than the numbers of x, which are about 1. The weight
-# of such a norm is sqrt(eps), a power of two, so that the norm changes nothing.
-LINEAR = RMSNorm(eps=2.0**28)
+
+class Form(NamedTuple):
+    """How the norm of latents, which the original does not have, changes nothing.
+
+    x / sqrt(mean(x^2) + eps) is x / sqrt(eps) for numbers x that are far below sqrt(eps). The numbers of a latent are
+    about 1, times `down`. All factors are powers of two except for `up`, so that they change no bit but those of kv_b.
+
+    norm: the norm. down: factor on the rows of kv_a. up: factor on kv_b. GAIN is the weight of the norm.
+    """
+
+    norm: RMSNorm
+    down: float
+
+    @property
+    def up(self) -> float:
+        return float(self.norm.eps**0.5 / (self.down * GAIN))
+
+
 GAIN = 2.0**14
+OWN = Form(RMSNorm(eps=2.0**28), 1.0)
+DEEPSEEK = Form(RMSNorm(eps=1e-6), 2.0**-24)  # transformers and others have this epsilon there, whatever a config says
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +71,15 @@ class LatentWeights(SameWeights):
     Args:
         spec: the new model, with the layers of the original.
         factor: returns the matrices of a layer that became latent attention; None for another one.
+        form: how the norm of latents changes nothing.
     """
 
     def __init__(
         self, spec: ModelSpec, weights: Mapping[str, Any], types: Mapping[str, DType], widen: Callable[[Any], Floats],
-        factor: Callable[[int], Factors | None],
+        factor: Callable[[int], Factors | None], form: Form,
     ) -> None:  # fmt: skip
         super().__init__(spec, weights, types, widen)
-        self._factor = factor
+        self._factor, self._form = factor, form
         self._latest: tuple[int, Factors | None] = -1, None
 
     def computed(self, name: str) -> Floats:
@@ -69,8 +89,12 @@ class LatentWeights(SameWeights):
             return super().computed(name)
         if part == "kv_a_norm.weight":
             return np.full(factors.kv_b.shape[-1], GAIN, np.float32)
-        found = {"q": factors.q.reshape(-1, factors.q.shape[-1]), "kv_a": factors.kv_a, "kv_b": factors.kv_b}
-        return found[part.partition(".")[0]].astype(np.float32)
+        if part == "kv_a.weight":
+            found = factors.kv_a.copy()
+            found[: factors.kv_b.shape[-1]] *= self._form.down
+        else:
+            found = factors.q.reshape(-1, factors.q.shape[-1]) if part == "q.weight" else factors.kv_b * self._form.up
+        return found.astype(np.float32)
 
     def old_name(self, name: str) -> str:
         for part in (".kv_a.", ".kv_b.", ".kv_a_norm."):
@@ -113,7 +137,11 @@ def latent_weights(
     }
     counts = chosen_counts([one.found for one in layers.values()], rotated, options.rotate, to)
     ropes = [rope_of(own, counts, spec.max_position_embeddings) for own in attention.values()]
-    made = rewrite.with_latents(spec, latent, rotated, ropes, LINEAR)
+    made, types = rewrite.with_latents(spec, latent, rotated, ropes, DEEPSEEK.norm), stored_types(original)
+    fits = config_of(made)["model_type"] != OUR_MODEL_TYPE and "float16" not in types.values()
+    form = DEEPSEEK if fits and options.format != "ridgeline" else OWN
+    if form is OWN:
+        made = rewrite.with_latents(spec, latent, rotated, ropes, OWN.norm)
 
     def factor(layer: int) -> Factors | None:
         if layer not in layers:
@@ -121,7 +149,7 @@ def latent_weights(
         one = layers[layer]
         return factored(one.own, one.moments, one.found, counts, latent, one.scale)
 
-    return LatentWeights(made, original.model.weights, stored_types(original), widen, factor), notes
+    return LatentWeights(made, original.model.weights, types, widen, factor, form), notes
 
 
 def _lost_norms(original: LoadedModel, linear: LinearWeights, samples: Samples | None) -> str:
