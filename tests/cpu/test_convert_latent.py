@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
+from cpu.doc_folder import write_model
 from oracle.build import make_model, oracle_greedy, oracle_logits, redraw
 from oracle.families import CASES
 from oracle.ours import SPECS
@@ -21,11 +23,23 @@ from ridgeline.compress.convert import ConvertOptions, convert
 from ridgeline.compress.convert.latent.choose import check_layers
 from ridgeline.compress.convert.latent.factor import components, factored
 from ridgeline.compress.convert.latent.moments import Matrices, Moments, matrices_of, moments_of_text
+from ridgeline.compress.convert.latent.norms import linear_weights
 from ridgeline.compress.convert.run import Change, write_converted
 from ridgeline.compress.data import Samples
 from ridgeline.compress.folder import open_original
+from ridgeline.compress.price import price
+from ridgeline.cost.calibration import this_machine
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.evals.documents import Document
+from ridgeline.nn import Model
+from ridgeline.plan.changes import change
+from ridgeline.plan.planner import Deployment
+from ridgeline.runtime.load import LoadOptions, load_model
+from ridgeline.runtime.step import DenseStep
+from ridgeline.train.data.corpus import Corpus
+from ridgeline.train.distill import DistillOptions, distill
+from ridgeline.train.distill.level import Levels
+from ridgeline.train.ranks import Ranks
 
 SEQUENCES = [[(7 * i * i + 3 * j + i * j) % 90 + 3 for i in range(40)] for j in range(2)]
 TEXTS = np.random.default_rng(0).integers(3, 90, (12, 40)).tolist()
@@ -156,6 +170,155 @@ def test_moments_are_those_of_transformers(tmp_path: Path) -> None:
     distances = np.stack([np.trace(shares, -d, axis1=2, axis2=3).sum(axis=0) for d in range(40)], axis=1)
     np.testing.assert_allclose(found.distances, distances, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(found.weight, shares.sum(), rtol=1e-4)
+
+
+# ---- DeepSeek's names, the plan, and repair -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("latent", "rotated", "rotate"), [(32, 32, "contribution"), (20, 12, "contribution"), (16, 8, "uniform")]
+)
+def test_transformers_computes_the_same_logits_from_deepseek_names(
+    latent: int, rotated: int, rotate: str, tmp_path: Path
+) -> None:
+    source, _ = folder_of("llama_gqa", tmp_path / "source")
+    report = converted(source, tmp_path / "out", latent, rotated, rotate=rotate)
+    assert "transformers computes the same logits from the deepseek_v2 config" in report.notes[-1]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    assert type(theirs).__name__ == "DeepseekV2ForCausalLM"
+    ours = LLM(str(tmp_path / "out"), skip_tokenizer_init=True).logits(SEQUENCES)
+    for own, other in zip(ours, oracle_logits(theirs, SEQUENCES), strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "llama_tied"])
+def test_our_own_config_computes_what_deepseek_names_do(name: str, tmp_path: Path) -> None:
+    source, _ = folder_of(name, tmp_path / "source")
+    for format in ("family", "ridgeline"):
+        converted(source, tmp_path / format, 16, 16, format=format)
+    one, two = (LLM(str(tmp_path / name), skip_tokenizer_init=True) for name in ("family", "ridgeline"))
+    kinds = [
+        json.loads((tmp_path / name / "config.json").read_text())["model_type"] for name in ("family", "ridgeline")
+    ]
+    assert kinds == ["deepseek_v2", "ridgeline"]
+    for a, b in zip(one.logits(SEQUENCES), two.logits(SEQUENCES), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_a_model_that_deepseek_cannot_say_is_refused_in_its_names(tmp_path: Path) -> None:
+    source, _ = folder_of("gpt_neox_sequential", tmp_path / "source")
+    with pytest.raises(RequestError, match="a gpt_neox config cannot say it"):
+        converted(source, tmp_path / "out", 16, 16, format="family")
+
+
+def test_float16_has_no_room_for_the_latents_of_deepseek_names(tmp_path: Path) -> None:
+    source, model = folder_of("llama_gqa", tmp_path / "source")
+    model.half().save_pretrained(source)
+    converted(source, tmp_path / "out", 32, 32)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "ridgeline"
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "phi3", "bamba"])
+def test_the_plan_counts_the_bytes_of_the_result(name: str, tmp_path: Path) -> None:
+    source, _ = folder_of(name, tmp_path / "source")
+    report = converted(source, tmp_path / "out", 16, 8)
+    original = open_original(str(source), None)
+    machine, _ = this_machine()
+    planned = change(Deployment(original.spec, machine), "mla=16+8").deployment.spec
+    made = open_original(str(tmp_path / "out"), None).spec
+    assert [(w.name, w.shape) for w in planned.weights()] == [(w.name, w.shape) for w in made.weights()]
+    assert price(original, planned) == report.prices["converted"] == price(original, made)
+
+
+def test_distillation_repairs_latents_in_deepseek_names(tmp_path: Path) -> None:
+    """Matrices that make the latents tiny train as if they were not, and are written as they were."""
+    write_model(tmp_path / "teacher")
+    (tmp_path / "text.txt").write_text(
+        " ".join(np.random.default_rng(0).choice(["one", "two", "three", "while", "(x)", "= 3", "return"], 2000))
+    )
+    options = ConvertOptions(sequences=4, length=32)
+    convert(
+        str(tmp_path / "teacher"), "mla=4+2", out=tmp_path / "student", data=[tmp_path / "text.txt"], options=options
+    )  # fmt: skip
+    run = DistillOptions(tokens=1536, context=32, batch_tokens=64, learning_rate=3e-3)
+    found = distill(
+        str(tmp_path / "student"), str(tmp_path / "teacher"), Corpus.from_paths([tmp_path / "text.txt"]),
+        tmp_path / "out", run, ranks=Ranks("reference"), dtype="float32",
+    )  # fmt: skip
+    assert found.after.kl.value < 0.7 * found.before.kl.value
+    assert set(found.differences) == {"ridgeline", "transformers"}
+    before, after = (
+        load_model(str(tmp_path / name), LoadOptions(device="reference", dtype="float32"))
+        for name in ("student", "out")
+    )
+    assert before.spec == after.spec and after.checkpoint.config["model_type"] == "deepseek_v2"
+    sizes = [float(m.model.weights["layers.0.mixer.kv_a.weight"][:4].abs().max()) for m in (before, after)]
+    assert 0.5 < sizes[0] / sizes[1] < 2 and sizes[0] < 1e-6
+
+
+def test_raised_latents_are_the_same_model(tmp_path: Path) -> None:
+    source, _ = folder_of("llama_gqa", tmp_path / "source")
+    converted(source, tmp_path / "out", 16, 16)
+    loaded = load_model(str(tmp_path / "out"), LoadOptions(device="reference", dtype="float32"))
+    given = {w.name: torch.as_tensor(loaded.model.weights[w.name]) for w in loaded.spec.weights()}
+    levels = Levels.of(loaded.spec, given)
+    raised = levels.raised(given)
+    assert set(levels.factors) == {0, 1, 2, 3} and float(raised["layers.0.mixer.kv_a.weight"][:16].abs().max()) > 1e-3
+    assert all(torch.equal(x, given[name]) for name, x in levels.lowered(raised).items())
+    step = DenseStep.build(SEQUENCES, loaded.table.memory)
+    one, two = (
+        Model(spec, weights, loaded.table, 256)(step) for spec, weights in ((loaded.spec, given), (levels.spec, raised))
+    )
+    np.testing.assert_allclose(np.asarray(one), np.asarray(two), atol=1e-5)
+
+
+# ---- norms of q and k -----------------------------------------------------------------------------------------
+
+
+def test_norms_of_equal_keys_are_exact(tmp_path: Path) -> None:
+    """Orthogonal matrices of normed inputs give queries and keys of one length, so that their norms are linear."""
+    model = make_model(
+        CASES["qwen3"], hidden_size=16, num_attention_heads=1, num_key_value_heads=1, head_dim=16, rms_norm_eps=1e-9
+    )
+    redraw(model, 3)
+    for name, x in model.named_parameters():
+        if ".q_proj." in name or ".k_proj." in name:
+            x.data = torch.linalg.qr(x.data)[0]
+        elif "input_layernorm" in name:
+            x.data.fill_(1.0)
+    model.save_pretrained(tmp_path / "source")
+    report = converted(tmp_path / "source", tmp_path / "out", 16, 16)
+    assert "norms of q and k became parts of their matrices" in report.notes[0]
+    ours = LLM(str(tmp_path / "out"), skip_tokenizer_init=True).logits(SEQUENCES)
+    for own, other in zip(ours, oracle_logits(model, SEQUENCES), strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "olmo2", "gemma3"])
+def test_norms_are_fitted_by_least_squares(name: str, tmp_path: Path) -> None:
+    """The fit to what transformers' norms give is nearly numpy's, and without a text it is worse."""
+    source, model = folder_of(name, tmp_path / "source")
+    original = open_original(str(source), None)
+    texts = np.random.default_rng(1).integers(3, 90, (60, 40)).tolist()
+    seen: dict[str, Any] = {}
+    layer = next(m for key, m in model.named_modules() if key.endswith("layers.1.self_attn"))
+    layer.k_proj.register_forward_hook(lambda module, given, out: seen.update(x=given[0].flatten(0, 1)))
+    layer.k_norm.register_forward_hook(lambda module, given, out: seen.update(y=out))
+    with torch.no_grad():
+        model(torch.tensor(texts))
+    x, y = seen["x"].double().numpy(), seen["y"].double().numpy()
+    if y.ndim == 4:  # [batch, heads, tokens, head size] or [batch, tokens, heads, head size]
+        y = y.swapaxes(1, 2) if y.shape[2] == 40 and y.shape[1] != 40 else y
+    y = y.reshape(len(x), -1)
+    own = original.spec.attention(1)
+    assert own is not None
+
+    def error(sequences: Any) -> float:
+        made = linear_weights(original, {1: own}, lambda i: np.ones(x.shape[1]), sequences, lambda *_: None)
+        return float(np.square(x @ made.computed("layers.1.mixer.k.weight").T - y).sum())
+
+    best = np.square(x @ np.linalg.lstsq(x, y, rcond=None)[0] - y).sum()
+    assert best <= error(texts) < 1.02 * best < error(())
 
 
 @pytest.mark.parametrize(

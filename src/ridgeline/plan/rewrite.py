@@ -59,6 +59,11 @@ def with_latents(
     return _each_attention(spec, latents)
 
 
+def without_qk_norms(spec: ModelSpec) -> ModelSpec:
+    """Return the model without norms of queries and keys."""
+    return _each_attention(spec, lambda own, _: replace(own, qk_norm=None))
+
+
 def with_windows(spec: ModelSpec, window: int, local: int | None, whole: Collection[int] | None = None) -> ModelSpec:
     """Return the model with windows in `local` of every local + 1 attention layers; None: in all (2503.19786).
 

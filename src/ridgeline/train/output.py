@@ -120,7 +120,7 @@ def _compare(
 ) -> dict[str, float]:  # fmt: skip
     wanted = _trained_logits(spec_from_config(config), stored, sample)
     found = {"ridgeline": _our_logits(folder, sample)}
-    if config.get("model_type") != OUR_MODEL_TYPE and (theirs := _transformers_logits(folder, sample)) is not None:
+    if config.get("model_type") != OUR_MODEL_TYPE and (theirs := transformers_logits(folder, sample)) is not None:
         found["transformers"] = theirs
     limit = TOLERANCE * max(1.0, float(np.abs(wanted).max()))
     errors = {program: float(np.abs(logits - wanted).max()) for program, logits in found.items()}
@@ -152,7 +152,7 @@ def _our_logits(folder: Path, sample: list[int]) -> np.ndarray[Any, Any]:
     return out
 
 
-def _transformers_logits(folder: Path, sample: list[int]) -> np.ndarray[Any, Any] | None:
+def transformers_logits(folder: Path, sample: Sequence[int]) -> np.ndarray[Any, Any] | None:
     """Return the logits of transformers, or None if it is not installed."""
     try:
         from transformers import AutoModelForCausalLM
@@ -163,6 +163,6 @@ def _transformers_logits(folder: Path, sample: list[int]) -> np.ndarray[Any, Any
     library.disable_progress_bar()  # the model is small, and was just written
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
     with torch.no_grad():
-        logits = model.eval()(torch.tensor([sample])).logits[0]
+        logits = model.eval()(torch.tensor([list(sample)])).logits[0]
     out: np.ndarray[Any, Any] = logits.float().numpy()
     return out

@@ -74,6 +74,7 @@ def write_converted(
     options: ConvertOptions, on_progress: OnProgress = lambda what, done, total: None,
 ) -> PriceReport:  # fmt: skip
     """Convert a model that is open, write it to a folder that does not exist, and report the price."""
+    notes: tuple[str, ...] = ()
     given = original.model.weights, stored_types(original), original.table.memory.get
     if change.name == "kv_heads":
         spec, how = with_kv_heads(original.spec, change.number), f"({options.pool})"
@@ -87,7 +88,7 @@ def write_converted(
             inputs = fitted_inputs(original, spec, samples.calibration, on_progress)
         weights = TiedWeights(original.spec, spec, *given, inputs)
     elif change.name == "mla":
-        weights = latent_weights(original, change.number, change.rotated, samples, options, on_progress)
+        weights, notes = latent_weights(original, change.number, change.rotated, samples, options, on_progress)
         how = f"+ {change.rotated} ({options.rotate})"
     elif change.name == "hybrid":
         weights = recurrent_weights(original, change.kind, change.local, samples, options, on_progress)
@@ -97,7 +98,7 @@ def write_converted(
         how = _all_but([i for i in range(len(spec.layers)) if spec.layers[i] == original.spec.layers[i]])
         weights = SameWeights(spec, *given)
     number = f" {change.number}" if change.number else ""
-    facts = Facts(f"{name} -> {change.name}{number} {how}", "converted", options.format)
+    facts = Facts(f"{name} -> {change.name}{number} {how}", "converted", options.format, notes)
     return deliver(folder, original, weights, facts, samples, source, on_progress)
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from ridgeline.archs import OUR_MODEL_TYPE
 from ridgeline.errors import DataError, RequestError, RidgelineError
 from ridgeline.evals import Divergence, Document, measure_divergence
 from ridgeline.load.fingerprint import model_fingerprint
@@ -27,9 +28,11 @@ from ridgeline.nn import Model
 from ridgeline.ops import open_table
 from ridgeline.ops.devices import training_device
 from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
+from ridgeline.spec import to_json
 from ridgeline.train.cost import flops_per_token
 from ridgeline.train.data.corpus import Corpus
 from ridgeline.train.distill.data import DistillData, Encoder, prepare_data
+from ridgeline.train.distill.level import Levels
 from ridgeline.train.distill.options import STAGES, DistillOptions
 from ridgeline.train.distill.stored import StoredTeacher
 from ridgeline.train.loop import LOG
@@ -162,12 +165,13 @@ class _Run:
         documents = held_out_documents(self._data, self._options.context)
         before = self._measured(self._student, documents)
         weights = cast("Mapping[str, torch.Tensor]", self._student.model.weights)
-        initial: Mapping[str, torch.Tensor] = {w.name: weights[w.name] for w in self._student.spec.weights()}
+        levels = Levels.of(self._student.spec, weights)
+        initial: Mapping[str, torch.Tensor] = levels.raised({w.name: weights[w.name] for w in levels.spec.weights()})
         done: list[Trained] = []
         for i in range(len(self._options.stages)):
-            done.append(self._stage(i, initial))
+            done.append(self._stage(i, levels, initial))
             initial = done[-1].weights
-        differences = self._write(initial)
+        differences = self._write(levels.lowered(initial))
         after = self._measured(self._load(str(self._work / "model")), documents)
         cost = [stage.cost for stage in done]
         rates, notes = self._rates()
@@ -179,7 +183,7 @@ class _Run:
         self._finish(found)
         return found
 
-    def _stage(self, index: int, initial: Mapping[str, torch.Tensor]) -> Trained:
+    def _stage(self, index: int, levels: Levels, initial: Mapping[str, torch.Tensor]) -> Trained:
         options, name = self._options, self._options.stages[index].name
         facts = {
             "models": [model_fingerprint(find_model(name), MODEL_FILES, size=8) for name in self._names],
@@ -187,7 +191,10 @@ class _Run:
             "trained": list(options.trained_in(index)), "adapters": options.adapters_in(index), "top_k": options.top_k,
             "tokens": options.tokens,
         }  # fmt: skip
-        job = Job(dict(self._student.checkpoint.config), options.of_stage(index), facts)
+        config = dict(self._student.checkpoint.config)
+        if levels.factors:
+            config = {"model_type": OUR_MODEL_TYPE, "spec": to_json(levels.spec)}
+        job = Job(config, options.of_stage(index), facts)
         passes = flops_per_token(self._teacher.spec, options.context) / 3 if name != "tokens" else 0.0
         aim = Aim(
             self._objective(name), options.trained_in(index), options.adapters_in(index), initial, more_flops=passes

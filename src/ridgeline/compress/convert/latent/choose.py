@@ -43,7 +43,7 @@ def _obstacle(spec: ModelSpec, index: int, own: Attention) -> str:
     parts = {
         "has a pattern of keys": own.pattern is not None, f"has a window of {own.window} tokens": window,
         "has sinks": own.sinks, "has a gate": own.out_gate, "has a softcap": own.softcap is not None,
-        "has biases of q, k and v": own.qkv_bias, "has norms of q and k": own.qk_norm is not None,
+        "has biases of q, k and v": own.qkv_bias,
     }  # fmt: skip
     if reason := next((part for part, has in parts.items() if has), ""):
         return reason
