@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ridgeline.spec import LatentAttention, ModelSpec
+from ridgeline.spec import ModelSpec
 
 LEAST = 2.0**8  # smallest factor that is worth it: others come from training
 
@@ -29,8 +29,8 @@ class Levels:
         """Find the layers whose latents are far smaller than their rotated keys."""
         layers, factors = list(spec.layers), {}
         for i, layer in enumerate(layers):
-            mixer = layer.mixer
-            if not isinstance(mixer, LatentAttention):
+            mixer = spec.latents(i)
+            if mixer is None:
                 continue
             rows = weights[f"layers.{i}.mixer.kv_a.weight"].float().square().mean(dim=1)
             latent, rotated = (float(part.mean()) for part in (rows[: mixer.kv_lora_rank], rows[mixer.kv_lora_rank :]))
@@ -52,8 +52,8 @@ class Levels:
     def _scaled(self, weights: Mapping[str, torch.Tensor], sign: int) -> dict[str, torch.Tensor]:
         found = dict(weights)
         for i, factor in self.factors.items():
-            mixer = self.spec.layers[i].mixer
-            assert isinstance(mixer, LatentAttention)
+            mixer = self.spec.latents(i)
+            assert mixer is not None
             for name in (f"layers.{i}.mixer.kv_a.weight", f"layers.{i}.mixer.kv_a.bias"):
                 if name in found:
                     found[name] = found[name].detach().clone()
