@@ -69,7 +69,7 @@ def _machines() -> Mapping[str, HardwareSpec]:
 @cache
 def _links() -> Mapping[str, Link]:
     return {
-        e["name"]: Link(e["name"], e["gb_per_s"] * GIGA, e["latency_us"] / 10**6, e["source"])
+        e["name"]: Link(e["name"], e["gb_per_s"] * GIGA, e["latency_us"] / 10**6, e["source"], e.get("sums", False))
         for e in read_data("links.json")
     }
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _LOAD, _MACHINE, _ASK = "Load", "Machine", "Output"
 DEFAULT_HARDWARE, DEFAULT_CONTEXT = "local", 4096
+DEFAULT_CONFIDENCE = 0.9
 ANSWER_SHARE = 4  # where only --context is given, one part in four of it is the answer
 
 
@@ -84,6 +85,10 @@ _Slo = Annotated[
     str | None,
     _option(_ASK, "--slo", help="Find the cheapest settings within these limits: ttft=200ms,tpot=30ms. Default: none."),
 ]
+_Confidence = Annotated[
+    float,
+    _option(_ASK, "--confidence", help="Probability with which --slo keeps each limit, from 0.5 to 1. Default: 0.9."),
+]
 _Explain = Annotated[bool, _option(_ASK, "--explain", help="Also print the formula of every figure, with its numbers.")]
 _JsonOutput = Annotated[bool, _option(_ASK, "--json", help="Print one JSON object.")]
 _Plot = Annotated[
@@ -110,6 +115,7 @@ def plan(
     page: _Page = 16,
     compare: _Compare = False,
     slo: _Slo = None,
+    confidence: _Confidence = DEFAULT_CONFIDENCE,
     explain: _Explain = False,
     json_output: _JsonOutput = False,
     plot: _Plot = None,
@@ -137,7 +143,7 @@ def plan(
     if changes and not compare:
         deployment = change(deployment, ",".join(changes), find_draft).deployment
     rows = ranked(deployment, load, changes or [], find_draft) if compare else ()
-    report = _report(name, deployment, load, slo, rows, explain) | {"times": note}
+    report = _report(name, deployment, load, slo, rows, explain, confidence) | {"times": note}
     if weights and (made := how_to_make(weights)):
         report["weights"] = made
     if plot:
@@ -234,7 +240,9 @@ def shape(batch: int, context: int | None, prompt: int | None, output: int | Non
     return Load(batch, prompt, output)
 
 
-def _report(name: str, deployment: Deployment, load: Load, slo: str | None, rows: Any, explain: bool) -> dict[str, Any]:
+def _report(
+    name: str, deployment: Deployment, load: Load, slo: str | None, rows: Any, explain: bool, confidence: float
+) -> dict[str, Any]:
     """Return the report that --json prints. Names with a leading underscore are for the tables alone."""
     from ridgeline.plan import report as r
     from ridgeline.plan.explain import explain as lines
@@ -249,8 +257,9 @@ def _report(name: str, deployment: Deployment, load: Load, slo: str | None, rows
         found["compare"], found["_rows"] = r.compare_json(rows), rows
     if slo:
         promise = Slo.parse(slo)
-        answer = search(deployment, load, promise)
-        found["slo"], found["_answer"], found["_promise"] = r.slo_json(promise, answer), answer, promise
+        answer = search(deployment, load, promise, confidence)
+        found["slo"] = r.slo_json(promise, answer, confidence)
+        found["_answer"], found["_promise"] = answer, promise
     if explain:
         found["explain"] = dict(lines(planner, load))
     return found

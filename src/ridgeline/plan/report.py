@@ -10,6 +10,7 @@ from typing import Any
 from ridgeline.cost.footprint import Footprint
 from ridgeline.cost.roofline import StepTime
 from ridgeline.plan.compare import Row
+from ridgeline.plan.expected import WHY, expected
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
 from ridgeline.plan.slo import Answer, Setting, kept
@@ -37,8 +38,23 @@ def plan_json(name: str, planner: Planner, load: Load) -> Json:
             "longest_context": planner.memory.longest_context(load.batch),
         },
         "time": {**figures_json(figures), "knee_batch": planner.knee(load), **_drafts_json(planner, load)},
+        **_expected_json(planner, load, figures),
         "decode": step_json(decode, d.hardware),
         "prefill": step_json(largest_chunk(planner, load.prompt), d.hardware),
+    }
+
+
+def _expected_json(planner: Planner, load: Load, roof: Figures) -> Json:
+    """Return the percentiles of the figures, and what they come from; nothing where too little is known."""
+    found = expected(planner, load, roof)
+    if found is None:
+        return {}
+    return {
+        "expected": {
+            "known": found.known,
+            "why": WHY[found.known],
+            "figures": {k: dict(v) for k, v in found.bands.items()},
+        }
     }
 
 
@@ -126,16 +142,20 @@ def compare_json(rows: Sequence[Row]) -> list[Json]:
     ]  # fmt: skip
 
 
-def slo_json(promise: Slo, answer: Answer) -> Json:
+def slo_json(promise: Slo, answer: Answer, confidence: float) -> Json:
+    """Return the settings for latency limits. sure_...: times that are kept with the confidence; "time" has medians."""
+
     def setting(s: Setting) -> Json:
         return {
             "changed": s.changed, "hardware": s.deployment.hardware.name, "batch": s.figures.load.batch,
             "chunk": s.deployment.chunk, "scheme": asdict(s.deployment.scheme), "bound_by": s.why,
-            "kept": kept(promise, s.figures), "time": figures_json(s.figures),
+            "kept": kept(promise, s.figures, s.sure), "sure_ttft_s": s.sure_ttft_s,
+            "sure_tpot_s": s.sure_tpot_s, "time": figures_json(s.figures),
         }  # fmt: skip
 
     return {
         "promise_s": promise.limits,
+        "confidence": confidence,
         "settings": [setting(s) for s in answer.settings],
         "closest": setting(answer.closest) if answer.closest else None,
         "otherwise": [setting(s) for s in answer.otherwise],

@@ -3,6 +3,9 @@
 The search covers the number of devices that share the model (tp, and ep if there are experts), the chunk size and the
 batch. It keeps what the user fixed. Changes that alter the output are only proposed, not applied. The cost is device
 seconds per output token, prompts included.
+
+Times are those to expect (plan/expected.py), and a limit is kept if the time stays below it with the confidence that
+was asked for.
 """
 
 from __future__ import annotations
@@ -15,24 +18,41 @@ from ridgeline.cost.footprint import largest
 from ridgeline.cost.shard import Scheme
 from ridgeline.errors import RequestError
 from ridgeline.plan.changes import change
+from ridgeline.plan.expected import Sureness, sureness
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
 
 CHUNKS = (128, 256, 512, 1024, 2048, 4096)
 DEVICES = (1, 2, 4, 8)
 MOST_SEQS = 1 << 12
+CONFIDENCE = 0.9  # probability with which a limit is kept, if the user asks for no other
 # Tried one after the other if nothing else keeps the limits, the least lossy first.
 LOSSY = ("weights=fp8", "weights=int8", "kv=fp8", "weights=int4", "weights=int4,kv=fp8")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to run the model. why: the limit that bounds the batch. changed: the change that it needs, if any."""
+    """One way to run the model.
+
+    figures: the expected ones, as medians. sure: margins over them. why: the limit that bounds the batch. changed: the
+    change that it needs, if any.
+    """
 
     deployment: Deployment
     figures: Figures
+    sure: Sureness
     why: str
     changed: str = ""
+
+    @property
+    def sure_ttft_s(self) -> float:
+        """Return the TTFT in the steady state that is kept with the confidence that was asked for."""
+        return self.figures.served_ttft_s * self.sure.ttft
+
+    @property
+    def sure_tpot_s(self) -> float:
+        """Return the TPOT in the steady state that is kept with the confidence that was asked for."""
+        return self.figures.served_tpot_s * self.sure.tpot
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,50 +69,56 @@ class Answer:
     otherwise: tuple[Setting, ...]
 
 
-def kept(slo: Slo, figures: Figures) -> bool:
-    """Return whether the figures of the steady state are within the limits."""
-    return all(value <= limit for _, value, limit in _pairs(slo, figures))
+def kept(slo: Slo, figures: Figures, sure: Sureness) -> bool:
+    """Return whether the figures of the steady state are within the limits, margins included."""
+    return all(value <= limit for _, value, limit in _pairs(slo, figures, sure))
 
 
-def _pairs(slo: Slo, figures: Figures) -> Iterator[tuple[str, float, float]]:
-    """Yield each limited figure: its name, its value and its limit."""
-    ttft, tpot = figures.served_ttft_s, figures.served_tpot_s
+def _pairs(slo: Slo, figures: Figures, sure: Sureness) -> Iterator[tuple[str, float, float]]:
+    """Yield each limited figure: its name, its value with the margin, and its limit."""
+    ttft, tpot = figures.served_ttft_s * sure.ttft, figures.served_tpot_s * sure.tpot
     found = {"ttft": ttft, "tpot": tpot, "e2e": ttft + (figures.load.output - 1) * tpot}
     for name, limit in slo.limits.items():
         yield name, found[name], limit
 
 
-def search(deployment: Deployment, load: Load, promise: Slo) -> Answer:
-    """Search settings for a load. Its prompt and output lengths are kept; its batch is searched."""
-    settings, near = _on_machine(deployment, load, promise)
+def search(deployment: Deployment, load: Load, promise: Slo, confidence: float = CONFIDENCE) -> Answer:
+    """Search settings for a load. Its prompt and output lengths are kept; its batch is searched.
+
+    confidence: probability with which each limit is kept. Raises RequestError if it is not between 0.5 and 1.
+    """
+    if not 0.5 <= confidence < 1:
+        raise RequestError(f"--confidence is {confidence:g}; it must be at least 0.5 and below 1")
+    settings, near = _on_machine(deployment, load, promise, confidence)
     if settings:
         return Answer(settings, None, ())
     keeping: list[Setting] = []
     others = [near] if near else []
     for text, other in _others(deployment):
-        found, near = _on_machine(other, load, promise)
+        found, near = _on_machine(other, load, promise, confidence)
         if found:
             keeping.append(replace(found[0], changed=text))
         elif near:
             others.append(replace(near, changed=text))
-    closest = min(others, key=lambda s: _miss(promise, s.figures), default=None)
+    closest = min(others, key=lambda s: _miss(promise, s), default=None)
     return Answer((), closest, tuple(keeping))
 
 
 def _on_machine(
-    deployment: Deployment, load: Load, promise: Slo
+    deployment: Deployment, load: Load, promise: Slo, confidence: float
 ) -> tuple[tuple[Setting, ...], Setting | None]:  # fmt: skip
     """Return the settings that keep the limits, and the one that misses them least."""
     keeping: list[Setting] = []
     near: list[Setting] = []
+    sure = sureness(deployment.hardware, confidence)
     for scheme in _schemes(deployment):
-        planner = Planner(replace(deployment, scheme=scheme))
-        tried = [s for chunk in _chunks(load.prompt) if (s := _best(planner.with_chunk(chunk), load, promise))]
-        good = [s for s in tried if kept(promise, s.figures)]
+        planner = Planner(replace(deployment, scheme=scheme), sure.efficiency)
+        tried = [s for chunk in _chunks(load.prompt) if (s := _best(planner.with_chunk(chunk), load, promise, sure))]
+        good = [s for s in tried if kept(promise, s.figures, sure)]
         near += tried
         if good:
             keeping.append(min(good, key=_cost))
-    missed = min(near, key=lambda s: _miss(promise, s.figures), default=None)
+    missed = min(near, key=lambda s: _miss(promise, s), default=None)
     return tuple(sorted(keeping, key=_cost)), missed
 
 
@@ -105,8 +131,8 @@ def _cost(setting: Setting) -> float:
     return setting.figures.device_seconds_per_token
 
 
-def _miss(promise: Slo, figures: Figures) -> float:
-    return max((value / limit for _, value, limit in _pairs(promise, figures)), default=0.0)
+def _miss(promise: Slo, setting: Setting) -> float:
+    return max((value / limit for _, value, limit in _pairs(promise, setting.figures, setting.sure)), default=0.0)
 
 
 def _schemes(deployment: Deployment) -> Iterator[Scheme]:
@@ -128,7 +154,7 @@ def _schemes(deployment: Deployment) -> Iterator[Scheme]:
             yield scheme
 
 
-def _best(planner: Planner, load: Load, promise: Slo) -> Setting | None:
+def _best(planner: Planner, load: Load, promise: Slo, sure: Sureness) -> Setting | None:
     """Return the setting with the largest batch that keeps the limits, or with one sequence if none does; None if not
     even that fits.
     """
@@ -144,10 +170,10 @@ def _best(planner: Planner, load: Load, promise: Slo) -> Setting | None:
         step, tpot = planner.decode(batch, load.context).seconds, planner.tpot_s(one)
         return Figures(one, step, ttft, tpot, 0.0, chunks, scheme.replicas, scheme.devices)
 
-    batch = largest(lambda n: kept(promise, figures(n)), room)
+    batch = largest(lambda n: kept(promise, figures(n), sure), room)
     found = figures(max(batch, 1))
-    binding = max(_pairs(promise, found), key=lambda pair: pair[1] / pair[2])[0]
-    return Setting(deployment, found, "memory" if batch == room else binding)
+    binding = max(_pairs(promise, found, sure), key=lambda pair: pair[1] / pair[2])[0]
+    return Setting(deployment, found, sure, "memory" if batch == room else binding)
 
 
 def _others(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:

@@ -21,13 +21,14 @@ class Link:
     """A link between devices.
 
     bytes_per_s: rate of each device in one direction. latency_s: time of an empty message. source: source of the
-    figures.
+    figures. sums: whether the switch can sum the data of all devices, so that each sends its own only once.
     """
 
     name: str
     bytes_per_s: float
     latency_s: float
     source: str = ""
+    sums: bool = False
 
     def __post_init__(self) -> None:
         if not self.bytes_per_s > 0 or not self.latency_s >= 0:

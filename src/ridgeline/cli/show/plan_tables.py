@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ridgeline.plan.slo import Answer, Setting
 
 Figure = tuple[str, Cell, Cell]  # a name, a value with its unit, and an explanation
+EXPECTED = {"ttft_s": "TTFT", "tpot_s": "TPOT", "tokens_per_s": "total", "served_ttft_s": "TTFT, served",
+            "served_tpot_s": "TPOT, served", "served_tokens_per_s": "served"}  # fmt: skip
 BARS = {"compute": "red", "weights": "blue", "state": "green", "activations": "yellow", "link": "magenta",
         "overhead": "white"}  # fmt: skip
 
@@ -28,11 +30,12 @@ def show_plan(report: dict[str, Any]) -> None:
     if "_rows" in report:
         parts += [_comparison(report["_rows"], load), _given_up(report["_rows"])]
     elif "_answer" in report:
-        parts += [_promise(report["_answer"], report["_promise"])]
+        parts += [_promise(report["_answer"], report["_promise"], report["slo"]["confidence"])]
     else:
         parts += [
             figures_table("Memory per device", _memory(report, planner, load)),
             figures_table("Time", _time(report, load)),
+            *([expected_table(report["expected"])] if "expected" in report else []),
             operations_table("decode", report["decode"]),
             operations_table("prefill, one chunk", report["prefill"]),
             Line(f"{report['times']}.", style="dim"),
@@ -195,6 +198,20 @@ def figures_table(title: str, figures: Iterator[Figure]) -> Table:
     return table
 
 
+def expected_table(found: dict[str, Any]) -> Table:
+    """Return a table of what to expect: the median of each figure, and the band of four times in five."""
+    columns = (Column("", right=False), Column("expected"), Column("p10"), Column("p90"))
+    table = Table(f"Expected, with p10 to p90: {found['why']}", columns)
+    for name, label in EXPECTED.items():
+        band, text = found["figures"][name], seconds if name.endswith("_s") and "per" not in name else _rate
+        table.add_row(label, text(band["p50"]), text(band["p10"]), text(band["p90"]))
+    return table
+
+
+def _rate(value: float) -> str:
+    return f"{number(value)} tokens/s"
+
+
 def operations_table(title: str, step: dict[str, Any]) -> Table:
     """Return a table of a step's operations, the slowest first. step: as plan/report.py returns it."""
     columns = (
@@ -243,11 +260,13 @@ def _given_up(rows: tuple[Row, ...]) -> Table:
     return table
 
 
-def _promise(answer: Answer, promise: Slo) -> Table:
+def _promise(answer: Answer, promise: Slo, confidence: float) -> Table:
     asked = ", ".join(f"{name} {seconds(limit)}" for name, limit in promise.limits.items())
+    asked += f" at {confidence:.0%} confidence"
     columns = (
         Column("setting", right=False, wraps=True), Column("devices", drop=2), Column("batch"), Column("chunk"),
-        Column("TTFT"), Column("TPOT"), Column("tokens/s"), Column("device-hours per 1M tokens", drop=3),
+        Column("TTFT", drop=5), Column(f"TTFT {confidence:.0%}"), Column("TPOT", drop=4),
+        Column(f"TPOT {confidence:.0%}"), Column("tokens/s"), Column("device-hours per 1M tokens", drop=3),
         Column("batch limited by", right=False, drop=1),
     )  # fmt: skip
     if answer.settings:
@@ -259,7 +278,7 @@ def _promise(answer: Answer, promise: Slo) -> Table:
     for s in found:
         table.add_row(*_setting(s, promise))
     if not found:
-        table.add_row("no setting fits", *[""] * 8)
+        table.add_row("no setting fits", *[""] * 10)
     return table
 
 
@@ -271,6 +290,7 @@ def _setting(s: Setting, promise: Slo) -> tuple[Cell, ...]:
     name = s.changed + shared if s.changed else shared.strip() or "one device"
     return (
         name, f"{f.devices}", f"{f.load.batch:,}", f"{s.deployment.chunk:,}", seconds(f.served_ttft_s),
-        seconds(f.served_tpot_s), number(f.served_tokens_per_s), number(f.device_seconds_per_token * 1e6 / 3600),
-        s.why if kept(promise, f) else Text(f"{s.why} too long", "red"),
+        seconds(s.sure_ttft_s), seconds(f.served_tpot_s), seconds(s.sure_tpot_s), number(f.served_tokens_per_s),
+        number(f.device_seconds_per_token * 1e6 / 3600),
+        s.why if kept(promise, f, s.sure) else Text(f"{s.why} too long", "red"),
     )  # fmt: skip
