@@ -70,6 +70,9 @@ def test_comparison(run: Run) -> None:
     assert "3.36 tokens expected" in done.stdout
     ranked = json.loads(run("mistral-7b", "--batch", "4", "--context", "4096", "--compare", *COMPARED, "--json").stdout)
     assert ranked["compare"][0]["change"] == "replicas=4"
+    for row in ranked["compare"]:
+        band = row["expected_tokens_per_s"]
+        assert band["p10"] <= band["p50"] <= band["p90"] <= row["time"]["tokens_per_s"]
 
 
 def test_changes_without_compare_are_applied(run: Run) -> None:

@@ -136,6 +136,7 @@ def compare_json(rows: Sequence[Row]) -> list[Json]:
             "change": row.text, "gives_up": row.gives_up, "notes": list(row.notes), "fits": row.footprint.fits,
             "sequence_bytes": row.sequence_bytes, "largest_batch": row.largest_batch,
             "best_tokens_per_s": row.best_tokens_per_s, "pays_below": row.pays_below,
+            "expected_tokens_per_s": dict(row.expected) if row.expected else None,
             "memory": footprint_json(row.footprint), "time": figures_json(row.figures),
         }
         for row in rows

@@ -234,18 +234,18 @@ def operations_table(title: str, step: dict[str, Any]) -> Table:
 
 def _comparison(rows: tuple[Row, ...], load: Load) -> Table:
     columns = (
-        Column("change", right=False), Column("tokens/s"), Column("ratio"), Column("devices", drop=6), Column("TPOT"),
-        Column("TTFT", drop=5), Column("weights", drop=4), Column("state/seq", drop=3), Column("memory"),
-        Column("max batch", drop=2), Column("tokens/s there", drop=1),
+        Column("change", right=False), Column("tokens/s"), Column("expected", drop=7), Column("ratio"),
+        Column("devices", drop=6), Column("TPOT"), Column("TTFT", drop=5), Column("weights", drop=4),
+        Column("state/seq", drop=3), Column("memory"), Column("max batch", drop=2), Column("tokens/s there", drop=1),
     )  # fmt: skip
     table = Table(f"Ranked by total tokens/s, batch {load.batch:,} of {load.context:,} tokens", columns)
     base = next(row for row in rows if not row.gives_up).figures.tokens_per_s
     for row in rows:
         f, m = row.figures, row.footprint
-        used = decimal_bytes(m.used_bytes)
+        used, likely = decimal_bytes(m.used_bytes), number(row.expected["p50"]) if row.expected else "-"
         table.add_row(
-            row.text, number(f.tokens_per_s), f"{f.tokens_per_s / base:.2f} x", f"{f.devices}", seconds(f.tpot_s),
-            seconds(f.ttft_s), decimal_bytes(m.weight_bytes), decimal_bytes(row.sequence_bytes),
+            row.text, number(f.tokens_per_s), likely, f"{f.tokens_per_s / base:.2f} x", f"{f.devices}",
+            seconds(f.tpot_s), seconds(f.ttft_s), decimal_bytes(m.weight_bytes), decimal_bytes(row.sequence_bytes),
             used if m.fits else Text(f"{used}, does not fit", "red"), f"{row.largest_batch:,}",
             number(row.best_tokens_per_s), style="" if row.gives_up else "bold",
         )  # fmt: skip
