@@ -157,6 +157,7 @@ class Planner:
     def __init__(self, deployment: Deployment, efficiency: Efficiency | None = None) -> None:
         d = self.deployment = deployment
         self._steps = Steps(d.spec, d.precision, d.hardware, d.scheme, efficiency=efficiency)
+        self._request_s = efficiency.values["request_s"] if efficiency else 0.0
         self.forward = self._steps.forward
         self.drafts = d.speculation.depth if d.speculation else 0
         draft = d.draft.running(self.drafts) if d.draft else None
@@ -233,7 +234,7 @@ class Planner:
         """Return the time to first token of a prompt alone. Its chunks overlap in a pipeline."""
         steps = [step.seconds for step in self.chunks(prompt)]
         stages = self.deployment.scheme.pp
-        return sum(steps) / stages * (1 + (stages - 1) / len(steps))
+        return self._request_s + sum(steps) / stages * (1 + (stages - 1) / len(steps))
 
     def tpot_s(self, load: Load) -> float:
         """Return the mean TPOT over the contexts of the answer, by Simpson's rule: exact if the time is linear in the
