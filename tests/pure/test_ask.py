@@ -60,7 +60,8 @@ def by_hand(model: str, machine: str, tp: int, q: Question) -> tuple[float, int,
 
     A step reads all weights and the state of each sequence, at the middle of its answer. A prompt takes 2 operations
     for each weight and token, and attention 2 x 2 x width for each pair. Two all-reduces in each layer send 2 (p - 1) /
-    p of a row of 16 bits for each token, or the row once where the switch sums, and wait for one message. State takes nine tenths of what the weights leave.
+    p of a row of 16 bits for each token, or the row once where the switch sums, and wait for one message. State takes
+    nine tenths of what the weights leave.
     """
     spec, m = find_model(model).spec, hardware(machine)
     mixer, layers, width = spec.layers[0].mixer, len(spec.layers), spec.hidden_size
