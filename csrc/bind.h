@@ -8,6 +8,7 @@
 namespace ridgeline {
 
 using Ids = Given<const int64_t>;
+using Places = Given<int64_t>;
 
 // Releases the GIL while a kernel runs. Other callers of the pool wait.
 struct Held {

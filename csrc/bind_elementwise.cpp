@@ -49,12 +49,14 @@ void gated_norm(Pool& pool, int64_t groups, float eps, const Input& y, const Inp
     const Rows<float> to = rows_of(out, "out", a.rows, n);
     const float* w = vector_of(weight, "weight", n);
     if (a.columns != n || groups < 1 || n % groups) refuse("y must have a column for each weight, in equal groups");
-    Work work(pool);
-    work.hold.split(a.rows, [&](int64_t begin, int64_t end, int) {
-        for (int64_t r = begin; r < end; ++r)
-            elementwise_kernels().gated_norm(a.data + r * a.stride, b.data + r * b.stride, w, groups, n / groups, eps,
-                                             to.data + r * to.stride);
-    });
+    auto job = [=](Pool::Hold& hold) {
+        hold.split(a.rows, [&](int64_t begin, int64_t end, int) {
+            for (int64_t r = begin; r < end; ++r)
+                elementwise_kernels().gated_norm(a.data + r * a.stride, b.data + r * b.stride, w, groups, n / groups,
+                                                 eps, to.data + r * to.stride);
+        });
+    };
+    perform(pool, pool, job, y, z, out);
 }
 
 }  // namespace

@@ -62,8 +62,7 @@ void short_conv(Pool& pool, const Input& x, const Input& kept, const Input& weig
                       .bias = vector_of(bias, "bias", channels),
                       .y = rows(y, "y", s, channels),
                       .left = states_of(left, "left", write, s.n, before * channels)};
-    Work work(pool);
-    run(work.hold, c);
+    perform(pool, pool, [c](Pool::Hold& hold) { run(hold, c); }, x, kept, lengths, y, left, read, write);
 }
 
 void selective_scan(Pool& pool, const Input& x, const Input& dt, const Input& a, const Input& b, const Input& c,
@@ -83,8 +82,7 @@ void selective_scan(Pool& pool, const Input& x, const Input& dt, const Input& a,
                              .before = states_of(before, "the state", read, s.n, states * channels),
                              .h = states_of(h, "h", write, s.n, states * channels),
                              .y = rows(y, "y", s, channels)};
-    Work work(pool);
-    run(work.hold, scan);
+    perform(pool, pool, [scan](Pool::Hold& hold) { run(hold, scan); }, x, dt, b, c, before, lengths, y, h, read, write);
 }
 
 void linear_scan(Pool& pool, int64_t groups, const Input& x, const Input& dt, const Input& dt_bias, const Input& a,
@@ -116,8 +114,7 @@ void linear_scan(Pool& pool, int64_t groups, const Input& x, const Input& dt, co
                           .d = vector_of(d, "D", heads),
                           .dt_least = least,
                           .dt_most = most};
-    Work work(pool);
-    run(work.hold, scan);
+    perform(pool, pool, [scan](Pool::Hold& hold) { run(hold, scan); }, x, dt, b, c, before, lengths, y, h, read, write);
 }
 
 void lightning_scan(Pool& pool, const Input& q, const Input& k, const Input& v, const Input& decay, const Input& before,
@@ -142,8 +139,7 @@ void lightning_scan(Pool& pool, const Input& q, const Input& k, const Input& v, 
                           .h = states_of(h, "h", write, s.n, heads * dim * dim),
                           .y = rows(y, "y", s, heads * dim),
                           .decay = vector_of(decay, "decay", heads)};
-    Work work(pool);
-    run(work.hold, scan);
+    perform(pool, pool, [scan](Pool::Hold& hold) { run(hold, scan); }, q, k, v, before, lengths, y, h, read, write);
 }
 
 void delta_scan(Pool& pool, int64_t key_heads, const Input& q, const Input& k, const Input& v, const Input& decay,
@@ -172,8 +168,7 @@ void delta_scan(Pool& pool, int64_t key_heads, const Input& q, const Input& k, c
                          .before = states_of(before, "the state", read, s.n, size),
                          .h = states_of(h, "h", write, s.n, size),
                          .y = rows(y, "y", s, heads * width)};
-    Work work(pool);
-    run(work.hold, scan);
+    perform(pool, pool, [scan](Pool::Hold& hold) { run(hold, scan); }, q, k, v, decay, beta, before, lengths, y, h, read, write);
 }
 
 void norm_gate(Pool& pool, bool silu, float eps, const Input& y, const Input& z, const Input& weight,
@@ -183,13 +178,36 @@ void norm_gate(Pool& pool, bool silu, float eps, const Input& y, const Input& z,
     const int64_t size = int64_t(weight.size());
     const float* w = vector_of(weight, "weight", size);
     if (size < 1 || a.columns % size) refuse("y does not divide into heads as wide as the weight");
-    Work work(pool);
-    work.hold.split(a.rows, [&](int64_t begin, int64_t end, int) {
-        for (int64_t r = begin; r < end; ++r)
-            for (int64_t i = 0; i < a.columns; i += size)
-                delta_kernels().norm_gate(a.data + r * a.stride + i, b.data + r * b.stride + i, w, size, eps, silu,
-                                          to.data + r * to.stride + i);
-    });
+    auto job = [=](Pool::Hold& hold) {
+        hold.split(a.rows, [&](int64_t begin, int64_t end, int) {
+            for (int64_t r = begin; r < end; ++r)
+                for (int64_t i = 0; i < a.columns; i += size)
+                    delta_kernels().norm_gate(a.data + r * a.stride + i, b.data + r * b.stride + i, w, size, eps, silu,
+                                              to.data + r * to.stride + i);
+        });
+    };
+    perform(pool, pool, job, y, z, out);
+}
+
+// The page that each sequence reads. One that begins gets zeros in the page that it writes, and reads those.
+void begin_states(Pool& pool, const Output& pages, const Ids& read, const Ids& fresh, const Ids& write,
+                  const Places& found) {
+    const Rows<float> to = rows_of(pages, "pages");
+    const int64_t n = int64_t(write.size());
+    const int64_t *from = vector_of(read, "read", n), *begins = vector_of(fresh, "fresh", n),
+                  *page = vector_of(write, "write", n);
+    int64_t* reads = vector_of(found, "found", n);
+    auto job = [=](Pool::Hold& hold) {
+        hold.split(n, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin; i < end; ++i) {
+                check_id(page[i], to.rows, "page");
+                if (begins[i]) std::fill_n(to.data + page[i] * to.stride, to.columns, 0.f);
+                reads[i] = begins[i] ? page[i] : from[i];
+                check_id(reads[i], to.rows, "page");
+            }
+        });
+    };
+    perform(pool, pool, job, pages, read, fresh, write, found);
 }
 
 void state_space_scan(Pool& pool, const Input& u, const Input& terms, const Input& d, const Input& before,
@@ -209,8 +227,7 @@ void state_space_scan(Pool& pool, const Input& u, const Input& terms, const Inpu
                     .h = states_of(h, "h", write, s.n, modes * 2 * channels),
                     .y = rows(y, "y", s, channels)};
     scan.terms = each(terms, "terms", scan.blocks(), modes * scan.num_terms() * StateSpace::BLOCK);
-    Work work(pool);
-    run(work.hold, scan);
+    perform(pool, pool, [scan](Pool::Hold& hold) { run(hold, scan); }, u, before, lengths, y, h, read, write);
 }
 
 void taylor_scan(Pool& pool, int64_t heads, const Input& q, const Input& k, const Input& v, const Input& before,
@@ -229,8 +246,7 @@ void taylor_scan(Pool& pool, int64_t heads, const Input& q, const Input& k, cons
                           .before = states_of(before, "the state", read, s.n, size),
                           .h = states_of(h, "h", write, s.n, size),
                           .y = rows(y, "y", s, heads * width)};
-    Work work(pool);
-    run(work.hold, scan);
+    perform(pool, pool, [scan](Pool::Hold& hold) { run(hold, scan); }, q, k, v, before, lengths, y, h, read, write);
 }
 
 }  // namespace
@@ -249,6 +265,8 @@ void bind_recurrent(nb::module_& m) {
     m.def("delta_scan", delta_scan, nb::arg("pool"), nb::arg("key_heads"), array("q"), array("k"), array("v"),
           array("decay"), array("beta"), array("rate"), array("dt_bias"), array("before"), array("lengths"), array("y"),
           array("h"), array("read").none(), array("write").none());
+    m.def("begin_states", begin_states, nb::arg("pool"), array("pages"), array("read"), array("fresh"), array("write"),
+          array("found"));
     m.def("norm_gate", norm_gate, nb::arg("pool"), nb::arg("silu"), nb::arg("eps"), array("y"), array("z"),
           array("weight"), array("out"));
     m.def("state_space_scan", state_space_scan, nb::arg("pool"), array("u"), array("terms"), array("d"),

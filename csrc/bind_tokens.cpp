@@ -19,7 +19,6 @@ namespace ridgeline {
 namespace {
 
 using Any = nb::ndarray<nb::ro, nb::device::cpu>;
-using Places = Given<int64_t>;
 
 void embed(Pool& pool, const Any& table, const std::string& kind_name, const Ids& ids, const Output& out) {
     const Kind kind = one_of<Kind>(kind_name, "kind", {"float32", "bfloat16", "float16"});

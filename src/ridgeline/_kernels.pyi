@@ -467,6 +467,13 @@ def delta_scan(
     """The gated delta rule; see spec.GatedDelta. q, k: before normalization; decay [n * m, H] or [n * m, H * K], beta
     [n * m, H]; rate [H], negative. before, h [n, H, K, P]."""
 
+def begin_states(pool: Pool, pages: Floats, read: Ints, fresh: Ints, write: Ints, found: Ints) -> None:
+    """Fill the pages that sequences write with zeros where they begin.
+
+    found: gets the page that each sequence reads: its own new one where it begins, else that of `read`. Raises
+    IndexError for a page outside of the array.
+    """
+
 def norm_gate(pool: Pool, silu: bool, eps: float, y: Floats, z: Floats, weight: Floats, out: Floats) -> None:
     """RMS norm of each head of y, times silu(z) or sigmoid(z). weight: the norm's weight for one head."""
 

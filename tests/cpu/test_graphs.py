@@ -34,10 +34,14 @@ _kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc
 
 FREE = 1 << 30
 DENSE = ["llama_gqa", "gemma3", "qwen2_window", "gpt2", "gpt_neox", "olmo2", "llama_biases", "cla3_mqa"]
+RECURRENT = [
+    "mamba", "falcon_mamba", "mamba2_biases", "jamba_biases", "lfm2", "qwen3_5_text", "bamba", "nemotron_h", "lightning",
+    "based", "taylor",
+]  # fmt: skip
 REFUSED = {
     "qwen3_moe": "a kernel",
     "deepseek_v3": "a kernel",
-    "mamba": "recurrent layers",
+    "s4": "a kernel uses an array",
 }
 
 
@@ -138,7 +142,7 @@ ACTIONS = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma3"])
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma3", "bamba"])
 @settings(max_examples=15, deadline=None)
 @given(actions=ACTIONS, tight=st.booleans(), depth=st.integers(1, 2))
 def test_recorded_steps_are_the_unrecorded_ones(
@@ -155,8 +159,8 @@ def test_recorded_steps_are_the_unrecorded_ones(
     assert runs[1].num_recorded == 0
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_models_of_attention_are_recorded(name: str) -> None:
+@pytest.mark.parametrize("name", DENSE + RECURRENT)
+def test_models_are_recorded(name: str) -> None:
     chosen = config(name, max_num_seqs=4, block_size=4)
     runs = [Run(name, chosen, recorded=recorded) for recorded in (True, False)]
     for run in runs:

@@ -91,7 +91,6 @@ class Driver(Protocol):
 
     threads: number of threads of the kernels; None: they have none. sizes: limits of recorded steps. runs_ahead: the
     host goes on while the device computes, so that it does not know a step's tokens when it submits the next one.
-    records_states: whether recorded work may contain recurrent layers.
     """
 
     @property
@@ -101,8 +100,6 @@ class Driver(Protocol):
     def sizes(self) -> Sizes: ...
     @property
     def runs_ahead(self) -> bool: ...
-    @property
-    def records_states(self) -> bool: ...
 
     def kernel_seconds(self) -> float:
         """Return the seconds that kernels have run so far; 0 where nobody counts them."""

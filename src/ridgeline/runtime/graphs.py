@@ -114,7 +114,7 @@ class Passes:
         self.sequences = (*(n for n in self.sizes.sequences if n < self.most), self.most)
         self.spare = lines - 1
         self.has_states = any(group.snapshot for group in groups)
-        self.refusal = _refusal(table, self.has_states)
+        self.refusal = _refusal(table)
         if self.refusal is None and table.driver is not None:
             self.recorder = table.driver.recorder()
             self.single = self.recorder.input(self.most), self.recorder.input(self.most)
@@ -229,6 +229,10 @@ class DecodeGraphs:
 
     def _record(self, given: Tokens, tree: Tree | None, kept: Sequence[int], draws: Sequence[Draw]) -> Decoded | None:
         n, total, passes, tap = len(given.rows), len(given.tokens), self._passes, self._tap
+        # The first recording is run twice and compared, so its sequence must share its state with no other one.
+        is_first = self.has_states and n > 1 and not self._graphs
+        if is_first and self._record(given.of_one(passes.spare), None, kept[:1], ()) is None:
+            return None
         inputs = cut(passes, self._inputs, n, total)
         if tree is not None:
             slots, paths = (passes.recorder.first(x, total) for x in self._tree)
@@ -239,7 +243,8 @@ class DecodeGraphs:
             before, fresh = (passes.recorder.first(x, n) for x in self._states)
             inputs = inputs._replace(before=before, fresh=fresh)
         # Where a step changes what the next one reads, it is recorded while it computes rows that nobody has.
-        first = given if self._sampled is None else given.of_row(passes.spare)
+        apart = self._sampled is not None or self.has_states
+        first = given.of_row(passes.spare) if apart else given
         fill(passes.recorder, inputs, first, tree)
         slices, places = Slices.plain(np.array(given.rows), np.array(given.starts), np.array(given.lengths)), None
         if tap:
@@ -264,7 +269,7 @@ class DecodeGraphs:
             return None
         logits, best, best_logits, residual, *more = found.results
         made = Decoded(logits, best, best_logits, Stream(residual, more[0] if more else None))
-        if self._sampled is not None:
+        if apart:
             fill(passes.recorder, inputs, given, tree, draws)
             found.run()
         make_room(self._graphs, total, passes.sizes)
@@ -321,12 +326,8 @@ def make_room(graphs: MutableMapping[tuple[Any, ...], Any], tokens: int, sizes: 
         del graphs[next(iter(graphs))]
 
 
-def _refusal(table: OpsTable, has_states: bool) -> str | None:
-    if table.driver is None:
-        return f"device {table.memory.device} records nothing"
-    if has_states and not table.driver.records_states:
-        return "the model has recurrent layers, whose states are not recorded"
-    return None
+def _refusal(table: OpsTable) -> str | None:
+    return f"device {table.memory.device} records nothing" if table.driver is None else None
 
 
 class _AsksForBucketsError(Exception):

@@ -36,6 +36,11 @@ class Tokens(NamedTuple):
         n = len(self.rows)
         return self._replace(rows=[row] * n, starts=[0] * n, tokens=[0] * len(self.tokens))
 
+    def of_one(self, row: int) -> Tokens:
+        """Return the first token of one sequence that has a row of the page tables."""
+        frequency_rows = self.frequency_rows and self.frequency_rows[:1]
+        return self._replace(rows=[row], starts=[0], lengths=[1], tokens=[0], frequency_rows=frequency_rows)
+
 
 class Shapes:
     """Chooses shapes of steps.

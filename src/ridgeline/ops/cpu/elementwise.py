@@ -12,7 +12,7 @@ from ridgeline._kernels import Pool
 from ridgeline.ops import api
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.linear import activation_of, rows_of
-from ridgeline.ops.cpu.matrices import Floats
+from ridgeline.ops.cpu.matrices import Floats, once
 from ridgeline.spec import Mamba2
 
 
@@ -87,10 +87,11 @@ def activation(case: Any, pool: Pool) -> Callable[..., Floats]:
 
 def gated_norm(case: Mamba2, pool: Pool) -> Callable[[Floats, Floats, Floats], Floats]:
     offset, eps = np.float32(case.norm.offset), case.norm.eps
+    moved = once(lambda weight: offset + weight)
 
     def run(y: Floats, z: Floats, weight: Floats) -> Floats:
-        out = np.empty(y.shape, np.float32)
-        _kernels.gated_norm(pool, case.num_groups, eps, rows_of(y), rows_of(z), offset + weight, rows_of(out))
+        out = empty(pool, *y.shape)
+        _kernels.gated_norm(pool, case.num_groups, eps, rows_of(y), rows_of(z), moved(weight), rows_of(out))
         return out
 
     return run

@@ -29,3 +29,8 @@ def never(case: object) -> None:
 def empty(pool: Pool, *shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return memory for a result; its contents are undefined. Kernels that can be recorded (record.py) call this."""
     return pool.room(shape) if pool.recording else np.empty(shape, np.float32)
+
+
+def integers(pool: Pool, *shape: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return memory for integers, as `empty` does for floats."""
+    return empty(pool, *shape, 2).view(np.int64).reshape(shape)

@@ -117,6 +117,11 @@ class PackedOnce(Generic[T]):
         return found
 
 
+def once(function: Callable[[Ndarray], Ndarray]) -> PackedOnce[Floats]:
+    """Cache a function of weights, by array."""
+    return PackedOnce(lambda array: np.ascontiguousarray(function(array), np.float32))
+
+
 def dense(part: Ndarray) -> Ndarray:
     """Return a matrix in the form that kernels take: dense rows, 16-bit floats as integers."""
     rows = part if part.strides[-1] == part.itemsize or part.shape[-1] == 1 else np.ascontiguousarray(part)

@@ -18,7 +18,7 @@ Ndarray = np.ndarray[Any, Any]
 class CpuDriver:
     """Runs kernels on a pool of threads, and records their calls."""
 
-    sizes, runs_ahead, records_states = CPU_SIZES, False, False
+    sizes, runs_ahead = CPU_SIZES, False
 
     def __init__(self, pool: Pool) -> None:
         self._pool, self._lock = pool, threading.Lock()

@@ -14,23 +14,18 @@ import numpy as np
 from ridgeline import _kernels
 from ridgeline._kernels import Pool
 from ridgeline.ops import api
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.linear import rows_of
-from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, once
 from ridgeline.ops.cpu.state import State, locate
 from ridgeline.spec import GatedDelta, KimiDelta, LightningAttention, Mamba, Mamba2, TaylorAttention
-
-
-def once(function: Callable[[Ndarray], Ndarray]) -> PackedOnce[Floats]:
-    """Cache a function of weights, by array."""
-    return PackedOnce(lambda array: np.ascontiguousarray(function(array), np.float32))
 
 
 def short_conv(case: None, pool: Pool) -> Callable[..., tuple[Floats, State]]:
     by_token = once(lambda weight: weight[:, 0].T)  # [k, C]
 
     def run(x: Floats, before: State, weight: Ndarray, bias: Floats | None, lengths: Ndarray) -> tuple[Floats, State]:
-        y, (left, at) = np.empty(x.shape, np.float32), locate(before)
+        y, (left, at) = empty(pool, *x.shape), locate(before)
         _kernels.short_conv(
             pool, rows_of(x), at.before, by_token(weight), bias, lengths, rows_of(y), at.after, at.read, at.write
         )
@@ -45,7 +40,7 @@ def selective_scan(case: Mamba, pool: Pool) -> Callable[..., tuple[Floats, State
     def run(
         x: Floats, dt: Floats, a_log: Ndarray, b: Floats, c: Floats, d: Floats, h: State, lengths: Ndarray
     ) -> tuple[Floats, State]:
-        y, (left, at) = np.empty(x.shape, np.float32), locate(h)
+        y, (left, at) = empty(pool, *x.shape), locate(h)
         inputs = rows_of(x), rows_of(dt), negative(a_log), rows_of(b), rows_of(c)
         _kernels.selective_scan(pool, *inputs, d, at.before, lengths, rows_of(y), at.after, at.read, at.write)
         return y, left
@@ -61,7 +56,7 @@ def ssd(case: Mamba2, pool: Pool) -> Callable[..., tuple[Floats, State]]:
         x: Floats, dt: Floats, dt_bias: Floats, a_log: Ndarray, b: Floats, c: Floats, d: Floats, h: State,
         lengths: Ndarray,
     ) -> tuple[Floats, State]:  # fmt: skip
-        y, (left, at) = np.empty(x.shape, np.float32), locate(h)
+        y, (left, at) = empty(pool, *x.shape), locate(h)
         inputs = rows_of(x), rows_of(dt), dt_bias, negative(a_log), rows_of(b), rows_of(c), d
         _kernels.linear_scan(
             pool, case.num_groups, *inputs, *limits, at.before, lengths, rows_of(y), at.after, at.read, at.write
@@ -73,7 +68,7 @@ def ssd(case: Mamba2, pool: Pool) -> Callable[..., tuple[Floats, State]]:
 
 def taylor_attention(case: TaylorAttention, pool: Pool) -> Callable[..., tuple[Floats, State]]:
     def run(q: Floats, k: Floats, v: Floats, h: State, lengths: Ndarray) -> tuple[Floats, State]:
-        y, (left, at) = np.empty(v.shape, np.float32), locate(h)
+        y, (left, at) = empty(pool, *v.shape), locate(h)
         inputs = rows_of(q), rows_of(k), rows_of(v)
         _kernels.taylor_scan(pool, case.num_heads, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write)
         return y, left
@@ -85,7 +80,7 @@ def lightning_attention(case: LightningAttention, pool: Pool) -> Callable[..., t
     decay = np.exp(-np.array(case.slopes)).astype(np.float32)
 
     def run(q: Floats, k: Floats, v: Floats, h: State, lengths: Ndarray) -> tuple[Floats, State]:
-        y, (left, at) = np.empty((*v.shape[:2], case.inner_size), np.float32), locate(h)
+        y, (left, at) = empty(pool, *v.shape[:2], case.inner_size), locate(h)
         heads = [x.reshape(-1, *x.shape[2:]) for x in (q, k, v)]
         _kernels.lightning_scan(
             pool, heads[0], heads[1], heads[2], decay, at.before, lengths, rows_of(y), at.after, at.read, at.write
@@ -102,7 +97,7 @@ def delta_rule(case: GatedDelta | KimiDelta, pool: Pool) -> Callable[..., tuple[
         q: Floats, k: Floats, v: Floats, decay: Floats, beta: Floats, a_log: Ndarray, dt_bias: Floats, h: State,
         lengths: Ndarray,
     ) -> tuple[Floats, State]:  # fmt: skip
-        y, (left, at) = np.empty(v.shape, np.float32), locate(h)
+        y, (left, at) = empty(pool, *v.shape), locate(h)
         inputs = rows_of(q), rows_of(k), rows_of(v), rows_of(decay), rows_of(beta), rate(a_log), dt_bias
         _kernels.delta_scan(
             pool, case.num_key_heads, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write
@@ -114,10 +109,11 @@ def delta_rule(case: GatedDelta | KimiDelta, pool: Pool) -> Callable[..., tuple[
 
 def norm_gate(case: GatedDelta | KimiDelta, pool: Pool) -> Callable[[Floats, Floats, Floats], Floats]:
     silu, offset, eps = isinstance(case, GatedDelta), np.float32(case.norm.offset), case.norm.eps
+    moved = once(lambda weight: offset + weight)
 
     def run(y: Floats, z: Floats, weight: Floats) -> Floats:
-        out = np.empty(y.shape, np.float32)
-        _kernels.norm_gate(pool, silu, eps, rows_of(y), rows_of(z), offset + weight, rows_of(out))
+        out = empty(pool, *y.shape)
+        _kernels.norm_gate(pool, silu, eps, rows_of(y), rows_of(z), moved(weight), rows_of(out))
         return out
 
     return run

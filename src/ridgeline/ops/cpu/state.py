@@ -7,6 +7,7 @@ sequences, these are more bytes than the weights.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from ridgeline import _kernels
 from ridgeline._kernels import Pool
 from ridgeline.ops import api
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, integers, never
 from ridgeline.ops.cpu.matrices import Floats
 from ridgeline.ops.host import recurrent as host
 
@@ -39,8 +40,8 @@ class StatesInPages:
     No sequence writes to a page that another one reads or writes.
     """
 
-    def __init__(self, pages: Floats, read: Ints, fresh: Ints, write: Ints) -> None:
-        self._pages, self._read, self._fresh, self._write = pages, read, fresh, write
+    def __init__(self, pool: Pool, pages: Floats, read: Ints, fresh: Ints, write: Ints) -> None:
+        self._pool, self._pages, self._read, self._fresh, self._write = pool, pages, read, fresh, write
 
     def __getitem__(self, members: Any) -> Floats:
         found: Floats = host.read_state(self._pages, *(x[members] for x in (self._read, self._fresh, self._write)))
@@ -48,10 +49,8 @@ class StatesInPages:
 
     def locate(self) -> Location:
         """Return the arrays for one kernel, after filling the pages of sequences that begin with zeros."""
-        read, begins = self._read, self._fresh != 0
-        if begins.any():
-            self._pages[self._write[begins]] = 0.0
-            read = np.where(begins, self._write, read)
+        read = integers(self._pool, len(self._write))
+        _kernels.begin_states(self._pool, self._pages, self._read, self._fresh, self._write, read)
         return Location(self._pages, self._pages, read, self._write)
 
 
@@ -67,7 +66,7 @@ def locate(states: State) -> tuple[State, Location]:
 
 
 def read_state(case: None, pool: Pool) -> Callable[[Floats, Ints, Ints, Ints], StatesInPages]:
-    return StatesInPages
+    return partial(StatesInPages, pool)
 
 
 def write_state(case: None, pool: Pool) -> Callable[[Floats, Ints, State], None]:

@@ -15,7 +15,7 @@ import numpy as np
 from ridgeline import _kernels
 from ridgeline._kernels import Pool
 from ridgeline.ops import api
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.linear import rows_of
 from ridgeline.ops.cpu.matrices import Floats, Ndarray
 from ridgeline.ops.cpu.state import State, locate
@@ -36,7 +36,7 @@ def state_space(case: S4 | S4D, pool: Pool) -> Callable[..., tuple[Floats, State
 
     def run(u: Floats, *others: Any) -> tuple[Floats, State]:
         *system, d, h, lengths = others
-        y, (left, at) = np.empty(u.shape, np.float32), locate(h)
+        y, (left, at) = empty(pool, *u.shape), locate(h)
         inputs = rows_of(u), terms(tuple(system)), d
         _kernels.state_space_scan(pool, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write)
         return y, left

@@ -11,7 +11,7 @@ from ridgeline import _kernels
 from ridgeline._kernels import Pool
 from ridgeline.ops import api
 from ridgeline.ops.api import Rotary
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, integers, never
 from ridgeline.ops.cpu.matrices import Floats, Ndarray, dense, kind_of
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -61,11 +61,6 @@ def draw(case: None, pool: Pool) -> Callable[[Floats, Ints, Ints | None], tuple[
         return ids, values
 
     return run
-
-
-def integers(pool: Pool, *shape: int) -> Ints:
-    """Return memory for integers, as `empty` does for floats."""
-    return empty(pool, *shape, 2).view(np.int64).reshape(shape)
 
 
 KERNELS: Kernels = {

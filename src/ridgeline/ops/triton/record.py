@@ -209,7 +209,7 @@ class GpuDriver:
     """
 
     threads = None
-    sizes, runs_ahead, records_states = GPU_SIZES, True, True
+    sizes, runs_ahead = GPU_SIZES, True
 
     def __init__(
         self, device: torch.device, launch: CountingLaunch, capture: Callable[[], Capture] | None = None
