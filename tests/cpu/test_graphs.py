@@ -35,8 +35,8 @@ _kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc
 FREE = 1 << 30
 DENSE = ["llama_gqa", "gemma3", "qwen2_window", "gpt2", "gpt_neox", "olmo2", "llama_biases", "cla3_mqa"]
 RECURRENT = [
-    "mamba", "falcon_mamba", "mamba2_biases", "jamba_biases", "lfm2", "qwen3_5_text", "bamba", "nemotron_h", "lightning",
-    "based", "taylor",
+    "mamba", "falcon_mamba", "mamba2_biases", "jamba_biases", "lfm2", "qwen3_5_text", "bamba", "nemotron_h",
+    "lightning", "based", "taylor",
 ]  # fmt: skip
 REFUSED = {
     "qwen3_moe": "a kernel",
