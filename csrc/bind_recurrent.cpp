@@ -168,7 +168,8 @@ void delta_scan(Pool& pool, int64_t key_heads, const Input& q, const Input& k, c
                          .before = states_of(before, "the state", read, s.n, size),
                          .h = states_of(h, "h", write, s.n, size),
                          .y = rows(y, "y", s, heads * width)};
-    perform(pool, pool, [scan](Pool::Hold& hold) { run(hold, scan); }, q, k, v, decay, beta, before, lengths, y, h, read, write);
+    auto job = [scan](Pool::Hold& hold) { run(hold, scan); };
+    perform(pool, pool, job, q, k, v, decay, beta, before, lengths, y, h, read, write);
 }
 
 void norm_gate(Pool& pool, bool silu, float eps, const Input& y, const Input& z, const Input& weight,
