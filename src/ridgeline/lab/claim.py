@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a lecture or a paper says, in our words.
+    """A sentence of a lecture or a paper, in our words.
 
     source: where it is said. conditions: when it is said to hold; empty if nothing is said.
     """

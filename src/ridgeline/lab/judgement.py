@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What the lab says about a claim on this machine."""
+    """The lab's answer to a claim on this machine."""
 
     holds = "holds"
     differs = "differs"

@@ -91,12 +91,12 @@ def _judgements(record: Record) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    """Return a figure and its data as a table, with a row for each place on the horizontal axis."""
-    places = sorted({x for series in figure.series for x, _ in series.points})
+    """Return a figure and its data as a table, with a row for each value of the horizontal axis."""
+    values_of_x = sorted({x for series in figure.series for x, _ in series.points})
     values = [dict(series.points) for series in figure.series]
     head = "".join(f"<th>{escape(name)}</th>" for name in (figure.x, *(series.name for series in figure.series)))
     rows = "".join(
-        f"<tr>{_number(x)}{''.join(_number(points.get(x)) for points in values)}</tr>" for x in places
+        f"<tr>{_number(x)}{''.join(_number(points.get(x)) for points in values)}</tr>" for x in values_of_x
     )  # fmt: skip
     return (
         f"<h3>{escape(figure.title)}</h3>{svg(figure)}<details><summary>Its data ({escape(figure.y)})</summary>"

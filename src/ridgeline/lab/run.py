@@ -24,10 +24,10 @@ FORMAT = 1  # of the files; it increases when the meaning of a field changes
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What an experiment found.
+    """The result of an experiment.
 
     predicted_at, measured_at: when the prediction was made, and when the measurement ended, ISO 8601 in UTC. seconds:
-    how long it was measured. others: share of all cores that other programs used meanwhile. setup: what it ran with.
+    how long it was measured. others: share of all cores that other programs used meanwhile. setup: the facts of its Setup, of this machine and of this version.
     """
 
     name: str

@@ -121,7 +121,7 @@ def attention_s(
     """Return the seconds that a number of keys or values takes for one row of queries.
 
     kind: type of keys and values. group: query heads that share a key. tokens: tokens of each sequence's step. layers:
-    layers whose pages are read in turn. sequences: of the step; None: 4, or 1 for prompts.
+    layers whose pages are read in turn. sequences: number of sequences in the step; None: 4, or 1 for prompts.
     """
     kv_heads, dim = 4, 64
     sequences = sequences or (4 if tokens == 1 else 1)
