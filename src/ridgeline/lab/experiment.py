@@ -18,9 +18,9 @@ class Untried(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What an experiment runs with.
+    """The choices of an experiment.
 
-    quick: fewer and shorter measurements. seed: of everything random. model: a folder, a hub id or a built-in model,
+    quick: measure less. seed: random seed of everything that is drawn. model: a folder, a hub id or a built-in model,
     which is measured where a model is needed. threads: threads of the kernels; None: one for each core. machine: the
     machine as predictions see it. on_part: is called with the name of each part before it is measured.
     """
@@ -60,7 +60,7 @@ class Experiment:
     name: for the command line. title: one line. claims: numbers of the claims that it judges. predict: returns what the
     cost model or arithmetic says, before anything is measured. measure: returns what was measured, or raises Untried.
     judge: returns one verdict for each claim from both, and nothing else, so that it can be tested without measuring.
-    figures: returns curves of both. reading: what to look at in the result, for people.
+    figures: returns curves of both. reading: a text for people that says how to read the result.
     """
 
     name: str

@@ -62,5 +62,5 @@ def at_most(claim: int, found: float, limit: float, text: str, spread: tuple[flo
 
 
 def untried(claim: int, needed: str) -> Judgement:
-    """Return the verdict on a claim that this machine or these models cannot try. needed: what would be needed."""
+    """Return the verdict on a claim that this machine or these models cannot try. needed: a sentence that says so."""
     return Judgement(claim, Verdict.untried, needed)

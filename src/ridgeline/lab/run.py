@@ -27,7 +27,8 @@ class Record:
     """The result of an experiment.
 
     predicted_at, measured_at: when the prediction was made, and when the measurement ended, ISO 8601 in UTC. seconds:
-    how long it was measured. others: share of all cores that other programs used meanwhile. setup: the facts of its Setup, of this machine and of this version.
+    how long it was measured. others: share of all cores that other programs used meanwhile. setup: the facts of its
+    Setup, of this machine and of this version.
     """
 
     name: str

@@ -35,7 +35,7 @@ def predict(setup: Setup) -> Facts:
 
 
 def _intensity(planner: Planner, batch: int, *names: str, tokens: int = 1) -> float:
-    """Return the operations for each byte of some operations of a step. tokens: of each sequence."""
+    """Return the operations for each byte of some operations of a step. tokens: number of tokens of each sequence."""
     found = [t.operation for t in planner.decode(batch, 2048, tokens).operations if t.operation.name in names]
     return sum(op.flops * op.layers for op in found) / sum(op.bytes * op.layers for op in found)
 
