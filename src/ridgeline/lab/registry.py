@@ -11,9 +11,17 @@ from ridgeline.lab.experiment import Experiment
 
 # Each name is that of a module in lab/experiments, which has its Experiment as EXPERIMENT.
 NAMES = (
+    "batch",
+    "flash",
     "intensity",
+    "lengths",
     "memory",
+    "naive",
     "orca",
+    "paging",
+    "phases",
+    "plans",
+    "selective",
 )
 
 
