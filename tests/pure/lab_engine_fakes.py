@@ -48,6 +48,10 @@ FAKED: dict[str, Faked] = {
         PLANS, {**PLANS, "token_s": {"1": 0.03, "8": 0.004}},
         {"jamba_factor": 4, "minimax_factor": 4, "minimax_params": 456e9, "token_s": {"1": 0.03, "8": 0.004}}, {19, 21},
     ),
+    "recorded": Faked(
+        {}, {"recorded_s": [0.001] * 3, "apart_s": [0.002] * 3},
+        {"recorded_s": [0.001] * 3, "apart_s": [0.0011] * 3}, {40},
+    ),
     "selective": Faked(
         {"padded_share": 0.5, "steps_apart": 192}, {"equal": True, "gains": [3.0, 3.1, 2.9]},
         {"equal": False, "gains": [3.0, 3.1, 2.9]}, {36},

@@ -21,6 +21,7 @@ NAMES = (
     "paging",
     "phases",
     "plans",
+    "recorded",
     "selective",
 )
 
