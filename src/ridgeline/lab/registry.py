@@ -14,6 +14,8 @@ NAMES = (
     "intensity",
     "memory",
     "orca",
+    "types",
+    "speculative",
 )
 
 
