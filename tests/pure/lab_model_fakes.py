@@ -6,6 +6,16 @@ from lab_fakes import Faked
 
 EXACT: tuple[str, ...] = ("types",)
 TYPES = {"fp32": [4], "bf16": [2], "fp8": [1, -240, 240], "int8": [1, -128, 127], "int4": [0.5, -8, 7]}
+METHODS = {
+    "awq-int3": {"bits": 3.15, "rtn": [0.2, 0.01], "awq-int3": [0.1, 0.01]},
+    "gptq-int3": {"bits": 3.15, "rtn": [0.2, 0.01], "gptq-int3": [0.06, 0.01]},
+    "keep-int3": {"bits": 3.3, "rtn": [0.2, 0.01], "keep-int3": [0.18, 0.01]},
+}
+OUTLIERS = {
+    "errors": {"absmax": [0.2, 0.3], "llm.int8": [0.04, 0.03], "16 bits": [0.0, 0.0]},
+    "plain_errors": {"absmax": [0.01], "llm.int8": [0.01]},
+    "seconds": {"absmax": 1.0, "llm.int8": 4.0, "16 bits": 2.0},
+}
 FAKED: dict[str, Faked] = {
     "types": Faked(
         {"types": TYPES, "e4m3fnuz": 240, "e4m3_of_ieee": 240},
@@ -16,5 +26,15 @@ FAKED: dict[str, Faked] = {
         {"exact": [0.1, 3.9], "bug": [12.0, 30.0], "tokens": {"1": 1.61, "4": 2.25}, "check": [1.2, 2.4, 3.9]},
         {"exact": [0.1, 4.1], "bug": [12.0, 30.0], "tokens": {"1": 1.6, "4": 2.5}, "check": [1.2, 2.4, 3.9]},
         {31, 32},
+    ),
+    "rounding": Faked(
+        {"bits": {"a": 3.15, "b": 3.25}, "order": ["matrix", "row", "group of 32"]},
+        {"shared": {"matrix": [0.2, 0.01], "row": [0.1, 0.01], "group of 32": [0.05, 0.01]}, "methods": METHODS},
+        {"shared": {"matrix": [0.2, 0.01], "row": [0.06, 0.01], "group of 32": [0.05, 0.01]},
+         "methods": METHODS | {"awq-int3": {"bits": 3.15, "rtn": [0.2, 0.02], "awq-int3": [0.19, 0.02]}}},
+        {27, 29},
+    ),
+    "outliers": Faked(
+        {"gain": 30.0}, OUTLIERS, OUTLIERS | {"errors": {"absmax": [0.2], "llm.int8": [0.1], "16 bits": [0.0]}}, {28}
     ),
 }  # fmt: skip

@@ -16,6 +16,8 @@ NAMES = (
     "orca",
     "types",
     "speculative",
+    "rounding",
+    "outliers",
 )
 
 
