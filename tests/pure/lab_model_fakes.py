@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab_fakes import Faked
 
-EXACT: tuple[str, ...] = ("types",)
+EXACT: tuple[str, ...] = ("types", "diffusion")
 TYPES = {"fp32": [4], "bf16": [2], "fp8": [1, -240, 240], "int8": [1, -128, 127], "int4": [0.5, -8, 7]}
 METHODS = {
     "awq-int3": {"bits": 3.15, "rtn": [0.2, 0.01], "awq-int3": [0.1, 0.01]},
@@ -16,6 +16,7 @@ OUTLIERS = {
     "plain_errors": {"absmax": [0.01], "llm.int8": [0.01]},
     "seconds": {"absmax": 1.0, "llm.int8": 4.0, "16 bits": 2.0},
 }
+PRUNED = {"activation": [0.5, 0.05], "weights": [1.0, 0.05], "random 0": [1.0, 0.05], "random 1": [1.2, 0.05]}
 FAKED: dict[str, Faked] = {
     "types": Faked(
         {"types": TYPES, "e4m3fnuz": 240, "e4m3_of_ieee": 240},
@@ -36,5 +37,12 @@ FAKED: dict[str, Faked] = {
     ),
     "outliers": Faked(
         {"gain": 30.0}, OUTLIERS, OUTLIERS | {"errors": {"absmax": [0.2], "llm.int8": [0.1], "16 bits": [0.0]}}, {28}
+    ),
+    "prune": Faked(
+        {}, {"losses": {"mlp=0.5": PRUNED}}, {"losses": {"mlp=0.5": PRUNED | {"random 0": [0.6, 0.05]}}}, {30}
+    ),
+    "diffusion": Faked(
+        {}, {"gains": {"16": {"1": 7.0, "256": 0.1}, "128": {"1": 0.9, "256": 0.01}}},
+        {"gains": {"16": {"1": 0.9, "256": 0.1}, "128": {"1": 0.5, "256": 0.01}}}, {23},
     ),
 }  # fmt: skip

@@ -18,6 +18,8 @@ NAMES = (
     "speculative",
     "rounding",
     "outliers",
+    "prune",
+    "diffusion",
 )
 
 
