@@ -17,6 +17,14 @@ OUTLIERS = {
     "seconds": {"absmax": 1.0, "llm.int8": 4.0, "16 bits": 2.0},
 }
 PRUNED = {"activation": [0.5, 0.05], "weights": [1.0, 0.05], "random 0": [1.0, 0.05], "random 1": [1.2, 0.05]}
+TIMES = {"32": [4.0], "8": [1.0], "1": [0.5]}
+HEADS = {"32": 8192, "8": 2048, "1": 256}
+WINDOWS = {
+    "seconds": {"2048": {"windows": [1.0], "attention": [1.0]}, "8192": {"windows": [1.1], "attention": [3.9]}},
+    "pages": {"2048": {"windows": 512, "attention": 2048}, "8192": {"windows": 512, "attention": 8192}},
+    "recall": {"none": 0.5, "all": 0.1, "half": 0.4},
+    "losses": {"all": [0.5, 0.01], "half": [0.1, 0.01]},
+}
 FAKED: dict[str, Faked] = {
     "types": Faked(
         {"types": TYPES, "e4m3fnuz": 240, "e4m3_of_ieee": 240},
@@ -45,4 +53,11 @@ FAKED: dict[str, Faked] = {
         {}, {"gains": {"16": {"1": 7.0, "256": 0.1}, "128": {"1": 0.9, "256": 0.01}}},
         {"gains": {"16": {"1": 0.9, "256": 0.1}, "128": {"1": 0.5, "256": 0.01}}}, {23},
     ),
+    "heads": Faked(
+        {"smaller": {"32": 1, "8": 4, "1": 32}},
+        {"context": 4096, "seconds": TIMES, "pages": HEADS, "losses": {"1": [1.5, 0.1]}},
+        {"context": 4096, "seconds": TIMES, "pages": HEADS | {"8": 4096}, "losses": {}},
+        {13},
+    ),
+    "windows": Faked({}, WINDOWS, WINDOWS | {"recall": {"none": 0.5, "all": 0.5, "half": 0.4}}, {16}),
 }  # fmt: skip

@@ -18,6 +18,8 @@ NAMES = (
     "speculative",
     "rounding",
     "outliers",
+    "heads",
+    "windows",
     "prune",
     "diffusion",
 )
