@@ -25,7 +25,7 @@ from ridgeline.lab.page import counted, page
 
 FOLDER = Path(ridgeline.lab.experiments.__file__).parent
 ELSEWHERE = {10}  # claims that need what no machine of one device has
-SAID_WRONGLY = {42}  # claims that arithmetic refutes
+SAID_WRONGLY = {25, 42}  # claims that arithmetic refutes
 SETUP = Setup(True, 0, "pocket", None, hardware("cpu-laptop"))
 FAKED = lab_fakes.FAKED | lab_engine_fakes.FAKED | lab_model_fakes.FAKED
 

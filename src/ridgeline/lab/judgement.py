@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -64,3 +64,8 @@ def at_most(claim: int, found: float, limit: float, text: str, spread: tuple[flo
 def untried(claim: int, needed: str) -> Judgement:
     """Return the verdict on a claim that this machine or these models cannot try. needed: a sentence that says so."""
     return Judgement(claim, Verdict.untried, needed)
+
+
+def only_if(found: Judgement, condition: bool) -> Judgement:
+    """Return a judgement that also needs a second condition: without it, the claim differs."""
+    return found if condition else replace(found, verdict=Verdict.differs)

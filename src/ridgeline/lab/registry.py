@@ -12,17 +12,25 @@ from ridgeline.lab.experiment import Experiment
 # Each name is that of a module in lab/experiments, which has its Experiment as EXPERIMENT.
 NAMES = (
     "batch",
+    "diffusion",
     "flash",
+    "heads",
     "intensity",
     "lengths",
     "memory",
     "naive",
     "orca",
+    "outliers",
     "paging",
     "phases",
     "plans",
+    "prune",
     "recorded",
+    "rounding",
     "selective",
+    "speculative",
+    "types",
+    "windows",
 )
 
 
