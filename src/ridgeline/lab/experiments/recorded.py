@@ -50,6 +50,6 @@ def judge(predicted: Facts, measured: Facts) -> tuple[Judgement, ...]:
 
 EXPERIMENT = Experiment(
     "recorded", "Recorded steps", (40,), predict, measure, judge,
-    "The kernels of a step are the same in both runs. Recorded, one call runs all of them; otherwise Python starts each, "
-    "which takes microseconds every time. A small model has the most to gain.",
+    "The kernels of a step are the same in both runs. Recorded, one call runs all of them; otherwise Python starts "
+    "each, which takes microseconds every time. A small model has the most to gain.",
 )  # fmt: skip

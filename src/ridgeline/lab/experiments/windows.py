@@ -66,8 +66,8 @@ def judge(predicted: Facts, measured: Facts) -> tuple[Judgement, ...]:
                 f"{pages[1]['windows'] / pages[0]['windows']:g} times those at {SHORT:,}, and a token takes "
                 f"{growth['windows']:.2f} times as long, with full "
                 f"attention {growth['attention']:.2f} times; windows of {OWN_WINDOW} in all layers of the model "
-                f"lose {loss:.2f} (KL, nats a token), in every second layer {half:.2f}; recall falls from {recall['none']:.0%} to "
-                f"{recall['all']:.0%} and {recall['half']:.0%}",
+                f"lose {loss:.2f} (KL, nats a token), in every second layer {half:.2f}; recall falls from "
+                f"{recall['none']:.0%} to {recall['all']:.0%} and {recall['half']:.0%}",
                 ((loss - spread) / (half + half_spread), (loss + spread) / max(half - half_spread, 1e-9)),
             ),
             is_flat and recall["all"] < recall["none"] and recall["all"] < recall["half"],
