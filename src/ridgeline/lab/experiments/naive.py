@@ -5,7 +5,7 @@ from __future__ import annotations
 from ridgeline.catalog.machines import hardware
 from ridgeline.catalog.models import find_model
 from ridgeline.lab.experiment import Experiment, Facts, Figure, Series, Setup
-from ridgeline.lab.judgement import Judgement, Verdict, at_least
+from ridgeline.lab.judgement import Judgement, at_least, only_if
 from ridgeline.lab.timing import answers, exponent, model, token_s
 from ridgeline.plan.planner import Deployment, Planner
 
@@ -61,7 +61,7 @@ def judge(predicted: Facts, measured: Facts) -> tuple[Judgement, ...]:
         f"as T^{predicted['naive_exponent']:.2f} and T^{predicted['cached_exponent']:.2f}. The linear part hides the "
         f"square: a token of a Llama 2 7B takes T^{predicted['flops_exponent']:.2f} at 2,048 to 16,384 tokens",
     )  # fmt: skip
-    return (found if counted else Judgement(6, Verdict.differs, found.text, found.effect, threshold=found.threshold),)
+    return (only_if(found, counted),)
 
 
 def figures(predicted: Facts, measured: Facts) -> tuple[Figure, ...]:

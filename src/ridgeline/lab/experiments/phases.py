@@ -7,7 +7,7 @@ import time
 from ridgeline.catalog.machines import hardware
 from ridgeline.catalog.models import find_model, published_config
 from ridgeline.lab.experiment import Experiment, Facts, Setup
-from ridgeline.lab.judgement import Judgement, Verdict, at_least, within
+from ridgeline.lab.judgement import Judgement, at_least, only_if, within
 from ridgeline.lab.timing import SMALL, answers, middle, random_model, token_s
 from ridgeline.measure.machine import measure_roof
 from ridgeline.ops.devices import open_table
@@ -78,10 +78,8 @@ def judge(predicted: Facts, measured: Facts) -> tuple[Judgement, ...]:
         f"bandwidth; a decode step {decode[0]:.0%} and {decode[1]:.0%}. By the plan a Llama 3.1 8B on an H100 is bound "
         f"by {causes[0]} and by {causes[1]}",
     )  # fmt: skip
-    if causes != ("compute", "weights"):
-        first = Judgement(5, Verdict.differs, first.text, first.effect, threshold=first.threshold)
     return (
-        first,
+        only_if(first, causes == ("compute", "weights")),
         at_least(
             11, min(slower, faster), GROWS,
             f"from 1 to {BATCH} prompts the last first token comes {slower:.1f} times later, and decode has "

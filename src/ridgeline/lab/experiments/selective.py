@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ridgeline.lab.experiment import Experiment, Facts, Setup
-from ridgeline.lab.judgement import Judgement, Verdict, at_least
+from ridgeline.lab.judgement import Judgement, at_least, only_if
 from ridgeline.lab.timing import middle, model
 from ridgeline.measure.latency import check, random_prompts
 from ridgeline.spec.request import SamplingParams
@@ -50,9 +50,7 @@ def judge(predicted: Facts, measured: Facts) -> tuple[Judgement, ...]:
         f"times as fast; padding them would have added {predicted['padded_share']:.0%} of empty rows",
         spread,
     )  # fmt: skip
-    if not measured["equal"]:
-        found = Judgement(36, Verdict.differs, found.text, found.effect, found.low, found.high, found.threshold)
-    return (found,)
+    return (only_if(found, measured["equal"]),)
 
 
 EXPERIMENT = Experiment(
