@@ -20,6 +20,10 @@ NAMES = (
     "outliers",
     "heads",
     "windows",
+    "repair",
+    "layers",
+    "drafts",
+    "recall",
     "prune",
     "diffusion",
 )

@@ -65,8 +65,9 @@ def judge(predicted: Facts, measured: Facts) -> tuple[Judgement, ...]:
                 f"with windows of {WINDOW} the pages at {LONG:,} tokens are "
                 f"{pages[1]['windows'] / pages[0]['windows']:g} times those at {SHORT:,}, and a token takes "
                 f"{growth['windows']:.2f} times as long, with full "
-                f"attention {growth['attention']:.2f} times; windows of {OWN_WINDOW} in all layers of the model "
-                f"lose {loss:.2f} (KL, nats a token), in every second layer {half:.2f}; recall falls from {recall['none']:.0%} to "
+                f"attention {growth['attention']:.2f} times; windows of {OWN_WINDOW} in all layers of the model lose "
+                f"{loss:.2f} (KL, nats a token), in every second layer {half:.2f}; recall falls from "
+                f"{recall['none']:.0%} to "
                 f"{recall['all']:.0%} and {recall['half']:.0%}",
                 ((loss - spread) / (half + half_spread), (loss + spread) / max(half - half_spread, 1e-9)),
             ),
