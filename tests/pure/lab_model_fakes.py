@@ -77,7 +77,7 @@ FAKED: dict[str, Faked] = {
     ),
     "drafts": Faked(
         {}, {"medusa": [HEAD], "eagle": [HEAD], "draft": [{"tokens": 1.1, "shares": [0.1, 0.0]}]},
-        {"medusa": [{"tokens": 1.0, "shares": [0.0, 0.0]}], "eagle": [HEAD], "draft": [{"tokens": 1.6}]}, {33, 34},
+        {"medusa": [{"tokens": 1.3, "shares": [0.3, 0.0]}], "eagle": [HEAD], "draft": [{"tokens": 1.6}]}, {33, 34},
     ),
     "recall": Faked({"bytes": STATES}, {"bytes": STATES}, {"bytes": STATES}, set()),
 }  # fmt: skip
