@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab_fakes import Faked
 
-EXACT: tuple[str, ...] = ("types", "diffusion")
+EXACT: tuple[str, ...] = ("types", "diffusion", "recall")
 TYPES = {"fp32": [4], "bf16": [2], "fp8": [1, -240, 240], "int8": [1, -128, 127], "int4": [0.5, -8, 7]}
 METHODS = {
     "awq-int3": {"bits": 3.15, "rtn": [0.2, 0.01], "awq-int3": [0.1, 0.01]},
@@ -25,6 +25,8 @@ WINDOWS = {
     "recall": {"none": 0.5, "all": 0.1, "half": 0.4},
     "losses": {"all": [0.5, 0.01], "half": [0.1, 0.01]},
 }
+HEAD = {"tokens": 1.5, "shares": [0.4, 0.1]}
+STATES = {name: {"16384": 1} for name in ("attention", "S4", "Mamba", "BASED")}
 FAKED: dict[str, Faked] = {
     "types": Faked(
         {"types": TYPES, "e4m3fnuz": 240, "e4m3_of_ieee": 240},
@@ -60,4 +62,22 @@ FAKED: dict[str, Faked] = {
         {13},
     ),
     "windows": Faked({}, WINDOWS, WINDOWS | {"recall": {"none": 0.5, "all": 0.5, "half": 0.4}}, {16}),
+    "repair": Faked(
+        {"faster": 1.3},
+        {"tokens": 100, "original": 9.0, "scratch": {"perplexity": [[4000, 2000]]},
+         "repaired": {"perplexity": [[50, 20]], "kl": [[2, 1]]}},
+        {"tokens": 100, "original": 9.0, "scratch": {"perplexity": [[4000, 3900]]},
+         "repaired": {"perplexity": [[5000, 3000]], "kl": [[2, 1]]}},
+        {44, 45},
+    ),
+    "layers": Faked(
+        {"state": 0.5},
+        {"pages": [64, 32], "tokens": 100, "reads": 4, "layers": [[2, 1]], "heads": [[2, 1.1]]},
+        {"pages": [64, 64], "tokens": 100, "reads": 4, "layers": [[2, 1]], "heads": [[2, 1.1]]}, {15},
+    ),
+    "drafts": Faked(
+        {}, {"medusa": [HEAD], "eagle": [HEAD], "draft": [{"tokens": 1.1, "shares": [0.1, 0.0]}]},
+        {"medusa": [{"tokens": 1.3, "shares": [0.3, 0.0]}], "eagle": [HEAD], "draft": [{"tokens": 1.6}]}, {33, 34},
+    ),
+    "recall": Faked({"bytes": STATES}, {"bytes": STATES}, {"bytes": STATES}, set()),
 }  # fmt: skip

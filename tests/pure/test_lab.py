@@ -24,8 +24,8 @@ from ridgeline.lab.judgement import at_least, at_most, equal, within
 from ridgeline.lab.page import counted, page
 
 FOLDER = Path(ridgeline.lab.experiments.__file__).parent
-ELSEWHERE = {10}  # claims that need what no machine of one device has
 SAID_WRONGLY = {25, 42}  # claims that arithmetic refutes
+NEVER_TRIED = {10, 17, 18, 20, 24}  # claims whose experiment says what would be needed
 SETUP = Setup(True, 0, "pocket", None, hardware("cpu-laptop"))
 FAKED = lab_fakes.FAKED | lab_engine_fakes.FAKED | lab_model_fakes.FAKED
 
@@ -58,14 +58,14 @@ def test_verdicts_follow_from_the_numbers(name: str) -> None:
     found = find(name)
     held = found.judge(predicted, good)
     assert tuple(j.claim for j in held) == found.claims
-    assert {j.verdict for j in held if j.claim not in ELSEWHERE} == {Verdict.holds}
+    assert all((j.verdict is Verdict.holds) == (j.claim not in NEVER_TRIED) for j in held)
     assert {j.claim for j in found.judge(predicted, bad) if j.verdict is Verdict.differs} == wrong
 
 
 @pytest.mark.parametrize("name", lab_fakes.EXACT + lab_engine_fakes.EXACT + lab_model_fakes.EXACT)
 def test_exact_items_hold_on_every_machine(name: str) -> None:
     for j in run(find(name), SETUP).judgements:
-        assert (j.verdict is Verdict.holds) == (j.claim not in SAID_WRONGLY)
+        assert (j.verdict is Verdict.holds) == (j.claim not in SAID_WRONGLY | NEVER_TRIED)
 
 
 def test_limits_count_the_end_of_an_interval() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ridgeline.catalog.machines import hardware
 from ridgeline.catalog.models import find_model
 from ridgeline.lab.experiment import Experiment, Facts, Figure, Series, Setup
-from ridgeline.lab.judgement import Judgement, at_least, only_if
+from ridgeline.lab.judgement import Judgement, at_least, only_if, untried
 from ridgeline.plan.denoise import denoise
 from ridgeline.plan.planner import Deployment, Load, Planner
 
@@ -52,6 +52,11 @@ def judge(predicted: Facts, measured: Facts) -> tuple[Judgement, ...]:
             ),
             slow <= gain,
         ),
+        untried(
+            24,
+            "it needs a trained denoiser of embeddings, clamping, a classifier that guides it, and an engine that runs "
+            "it; Ridgeline plans for denoisers and runs none",
+        ),
     )  # fmt: skip
 
 
@@ -72,7 +77,7 @@ def figures(predicted: Facts, measured: Facts) -> tuple[Figure, ...]:
 EXPERIMENT = Experiment(
     "diffusion",
     "Diffusion language models, by plan",
-    (23,),
+    (23, 24),
     predict,
     measure,
     judge,
