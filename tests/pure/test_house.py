@@ -85,6 +85,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
             "sim",
         }
     ),
+    "lab": None,  # runs everything below it
     "async_llm": None,
     "serve": frozenset(
         {"spec", "load", "sched", "cost", "plan", "settings", "sample", "runtime", "llm", "measure", "__init__"}
@@ -110,6 +111,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "train": frozenset({"numpy", "tokenizers", "matplotlib", "transformers"}),
     "llm": frozenset({"numpy"}),
     "measure": frozenset({"numpy", "httpx", "matplotlib"}),
+    "lab": frozenset({"numpy", "matplotlib"}),
     "serve": frozenset({"numpy", "fastapi", "starlette", "pydantic", "uvicorn", "opentelemetry"}),
     "sim": frozenset({"numpy", "matplotlib"}),
     "cli": frozenset({"filelock", "typer", "rich", "yaml"}),

@@ -24,6 +24,7 @@ from ridgeline.cli import (
     explain,
     generate,
     inspect,
+    lab,
     plan,
     prune,
     quantize,
@@ -69,6 +70,7 @@ app.command("quantize")(quantize.quantize)
 app.command("prune")(prune.prune)
 app.command("convert")(convert.convert)
 app.command("cheaper")(cheaper.cheaper)
+app.command("lab")(lab.lab)
 bench.app.command("serve")(bench_serve.bench_serve)
 bench.app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")

@@ -102,8 +102,8 @@ def attention_passes(table: OpsTable, kind: str) -> Passes:
     near, far = [], []
     for rows in ATTENTION_ROWS:
         group, tokens = (rows, 1) if rows <= 8 else (4, rows // 4)
-        near.append(_attention_s(table, kind, group, tokens, 2))
-        far.append(max(_attention_s(table, kind, group, tokens, 48), near[-1]) if tokens == 1 else near[-1])
+        near.append(attention_s(table, kind, group, tokens, 2))
+        far.append(max(attention_s(table, kind, group, tokens, 48), near[-1]) if tokens == 1 else near[-1])
     return Passes(_rising(ATTENTION_ROWS, near), _rising(ATTENTION_ROWS, far))
 
 
@@ -115,8 +115,16 @@ def _rising(rows: Sequence[int], seconds: Sequence[float]) -> Curve:
     return Curve(tuple(map(float, rows)), tuple(values))
 
 
-def _attention_s(table: OpsTable, kind: str, group: int, tokens: int, layers: int) -> float:
-    kv_heads, dim, sequences = 4, 64, 4 if tokens == 1 else 1
+def attention_s(
+    table: OpsTable, kind: str, group: int, tokens: int, layers: int, sequences: int | None = None
+) -> float:
+    """Return the seconds that a number of keys or values takes for one row of queries.
+
+    kind: type of keys and values. group: query heads that share a key. tokens: tokens of each sequence's step. layers:
+    layers whose pages are read in turn. sequences: number of sequences in the step; None: 4, or 1 for prompts.
+    """
+    kv_heads, dim = 4, 64
+    sequences = sequences or (4 if tokens == 1 else 1)
     case = Attention(kv_heads * group, kv_heads, dim, dim**-0.5)
     context = max(CONTEXT, 2 * tokens)
     views, tables = _pages(table, case, kind, sequences, context, layers)

@@ -125,6 +125,17 @@ def parts_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
+@contextmanager
+def named_parts_bar(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
+    """Show a bar over `total` parts. Yields a function that shows what is done now, and one to call after each part."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
+    bar = _bar(BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), shown=sys.stderr.isatty())
+    task = bar.add_task("", total=total)
+    with bar:
+        yield lambda text: bar.update(task, description=text), lambda: bar.advance(task)
+
+
 class PromptsDone:
     """Updates the bar of `prompts_bar`."""
 
