@@ -104,6 +104,7 @@ class LLM:
         )
         self._kv_cache_dtype = storage_name(kv_cache_dtype)
         self.loaded: LoadedModel = self._load(model, tokenizer, progress_bar, on_wait)
+        _check_engine(self.loaded.spec, cache, batching)
         self.tokenizer: Tokenizer | None = None
         self.tokenizer_folder: Path | None = None
         self.no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"  # reason for a missing tokenizer
@@ -443,6 +444,15 @@ def _with_speculative(options: EngineOptions, speculative: str | None) -> Engine
             "leave one of them out"
         )
     return replace(options, speculative=speculative)
+
+
+def _check_engine(spec: ModelSpec, cache: str, batching: str) -> None:
+    """Raise RequestError if a diffusion model is to run without the engine that knows its blocks."""
+    if spec.diffusion is not None and (cache, batching) != ("on", "continuous"):
+        raise RequestError(
+            f"cache is {cache!r} and batching is {batching!r}, but a diffusion model needs the paged cache and "
+            "continuous batches, which compute finished blocks once; leave both out"
+        )
 
 
 def _check_proposer(proposer: Proposer | None, options: EngineOptions, cache: str) -> None:
