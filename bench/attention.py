@@ -1,7 +1,7 @@
 """Measure attention and recurrent kernels beside the machine's limits:
 
     python bench/attention.py [--threads 0] [--rounds 7] [--parts decode chunk scan] [--models S M L V]
-        [--types float32 float16 bfloat16] [--clock wall]
+        [--types float32 float16 bfloat16] [--rounded] [--clock wall]
 
 Layers of S = SmolLM2-135M, M = Qwen3-0.6B, L = Llama-3.2-1B and V = DeepSeek-V2-Lite (latent) with random states:
 
@@ -12,6 +12,9 @@ Layers of S = SmolLM2-135M, M = Qwen3-0.6B, L = Llama-3.2-1B and V = DeepSeek-V2
              over this type of state uses one (RIDGELINE_MATRIX_UNIT); slices do not count
     scan     512 tokens, and 1, of Mamba-130M, Mamba2-130M and BASED-360M layers; `ratio` is the time of the reference,
              token by token on one thread, over the time of the kernel
+
+With `--rounded`, state of 16 bits is also computed with queries, keys, values and weights in bf16 (`--attention bf16`):
+`bf16_share` is the multiply-adds over the peak of the processor's dot products of bf16.
 
 Every case of attention runs with its state in each type, one after the other; `speedup` is the time of the first type
 over the time of the type. The limits are measured in the same rounds as every case; figures are medians over rounds.
@@ -26,6 +29,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +41,7 @@ from ridgeline.ops.cpu import attention, latent, recurrent
 from ridgeline.ops.host.memory import NumpyMemory
 from ridgeline.ops.host.stored import keys_of, read_rows, values_of
 from ridgeline.runtime.layout import Slices, build_layout
+from ridgeline.settings.attention import ROUNDS
 from ridgeline.spec import ALL, Attention, LatentAttention, Layer, Mamba, Mamba2, ModelSpec, RMSNorm, TaylorAttention
 from ridgeline.spec.groups import state_groups
 from ridgeline.spec.storage import STORAGES, Storage, state_bytes
@@ -61,6 +66,7 @@ class Case(NamedTuple):
     bytes_read: int
     flops: float
     correct: bool = True
+    rounds: bool = False
 
 
 def pages_of(case: Any, sequences: int, context: int, layers: int, storage: Storage, pool: kernels.Pool) -> list[Any]:
@@ -78,8 +84,10 @@ def pages_of(case: Any, sequences: int, context: int, layers: int, storage: Stor
     return [views, rng.permutation(np.arange(1, count)).reshape(sequences, -1)]
 
 
-def attention_case(name: str, tokens: int, context: int, sequences: int, pool: kernels.Pool, storage: Storage) -> Case:
-    """Build a case with `tokens` of each sequence, the last ones of `context`."""
+def attention_case(
+    name: str, tokens: int, context: int, sequences: int, pool: kernels.Pool, storage: Storage, rounds: bool = False
+) -> Case:
+    """Build a case with `tokens` of each sequence, the last ones of `context`. rounds: for a pool that rounds."""
     case: Any = LATENT if name == "V" else ATTENTION[name]
     rng = np.random.default_rng(0)
     per_layer = sequences * state_bytes(case.state(), storage, context)
@@ -101,18 +109,20 @@ def attention_case(name: str, tokens: int, context: int, sequences: int, pool: k
             layers,
             layers * per_layer,
             layers * work,
+            rounds=rounds,
         )
     q = rng.standard_normal((sequences * tokens, case.num_heads, case.head_dim), dtype=np.float32)
     attend = attention.paged_attention(case, pool)
-    correct = right(case, q, views[0], tables, attend(q, PagedKeyValues(*views[0], layout)), storage.dtype)
+    found = attend(q, PagedKeyValues(*views[0], layout))
+    correct = right(case, q, views[0], tables, found, storage.dtype, rounds)
     work = 4 * case.num_heads * case.head_dim * seen
     return Case(
         storage.dtype, lambda: [attend(q, PagedKeyValues(*v, layout)) for v in views],
-        layers, layers * per_layer, layers * work, correct,
+        layers, layers * per_layer, layers * work, correct, rounds,
     )  # fmt: skip
 
 
-def right(case: Attention, q: Any, parts: Any, tables: Any, found: Any, dtype: str) -> bool:
+def right(case: Attention, q: Any, parts: Any, tables: Any, found: Any, dtype: str, rounds: bool) -> bool:
     """Check the last query of the last sequence against float64."""
     groups = case.num_heads // case.num_kv_heads
     keys = read_rows(keys_of(parts[0]), tables[-1:], numbers_last=False)[0]
@@ -121,7 +131,7 @@ def right(case: Attention, q: Any, parts: Any, tables: Any, found: Any, dtype: s
     scores = np.einsum("hd,shd->hs", q[-1].astype(np.float64), keys) * case.scale
     weights = np.exp(scores - scores.max(1, keepdims=True))
     wanted = np.einsum("hs,shd->hd", weights / weights.sum(1, keepdims=True), values)
-    limit = 5e-5 if kernels.attends_in_unit(dtype) else 1e-5
+    limit = 2e-2 if rounds else 5e-5 if kernels.attends_in_unit(dtype) else 1e-5
     return bool(np.abs(found[-1].reshape(wanted.shape) - wanted).max() < limit)
 
 
@@ -174,17 +184,24 @@ def share(amount: float, taken: list[float], limits: list[float], busy: bool) ->
 
 def measure(name: str, cases: list[Case], pool: kernels.Pool, rounds: int, busy: bool) -> None:
     """Measure a case with its state in each type, one after the other. busy: by processor time."""
+
+    def run(case: Case) -> None:
+        pool.rounds_attention = case.rounds
+        case.run()
+        pool.rounds_attention = False
+
     timer, typical = (processor_seconds, min) if busy else (seconds, statistics.median)
     for case in cases:
-        case.run()
+        run(case)
     times: list[list[float]] = [[] for _ in cases]
-    read, peak, unit = [], [], []
+    read, peak, unit, dots = [], [], [], []
     for _ in range(rounds):
         read.append(pool.read_rate(beyond_caches()))
         peak.append(pool.fma_rate())
         unit.append(pool.unit_rate() / 2)  # a product of bf16 takes as long as one of twice as many bytes
+        dots.append(pool.bf16_rate())
         for case, taken in zip(cases, times, strict=True):
-            taken.append(timer(case.run))
+            taken.append(timer(partial(run, case)))
     for case, taken in zip(cases, times, strict=True):
         # These are figures for one layer. Smaller types of state get more layers, so that all layers exceed the caches.
         per_layer = [t / case.layers for t in taken]
@@ -193,13 +210,24 @@ def measure(name: str, cases: list[Case], pool: kernels.Pool, rounds: int, busy:
         took, unit_share = typical(taken), {}
         if unit[0] and kernels.attends_in_unit(case.dtype):
             unit_share = {"unit_share": share(case.flops, taken, unit, busy)}
+        if dots[0] and case.rounds:
+            unit_share |= {"bf16_share": share(case.flops, taken, dots, busy)}
         emit(
-            name, case.correct, state=case.dtype, threads=pool.size, isa=kernels.isa(),
+            name, case.correct, state=case.dtype, rounded=case.rounds, threads=pool.size, isa=kernels.isa(),
             us_per_layer=round(typical(per_layer) * 1e6, 1), gb_s=round(case.bytes_read / took / 1e9, 2),
             read_share=share(case.bytes_read, taken, read, busy), gflop_s=round(case.flops / took / 1e9, 1),
             peak_share=share(case.flops, taken, peak, busy), **unit_share,
             speedup=round(statistics.median(speedups), 2),
         )  # fmt: skip
+
+
+def cases_of(shape: tuple[str, int, int, int], pool: kernels.Pool, types: list[str], rounded: bool) -> list[Case]:
+    """Build a case with its state in each type, and again for each type that is rounded."""
+    cases = [attention_case(*shape, pool, STORAGES[dtype]) for dtype in types]
+    pool.rounds_attention = rounded
+    cases += [attention_case(*shape, pool, STORAGES[t], rounded) for t in types if rounded and t in ROUNDS]
+    pool.rounds_attention = False
+    return cases
 
 
 def main() -> None:
@@ -209,6 +237,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["decode", "chunk", "scan"])
     parser.add_argument("--models", nargs="+", default=list("SMLV"))
     parser.add_argument("--types", nargs="+", default=list(STORAGES), choices=STORAGES)
+    parser.add_argument("--rounded", action="store_true", help="also round attention over state of 16 bits to bf16")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: for a busy machine")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--contexts", nargs="+", type=int, default=[512, 4096, 8192])
@@ -219,7 +248,7 @@ def main() -> None:
     for name in options.models:
         for kind, shapes in (("decode", decodes), ("chunk", chunks)):
             for tokens, context, sequences in shapes if kind in options.parts else ():
-                cases = [attention_case(name, tokens, context, sequences, pool, STORAGES[t]) for t in options.types]
+                cases = cases_of((name, tokens, context, sequences), pool, options.types, options.rounded)
                 title = f"{kind} {name} {sequences}x{tokens} of {context}"
                 measure(title, cases, pool, options.rounds, options.clock == "cpu")
     if "scan" not in options.parts:

@@ -59,7 +59,10 @@ class Setting(NamedTuple):
 
 
 UNIT: Mapping[str, str] = MappingProxyType({"RIDGELINE_MATRIX_UNIT": "auto"})
-ROUNDED: Mapping[str, Any] = MappingProxyType({"activations": "bf16"})  # as transformers has them with bf16 weights
+# As peers have them: transformers in bf16 rounds all that it computes, and others compute attention in 16 bits.
+ROUNDED: Mapping[str, Any] = MappingProxyType({"activations": "bf16"})
+ATTENTION: Mapping[str, Any] = MappingProxyType({"attention": "bf16"})
+BOTH: Mapping[str, Any] = MappingProxyType({**ROUNDED, **ATTENTION})
 
 
 def openvino(**properties: str) -> Mapping[str, Any]:
@@ -71,7 +74,11 @@ SETTINGS: Mapping[str, Mapping[str, Setting]] = {
     OURS: {
         "matrix unit": Setting((AMX,), UNIT),
         "rounded tokens": Setting((AMX, VNNI), options=ROUNDED, kinds=("bf16",)),
+        "rounded attention": Setting((AMX, VNNI), options=ATTENTION, kinds=("int8", "int4")),
+        "rounded tokens and attention": Setting((AMX, VNNI), options=BOTH, kinds=("bf16",)),
         "matrix unit, rounded tokens": Setting((AMX,), UNIT, ROUNDED, ("bf16",)),
+        "matrix unit, rounded attention": Setting((AMX,), UNIT, ATTENTION, ("int8", "int4")),
+        "matrix unit, rounded tokens and attention": Setting((AMX,), UNIT, BOTH, ("bf16",)),
     },
     "llama.cpp": {"without repacking": Setting((AMX,), options={"repack": False})},
     "openvino": {

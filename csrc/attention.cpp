@@ -1,10 +1,12 @@
 // Divides attention into pieces of work for threads, and runs them.
 #include "attention_calls.h"
 
+#include "bf16_dots.h"
 #include "matrix_unit.h"
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -112,6 +114,28 @@ void give_room(const AttentionCase& c, Plan& p, float* room) {
         }
 }
 
+// The kernels of a step.
+struct Way {
+    void (*attend)(const AttentionStep&, const AttentionWork&, float* room);
+    std::function<size_t(const AttentionCase&, int64_t rows)> room;
+    std::function<int64_t(const AttentionCase&)> most;  // rows of a piece
+};
+
+Way way_of(StateType stored, bool rounds) {
+    const int i = int(stored);
+    rounds = rounds && (stored == StateType::bfloat16 || stored == StateType::float16);
+    if (attends_in_unit(stored)) {
+        const UnitAttention& unit = rounds ? unit_attention_kernels().rounded : unit_attention_kernels().exact;
+        return {unit.attend[i], unit.room[i], unit_rows};
+    }
+    const auto few = [](const AttentionCase&) { return int64_t(QUERIES); };
+    if (rounds) return {rounded_attention_kernels().attend[i], rounded_attention_kernels().room, few};
+    const auto room = [stored](const AttentionCase& c, int64_t rows) {
+        return attention_kernels().room(c, stored, rows);
+    };
+    return {attention_kernels().attend[i], room, few};
+}
+
 void check_slot(int64_t page, int64_t slot, int64_t pages, int64_t page_tokens) {
     if (page < 0 || page >= pages || slot < 0 || slot >= page_tokens)
         throw std::out_of_range("page " + std::to_string(page) + ", slot " + std::to_string(slot) +
@@ -121,27 +145,25 @@ void check_slot(int64_t page, int64_t slot, int64_t pages, int64_t page_tokens) 
 }  // namespace
 
 bool attends_in_unit(StateType stored) {
-    return matrix_unit() != Unit::none && unit_attention_kernels().attend[int(stored)];
+    return matrix_unit() != Unit::none && unit_attention_kernels().exact.attend[int(stored)];
 }
 
+std::string rounded_refusal() { return attends_in_unit(StateType::bfloat16) ? "" : missing_dots(); }
+
 void attend(Pool::Hold& hold, const AttentionStep& step, const std::vector<Sequence>& sequences) {
-    const AttentionKernels& kernels = attention_kernels();
-    const UnitAttentionKernels& unit = unit_attention_kernels();
-    const int stored = int(step.kv.stored);
-    const bool in_unit = attends_in_unit(step.kv.stored);
-    const int64_t most = in_unit ? unit_rows(step.c) : QUERIES;
-    Plan p = plan(step.c, whole_pieces(step.c, most, sequences, hold.threads()), hold.threads());
+    const Way way = way_of(step.kv.stored, hold.rounds_attention());
+    Plan p = plan(step.c, whole_pieces(step.c, way.most(step.c), sequences, hold.threads()), hold.threads());
     int64_t rows = 1;
     for (const Piece& piece : p.pieces) rows = std::max(rows, piece.work.rows(step.c));
-    const size_t each = in_unit ? unit.room[stored](step.c, rows) : kernels.room(step.c, step.kv.stored, rows);
-    const auto run = in_unit ? unit.attend[stored] : kernels.attend[stored];
+    const size_t each = way.room(step.c, rows);
     float* rooms = (float*)hold.scratch(0, (each * size_t(hold.threads()) + p.floats) * sizeof(float));
     give_room(step.c, p, rooms + each * size_t(hold.threads()));
-    hold.draw(int64_t(p.pieces.size()),
-              [&](int64_t i, int thread) { run(step, p.pieces[size_t(i)].work, rooms + each * size_t(thread)); });
+    hold.draw(int64_t(p.pieces.size()), [&](int64_t i, int thread) {
+        way.attend(step, p.pieces[size_t(i)].work, rooms + each * size_t(thread));
+    });
     if (!p.merged.empty())
         hold.draw(int64_t(p.merged.size()), [&](int64_t i, int thread) {
-            kernels.merge(step, p.merged[size_t(i)], rooms + each * size_t(thread));
+            attention_kernels().merge(step, p.merged[size_t(i)], rooms + each * size_t(thread));
         });
 }
 

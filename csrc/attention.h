@@ -16,6 +16,13 @@
 //            query's first with the key's second if there is one
 //   tile     likewise over its keys, 32 after 32; the sum is added to the rescaled results
 //
+// Rounded attention, which users choose, has one slice in place of two: queries, keys, values and weights are the
+// nearest numbers of bf16, ties to even, and sums of weights are of rounded ones. In a matrix unit all else is as
+// above. In vectors, products are dots of pairs of bf16 (dots.h):
+//   score    a chain over the pairs of neighboring numbers, ascending
+//   tile     sums of every 16th pair of weights, and for the values a chain over the pairs of neighboring keys,
+//            ascending
+//
 // Drafts that form a tree are in neighboring slots, but a draft is at the position that it would have after its
 // ancestors alone. The keys of a draft are the known tokens and then its path, so that it has the bits of a chain.
 #pragma once
@@ -124,10 +131,19 @@ struct AttentionKernels {
 };
 RL_TABLE(AttentionKernels, attention_kernels)
 
-struct UnitAttentionKernels {  // by StateType; null for types that the unit does not serve
+struct UnitAttention {  // by StateType; null for types that the unit does not serve
     void (*attend[5])(const AttentionStep&, const AttentionWork&, float* room);
     size_t (*room[5])(const AttentionCase&, int64_t rows);
 };
+struct UnitAttentionKernels {
+    UnitAttention exact, rounded;
+};
 RL_TABLE(UnitAttentionKernels, unit_attention_kernels)
+
+struct RoundedAttentionKernels {  // by StateType; null for types that they do not serve
+    void (*attend[5])(const AttentionStep&, const AttentionWork&, float* room);
+    size_t (*room)(const AttentionCase&, int64_t rows);
+};
+RL_TABLE(RoundedAttentionKernels, rounded_attention_kernels)
 
 }  // namespace ridgeline

@@ -1,5 +1,6 @@
 // Attention and writes into pages, on all threads of a pool.
 #pragma once
+#include <string>
 #include <vector>
 
 #include "attention.h"
@@ -9,6 +10,9 @@ namespace ridgeline {
 
 // Whether this process computes attention over keys and values of this type in its matrix unit.
 bool attends_in_unit(StateType);
+// Why this process cannot round attention over keys and values of 16 bits; empty if it can. A pool does so if its
+// `rounds_attention` is set, which must not be set otherwise.
+std::string rounded_refusal();
 
 void attend(Pool::Hold&, const AttentionStep& step, const std::vector<Sequence>& sequences);
 

@@ -10,7 +10,9 @@
 
 namespace ridgeline {
 
-// Why this process does not use them; empty if it does. It never changes within a process.
+// Why this process has none; empty if it has.
+std::string missing_dots();
+// Why this process does not use them for products; empty if it does. Neither changes within a process.
 std::string dots_refusal();
 // Whether products with matrices of this format are such dot products.
 bool in_dots(const Format&);

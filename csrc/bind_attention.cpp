@@ -48,11 +48,8 @@ StateType stored_of(const Anything& a, const char* name) {
         (std::string(name) + " must be float32, uint16 (bfloat16), float16, int8 or uint8 (e4m3)").c_str());
 }
 
-bool attends_in_unit_by_name(const std::string& type) {
-    constexpr const char* NAMES[] = {"float32", "bfloat16", "float16", "int8", "fp8"};  // of StateType
-    for (int i = 0; i < 5; ++i)
-        if (type == NAMES[i]) return attends_in_unit(StateType(i));
-    refuse("unknown type of state " + type);
+StateType state_type(const std::string& name) {
+    return one_of<StateType>(name, "type of state", {"float32", "bfloat16", "float16", "int8", "fp8"});
 }
 
 // An array [count, ..., heads, row], dense behind its first axis, whose stride is in bytes.
@@ -375,7 +372,9 @@ void bind_attention(nb::module_& m) {
           nb::arg("transposed"), nb::arg("scale") = 1.f);
     m.def("move_rows", move, nb::arg("pool"), array("pages"), array("from_pages"), array("from_slots"),
           array("to_pages"), array("to_slots"), nb::arg("transposed"));
-    m.def("attends_in_unit", attends_in_unit_by_name, nb::arg("type"));
+    m.def(
+        "attends_in_unit", [](const std::string& type) { return attends_in_unit(state_type(type)); }, nb::arg("type"));
+    m.def("rounded_refusal", rounded_refusal);
     nb::class_<AttentionCase>(m, "Attention")
         .def("__init__",
              [](AttentionCase* c, int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap,

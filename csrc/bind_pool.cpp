@@ -1,6 +1,7 @@
 #include <chrono>
 #include <vector>
 
+#include "attention_calls.h"
 #include "bf16_dots.h"
 #include "bind.h"
 #include "matrix_unit.h"
@@ -53,6 +54,12 @@ void bind_pool(nb::module_& m) {
     pool.def(nb::init<int>(), nb::arg("threads"))
         .def_prop_ro("size", &Pool::size)
         .def_prop_ro("busy_seconds", &Pool::busy_seconds)
+        .def_prop_rw(
+            "rounds_attention", [](Pool& pool) { return pool.rounds_attention; },
+            [](Pool& pool, bool rounds) {
+                if (rounds && !rounded_refusal().empty()) refuse("attention cannot be rounded: " + rounded_refusal());
+                pool.rounds_attention = rounds;
+            })
         .def(
             "read_rate",
             [](Pool& pool, size_t bytes) {

@@ -137,6 +137,48 @@ RL_INLINE void dot_bf16(F&, I, I) {}
 RL_INLINE void dot_bf16_folded(F&, I, const int32_t&) {}
 #endif
 
+// The nearest numbers of bf16, ties to even, in the upper half of each lane; a NaN stays a NaN.
+RL_INLINE I upper_bf16(F x) {
+    const I u = bits(x), rounded = u + (int32_t)0x7fff + ((I)((U)u >> 16) & 1), quiet = u | (int32_t)0x400000;
+    return (x == x ? rounded : quiet) & (int32_t)0xffff0000;
+}
+// Pairs of bf16: in the lower half of each lane a number of the first vector, in the upper half one of the second.
+// Both vectors have their numbers in upper halves.
+RL_INLINE I pairs_of(I x, I y) { return (I)((U)x >> 16) | (y & (int32_t)0xffff0000); }
+
+#if defined(__AVX512VNNI__) && defined(RL_HAS_BF16_DOTS)
+#define RL_BF16_DOTS  // attention in pairs of bf16 (kernels/attention_rounded.cpp)
+RL_INLINE I zipped(__m512i x) {  // lane i: numbers i and i + 16 of 16 bits
+    I order = {};
+    RL_FOR(i, W) order[i] = i | (i + 16) << 16;
+    return (I)_mm512_permutexvar_epi16((__m512i)order, x);
+}
+// The nearest numbers of bf16, those of x first: lane i has numbers 2 i and 2 i + 1 of 2 W. Denormal numbers become
+// zeros.
+RL_INLINE I both_bf16(F x, F y) {
+    I both;
+    asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(both) : "v"(y), "v"(x));
+    return both;
+}
+RL_INLINE I pairs_bf16(F x, F y) { return zipped((__m512i)both_bf16(x, y)); }
+// Pairs of numbers that are stored as bf16.
+RL_INLINE I pairs_bf16(const uint16_t* x, const uint16_t* y) {
+    const __m512i first = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)x));
+    return zipped(_mm512_inserti64x4(first, _mm256_loadu_si256((const __m256i*)y), 1));
+}
+RL_INLINE void pairs_bf16(const uint16_t* x, const uint16_t* y, I& low, I& high) {  // of 2 W numbers
+    const __m512i a = _mm512_loadu_si512(x), b = _mm512_loadu_si512(y);
+    I order = {};
+    RL_FOR(i, W) order[i] = i | (i + 32) << 16;
+    low = (I)_mm512_permutex2var_epi16(a, (__m512i)order, b);
+    high = (I)_mm512_permutex2var_epi16(a, (__m512i)(order + 0x00100010), b);
+}
+// x less the largest whole number up to x; 0 for an infinity.
+RL_INLINE F above_floor(F x) { return (F)_mm512_reduce_ps((__m512)x, 0x09); }
+// x * 2^n, for the largest whole number n up to the exponent.
+RL_INLINE F times_power(F x, F exponent) { return (F)_mm512_scalef_ps((__m512)x, (__m512)exponent); }
+#endif
+
 // Where four bytes have no instruction of their own: sums of two products in 16 bits, for unsigned bytes of at most 63
 // and signed ones above -128. Sums of some of them fit into 16 bits too; `pairs` with ones adds up neighbors.
 #if defined(__AVX512BW__) && !defined(__AVX512VNNI__)

@@ -82,6 +82,7 @@ public:
         ~Hold();
         Hold(const Hold&) = delete;
         int threads() const { return pool_.size_; }
+        bool rounds_attention() const { return pool_.rounds_attention; }
 
         // Calls f(thread) once on every thread, and returns when all are done. f must not throw.
         template <class Work> void run(Work&& f) {
@@ -123,6 +124,9 @@ private:
     std::atomic<int64_t> busy_ns_{0};
     std::unique_ptr<Team> team_;
     Room room_;
+
+public:
+    bool rounds_attention = false;  // whether attention over state of 16 bits is rounded; see attention_calls.h
 };
 
 }  // namespace ridgeline

@@ -4,14 +4,10 @@
 #include <array>
 #include <utility>
 
-#include "kernels/attention_rows.h"
-#include "kernels/attention_tile.h"
+#include "kernels/attention_blocks.h"
 
 namespace ridgeline::RL_ISA {
 namespace {
-
-constexpr int FEW =
-    BLOCK / 2;  // up to this many rows read stored numbers; for more, a tile is converted to float32 once
 
 // The scratch memory of a thread.
 struct Room : Results {
@@ -31,38 +27,7 @@ size_t room_floats(const AttentionCase& c, StateType stored, int64_t rows) {
     return size_t(space.used);
 }
 
-// Divides rows into blocks of nearly equal size, at most `most`. Block b begins at row begin(b).
-struct Blocks {
-    int64_t rows, count;
-    explicit Blocks(int64_t rows, int64_t most = BLOCK) : rows(rows), count((rows + most - 1) / most) {}
-    int64_t begin(int64_t b) const { return rows * b / count; }
-};
-
 // ---- a tile ----------------------------------------------------------------------------------------------------
-
-struct Scales {
-    const float *keys, *values;  // scales of a tile's keys and values; null if there are none
-};
-
-// Computes masked scores of a row against vectors [begin, end) of keys, in powers of 2. Returns the largest.
-float mask_scores(const AttentionStep& a, const Scales& scales, uint64_t mask, int begin, int end, float* scores) {
-    F top = set(NONE);
-    const auto run = [&](auto some) __attribute__((always_inline)) {
-        for (int v = begin; v < end; ++v) {
-            F x = load(scores + v * W);
-            if (scales.keys) x = x * load(scales.keys + v * W);
-            x = in_powers(a, x);
-            if (some()) x = masked(x, mask >> (v * W));
-            top = max(top, x);
-            store(scores + v * W, x);
-        }
-    };
-    if (~mask)
-        run(std::true_type{});
-    else
-        run(std::false_type{});
-    return largest(top);
-}
 
 // Computes weights from a row's scores, with `most` the largest score so far, and adds them to the sums. Scores include
 // the scales of keys, and weights include the scales of values.
@@ -85,31 +50,8 @@ void weigh(const Scales& scales, int begin, int end, float most, float rescale, 
 template <int R> void weigh_rows(const AttentionStep& a, const Scales& scales, const uint64_t* masks, const Span& span,
                                  float* scores, float* most, float* sums, float* rescale) {
     const int begin = span.first / W, end = span.last / W + 1;
-    float high[(R + W - 1) / W * W] = {};
-    for (int r = 0; r < R; ++r) high[r] = mask_scores(a, scales, masks[r], begin, end, scores + r * TILE);
-    RL_UNROLL for (int r = 0; r < R; r += W) {
-        const int n = R - r < W ? R - r : W;
-        const F old = load(most + r, n), now = max(old, load(high + r));
-        store(rescale + r, select(now == old, set(1.f), exp2_down(old - now)), n);
-        store(most + r, now, n);
-    }
+    mask_rows<R>(a, scales, masks, begin, end, scores, most, rescale);
     for (int r = 0; r < R; ++r) weigh(scales, begin, end, most[r], rescale[r], scores + r * TILE, sums + r * 16);
-}
-
-// Returns the ranges of keys for rows with these masks, of which at least one is not empty.
-Span span_of(uint64_t any, uint64_t all) {
-    const int first = __builtin_ctzll(any), last = TILE - 1 - __builtin_clzll(any);
-    if (!all) return {first, last, last + 1, last + 1};
-    const int begin = __builtin_ctzll(all);
-    const uint64_t after = ~(all >> begin);  // keys after the first range that all rows use
-    return {first, last, begin, after ? begin + __builtin_ctzll(after) : TILE};
-}
-
-// Calls f(n, v) for groups of n vectors from v on: N, and fewer where fewer are left.
-template <int N, class Each> RL_INLINE void in_groups(int64_t v, int64_t end, Each&& f) {
-    for (; v + N <= end; v += N) f(std::integral_constant<int, N>{}, v);
-    if constexpr (N > 1)
-        if (v < end) in_groups<N / 2>(v, end, f);
 }
 
 template <int R, class T> void tile_rows(const AttentionStep& a, const Tile<T>& t, const T* const* ahead,
@@ -195,31 +137,6 @@ template <class T> void run_tile(const AttentionStep& a, const AttentionWork& w,
     }
 }
 
-// Writes queries in blocks of rows, [numbers][rows] each. Stores are whole vectors, which are faster than parts of
-// them: what is past a row is written later.
-void load_queries(const AttentionStep& a, const AttentionWork& w, Room& m) {
-    const int64_t numbers = a.c.key_dim, own = (w.last - w.first) * a.c.group();
-    const Blocks blocks(own);
-    for (int64_t start = 0; start < w.rows(a.c); start += own)
-        for (int64_t b = 0; b < blocks.count; ++b) {
-            const int64_t row = start + blocks.begin(b), n = start + blocks.begin(b + 1) - row;
-            const float* from[BLOCK];
-            for (int64_t r = 0; r < n; ++r) {
-                const QueryRow query(a, w, row + r);
-                from[r] = a.q + query.token * a.q_stride + query.head * numbers;
-            }
-            float* to = m.q + row * numbers;
-            for (int64_t d = 0; d < numbers; d += W)
-                for (int64_t r = (n - 1) / W * W; r >= 0; r -= W) {
-                    F x[W] = {};
-                    const int count = int(std::min<int64_t>(W, numbers - d)), some = int(std::min<int64_t>(W, n - r));
-                    for (int i = 0; i < some; ++i) x[i] = load(from[r + i] + d, count);
-                    transpose(x);
-                    for (int i = 0; i < count; ++i) store(to + (d + i) * n + r, x[i]);
-                }
-        }
-}
-
 // ---- trees of drafts -------------------------------------------------------------------------------------------
 
 // Writes rows [own, own + n) of one query as load_queries does.
@@ -269,7 +186,10 @@ template <class T> void run_tree_tile(const AttentionStep& a, const AttentionWor
 template <class T> void attend(const AttentionStep& a, const AttentionWork& w, float* room) {
     Space space{room};
     Room m(space, a.c, a.kv.stored, w.rows(a.c));
-    load_queries(a, w, m);
+    turn_queries(a, w, [&](int64_t row, int64_t n, int64_t d, int64_t r, const F(&x)[W], int count) {
+        float* to = m.q + row * a.c.key_dim + r;
+        for (int i = 0; i < count; ++i) store(to + (d + i) * n, x[i]);
+    });
     const bool tree = w.sequence->paths;
     run_segments(a, w, m, [&](int64_t at) {
         (tree && at + TILE > w.sequence->limit ? run_tree_tile<T> : run_tile<T>)(a, w, at, m);

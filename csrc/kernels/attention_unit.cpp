@@ -5,6 +5,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "dots.h"
 #include "kernels/attention_rows.h"
 #include "kernels/attention_tile.h"
 #include "matrix_unit.h"
@@ -19,40 +20,49 @@ constexpr int64_t LINE = SQUARE * 4;              // bytes of one pair of all 32
 constexpr int64_t CHUNK = PAIRS * LINE;           // bytes of 32 columns times 32 keys or numbers
 constexpr int64_t SCORES = TILE * SQUARE;         // of a block, [HALVES][32 rows][32 keys]
 constexpr int64_t WEIGHTS = SQUARE * BF16_DEPTH;  // of a slice of a half
-template <class T> constexpr int SLICES = std::is_same_v<T, Float16> ? 2 : 1;  // of keys and values
 
 int64_t blocks_of(int64_t columns) { return (columns + BF16_DEPTH - 1) / BF16_DEPTH; }
 
 // ---- slices ------------------------------------------------------------------------------------------------------
 
-constexpr int32_t TOP = int32_t(0xffff0000);
-// Two vectors of bf16, which are in the upper halves of lanes, as pairs.
-RL_INLINE I pairs_of(I x, I y) { return (I)((U)x >> 16) | (y & TOP); }
-// The bits of the nearest bf16.
-RL_INLINE I nearest(F x) { return (I)((U)x + 0x8000u) & TOP; }
+// How many slices stand for a number: of queries and weights (TOKENS), and of keys and values (KEYS). WHOLE: those of
+// keys and values have no error.
+template <class T> struct Exact {
+    using Stored = T;
+    static constexpr int TOKENS = 2, KEYS = std::is_same_v<T, Float16> ? 2 : 1;
+    static constexpr bool WHOLE = true;
+};
+template <class T> struct Rounded {
+    using Stored = T;
+    static constexpr int TOKENS = 1, KEYS = 1;
+    static constexpr bool WHOLE = std::is_same_v<T, BFloat16>;
+};
 
-// Writes pairs as slices that are `apart` bytes apart. Of two slices the first is the nearest bf16, and the second is
-// the nearest to the rest, or the rest itself if it is a bf16, as for halves. (A NaN is in the rest then.)
-template <int SLICES, bool EXACT> RL_INLINE void put_slices(F x, F y, char* to, int64_t apart) {
+// The bits of the nearest bf16.
+RL_INLINE I nearest(F x) { return (I)((U)x + 0x8000u) & int32_t(0xffff0000); }
+
+// Writes pairs as slices that are `apart` bytes apart. The first is the nearest bf16, and the second, if there is one,
+// the nearest to the rest. WHOLE: the number is one bf16, or its rest is, as for halves. (A NaN is in the rest then.)
+template <int SLICES, bool WHOLE> RL_INLINE void put_slices(F x, F y, char* to, int64_t apart) {
     if constexpr (SLICES == 1) {
-        store((int32_t*)to, pairs_of(bits(x), bits(y)));
+        store((int32_t*)to, WHOLE ? pairs_of(bits(x), bits(y)) : pairs_of(upper_bf16(x), upper_bf16(y)));
     } else {
         const I first = nearest(x), second = nearest(y);
         const F a = x - floats(first), b = y - floats(second);
         store((int32_t*)to, pairs_of(first, second));
-        store((int32_t*)(to + apart), EXACT ? pairs_of(bits(a), bits(b)) : pairs_of(nearest(a), nearest(b)));
+        store((int32_t*)(to + apart), WHOLE ? pairs_of(bits(a), bits(b)) : pairs_of(nearest(a), nearest(b)));
     }
 }
 
 // ---- scratch memory ----------------------------------------------------------------------------------------------
 
-template <class T> struct Room : Results {
+template <class S> struct Room : Results {
     int64_t key_blocks, value_blocks;   // of 32 numbers; numbers past the last one are zeros
     float* copy;                        // keys in float32, [numbers][TILE], if they are not read in place
-    uint16_t* q;                        // [key heads][key_blocks][2 slices][rows of a key head][32]
-    char *packed_keys, *packed_values;  // [HALVES][key_blocks][SLICES] and [value_blocks][HALVES][SLICES] of CHUNK
+    uint16_t* q;                        // [key heads][key_blocks][TOKENS][rows of a key head][32]
+    char *packed_keys, *packed_values;  // [HALVES][key_blocks][KEYS] and [value_blocks][HALVES][KEYS] of CHUNK
     float* scores;                      // of two blocks
-    uint16_t* weights;                  // [HALVES][2 slices][32 rows][32 keys]
+    uint16_t* weights;                  // [HALVES][TOKENS][32 rows][32 keys]
     float *squares, *rescale;           // two squares of results
 
     // rows: of all key heads. The unit reads up to 31 rows past the last one.
@@ -60,13 +70,14 @@ template <class T> struct Room : Results {
         : Results(space, c, rows), key_blocks(blocks_of(c.key_dim)), value_blocks(blocks_of(c.value_dim)) {
         copy = space.take(TILE * c.key_dim);
         q = (uint16_t*)space.take((rows * key_blocks + SQUARE) * BF16_DEPTH);
-        packed_keys = (char*)space.take(HALVES * key_blocks * SLICES<T> * CHUNK / 4);
-        packed_values = (char*)space.take(HALVES * value_blocks * SLICES<T> * CHUNK / 4);
+        packed_keys = (char*)space.take(HALVES * key_blocks * S::KEYS * CHUNK / 4);
+        packed_values = (char*)space.take(HALVES * value_blocks * S::KEYS * CHUNK / 4);
         scores = space.take(2 * SCORES), weights = (uint16_t*)space.take(HALVES * WEIGHTS);
         squares = space.take(2 * SQUARE * SQUARE), rescale = space.take(SQUARE);
     }
 };
 
+template <int TOKENS>
 void load_queries(const AttentionStep& a, const AttentionWork& w, int64_t key_blocks, uint16_t* q) {
     const int64_t rows = (w.last - w.first) * a.c.group(), numbers = a.c.key_dim;
     const F nan = set(__builtin_nanf(""));  // others may be lost in slices
@@ -74,11 +85,12 @@ void load_queries(const AttentionStep& a, const AttentionWork& w, int64_t key_bl
         const QueryRow query(a, w, r);
         const float* from = a.q + query.token * a.q_stride + query.head * numbers;
         for (int64_t b = 0; b < key_blocks; ++b) {
-            char* to = (char*)(q + ((r / rows * key_blocks + b) * 2 * rows + r % rows) * BF16_DEPTH);
+            char* to = (char*)(q + ((r / rows * key_blocks + b) * TOKENS * rows + r % rows) * BF16_DEPTH);
             for (int i = 0; i < PAIRS; i += W) {
                 const int64_t d = b * BF16_DEPTH + i;
                 const F x = load(from + d, int(numbers - d)), y = load(from + d + PAIRS, int(numbers - d - PAIRS));
-                put_slices<2, false>(select(x == x, x, nan), select(y == y, y, nan), to + i * 4, rows * BF16_DEPTH * 2);
+                put_slices<TOKENS, false>(select(x == x, x, nan), select(y == y, y, nan), to + i * 4,
+                                          rows * BF16_DEPTH * 2);
             }
         }
     }
@@ -88,22 +100,22 @@ void load_queries(const AttentionStep& a, const AttentionWork& w, int64_t key_bl
 
 // Packs W keys from `key` on. from: their first number, the next one is `step` on; null: no query uses them. ahead:
 // rows of values, which are fetched.
-template <class T, class K> void pack_vector(const K* from, int64_t step, int64_t numbers, int key,
-                                             const T* const* ahead, int64_t offset, const Room<T>& m) {
+template <class S, class T, class K> void pack_vector(const K* from, int64_t step, int64_t numbers, int key,
+                                                      const T* const* ahead, int64_t offset, const Room<S>& m) {
     const auto take = [&](int64_t d) __attribute__((always_inline)) {
         return from && d < numbers ? load(from + d * step) : set(0.f);
     };
     for (int64_t b = 0; b < m.key_blocks; ++b) {
-        char* to = m.packed_keys + (key / SQUARE * m.key_blocks + b) * SLICES<T> * CHUNK + key % SQUARE * 4;
+        char* to = m.packed_keys + (key / SQUARE * m.key_blocks + b) * S::KEYS * CHUNK + key % SQUARE * 4;
         for (int i = 0; i < PAIRS; ++i) {
             const int64_t d = b * BF16_DEPTH + i;
             if (i < W) prefetch_far(ahead[i] + offset + b * BF16_DEPTH);
-            put_slices<SLICES<T>, true>(take(d), take(d + PAIRS), to + i * LINE, CHUNK);
+            put_slices<S::KEYS, S::WHOLE>(take(d), take(d + PAIRS), to + i * LINE, CHUNK);
         }
     }
 }
 
-template <class T> void pack_keys(const AttentionCase& c, const Tile<T>& t, const Room<T>& m) {
+template <class S, class T> void pack_keys(const AttentionCase& c, const Tile<T>& t, const Room<S>& m) {
     for (int v = 0; v < TILE / W; ++v) {
         const bool used = v >= t.first / W && v <= t.last / W;
         const T* const* ahead = t.values + v * W;
@@ -116,21 +128,21 @@ template <class T> void pack_keys(const AttentionCase& c, const Tile<T>& t, cons
 
 // Packs the values of the keys in `mask`, and zeros for others, whose memory may hold anything. Returns whether all are
 // finite. ahead: rows of the next keys, which are fetched.
-template <class T> bool pack_values(const AttentionCase& c, const Tile<T>& t, uint64_t mask, const T* const* ahead,
-                                    int64_t offset, const Room<T>& m) {
+template <class S, class T> bool pack_values(const AttentionCase& c, const Tile<T>& t, uint64_t mask,
+                                             const T* const* ahead, int64_t offset, const Room<S>& m) {
     F zeros[2] = {set(0.f), set(0.f)};  // NaN after a number that is not finite
     for (int j = 0; j < TILE; j += j % SQUARE == PAIRS - 1 ? PAIRS + 1 : 1) {
         const T* rows[2];
         RL_FOR(i, 2) rows[i] = mask >> (j + i * PAIRS) & 1 ? t.values[j + i * PAIRS] + t.value : nullptr;
         for (int64_t d = 0; d < m.value_blocks * BF16_DEPTH; d += W) {
-            const int64_t chunk = (d / BF16_DEPTH * HALVES + j / SQUARE) * SLICES<T>, n = c.value_dim - d;
+            const int64_t chunk = (d / BF16_DEPTH * HALVES + j / SQUARE) * S::KEYS, n = c.value_dim - d;
             F x[2];
             RL_FOR(i, 2) {
                 x[i] = !rows[i] || n <= 0 ? set(0.f) : n >= W ? load(rows[i] + d) : load(rows[i] + d, int(n));
                 zeros[i] = fma(x[i], set(0.f), zeros[i]);
                 if (d % BF16_DEPTH == 0) prefetch_far(ahead[j + i * PAIRS] + offset + d);
             }
-            put_slices<SLICES<T>, true>(
+            put_slices<S::KEYS, S::WHOLE>(
                 x[0], x[1], m.packed_values + chunk * CHUNK + j % SQUARE * LINE + d % BF16_DEPTH * 4, CHUNK);
         }
     }
@@ -161,9 +173,9 @@ Block next_block(const uint64_t* masks, int64_t group, int64_t own, int64_t end)
 }
 
 // The scores of a block, in steps of 32 numbers, so that vectors can work between them.
-template <class Unit, class T> struct Scoring {
+template <class Unit, class S> struct Scoring {
     Unit& unit;
-    const Room<T>& m;
+    const Room<S>& m;
     const Block& b;
     const uint16_t* q;  // of the block's first row
     int64_t slice;      // distance of the second slices
@@ -175,12 +187,12 @@ template <class Unit, class T> struct Scoring {
         while (half < HALVES && !b.half[half]) ++half;
         if (half == HALVES) return false;
         const int rows = b.filled();
-        const char* k = m.packed_keys + (half * m.key_blocks + block) * SLICES<T> * CHUNK;
-        const uint16_t* x = q + block * 2 * slice;
+        const char* k = m.packed_keys + (half * m.key_blocks + block) * S::KEYS * CHUNK;
+        const uint16_t* x = q + block * S::TOKENS * slice;
         if (block == 0) unit.zero();
         unit.add(x, k, rows);
-        unit.add_slice(x + slice, rows);
-        if constexpr (SLICES<T> == 2) unit.add(x, k + CHUNK, rows);
+        if constexpr (S::TOKENS == 2) unit.add_slice(x + slice, rows);
+        if constexpr (S::KEYS == 2) unit.add(x, k + CHUNK, rows);
         if (++block == m.key_blocks) unit.store(scores + half * SQUARE * SQUARE, rows), block = 0, ++half;
         return true;
     }
@@ -199,7 +211,8 @@ float mask_scores(const AttentionStep& a, const Block& b, uint64_t mask, float* 
     return largest(top);
 }
 
-// Computes a row's weights, as two slices, and adds them to its sums.
+// Computes a row's weights, as slices, and adds them to its sums.
+template <int TOKENS>
 void weigh_row(const Block& b, float most, float rescale, const float* scores, float* sums, uint16_t* weights) {
     Sum16 total;
     RL_FOR(i, V) total.v[i] = load(sums + i * W) * set(rescale);
@@ -213,16 +226,16 @@ void weigh_row(const Block& b, float most, float rescale, const float* scores, f
             exp2_down(p);
             RL_FOR(k, 2) {
                 p[k] = select(x[k] == set(NONE), set(0.f), p[k]);
-                total.v[i / W] += p[k];
+                total.v[i / W] += TOKENS == 1 ? floats(upper_bf16(p[k])) : p[k];
             }
-            put_slices<2, false>(p[0], p[1], (char*)(weights + h * 2 * WEIGHTS + i * 2), WEIGHTS * 2);
+            put_slices<TOKENS, false>(p[0], p[1], (char*)(weights + h * TOKENS * WEIGHTS + i * 2), WEIGHTS * 2);
         }
     RL_FOR(i, V) store(sums + i * W, total.v[i]);
 }
 
 // Turns the scores of a block into weights. row: its first row in the results. between(): called after each row.
-template <class T, class Between> void weigh(const AttentionStep& a, const Block& b, const uint64_t* masks,
-                                             float* scores, int64_t row, const Room<T>& m, Between&& between) {
+template <class S, class Between> void weigh(const AttentionStep& a, const Block& b, const uint64_t* masks,
+                                             float* scores, int64_t row, const Room<S>& m, Between&& between) {
     float high[SQUARE] = {};
     for (int r = 0; r < b.n; ++r) {
         high[r] = mask_scores(a, b, masks[(b.own + r) / a.c.group()], scores + r * SQUARE);
@@ -234,14 +247,14 @@ template <class T, class Between> void weigh(const AttentionStep& a, const Block
         store(m.most + row + r, now, b.n - r);
     }
     for (int r = 0; r < b.n; ++r) {
-        weigh_row(b, m.most[row + r], m.rescale[r], scores + r * SQUARE, m.sums + (row + r) * 16,
-                  m.weights + r * BF16_DEPTH);
+        weigh_row<S::TOKENS>(b, m.most[row + r], m.rescale[r], scores + r * SQUARE, m.sums + (row + r) * 16,
+                             m.weights + r * BF16_DEPTH);
         between();
     }
 }
 
 // Adds a square of sums to 32 numbers of the block's rescaled results.
-template <class T> void fold_square(const Block& b, int64_t panel, int64_t row, const Room<T>& m) {
+template <class S> void fold_square(const Block& b, int64_t panel, int64_t row, const Room<S>& m) {
     const float* from = m.squares + panel % 2 * SQUARE * SQUARE;
     const int64_t first = panel * SQUARE, n = std::min<int64_t>(SQUARE, m.width - first);
     for (int r = 0; r < b.n; ++r) {
@@ -253,17 +266,17 @@ template <class T> void fold_square(const Block& b, int64_t panel, int64_t row, 
 
 // Adds the products of a block's weights with the tile's values to its results. Vectors fold a square while the unit
 // computes the next one.
-template <class Unit, class T> void add_values(Unit& unit, const Block& b, int64_t row, const Room<T>& m) {
+template <class Unit, class S> void add_values(Unit& unit, const Block& b, int64_t row, const Room<S>& m) {
     const int rows = b.filled();
     for (int64_t panel = 0; panel < m.value_blocks; ++panel) {
         unit.zero();
         for (int h = 0; h < HALVES; ++h) {
             if (!b.half[h]) continue;
-            const char* v = m.packed_values + (panel * HALVES + h) * SLICES<T> * CHUNK;
-            const uint16_t* p = m.weights + h * 2 * WEIGHTS;
+            const char* v = m.packed_values + (panel * HALVES + h) * S::KEYS * CHUNK;
+            const uint16_t* p = m.weights + h * S::TOKENS * WEIGHTS;
             unit.add(p, v, rows);
-            unit.add_slice(p + WEIGHTS, rows);
-            if constexpr (SLICES<T> == 2) unit.add(p, v + CHUNK, rows);
+            if constexpr (S::TOKENS == 2) unit.add_slice(p + WEIGHTS, rows);
+            if constexpr (S::KEYS == 2) unit.add(p, v + CHUNK, rows);
         }
         unit.store(m.squares + panel % 2 * SQUARE * SQUARE, rows);
         if (panel > 0) fold_square(b, panel - 1, row, m);
@@ -274,10 +287,11 @@ template <class Unit, class T> void add_values(Unit& unit, const Block& b, int64
 // ---- a tile ------------------------------------------------------------------------------------------------------
 
 // The work of a thread on one piece.
-template <class Unit, class T> struct Worker {
+template <class Unit, class S> struct Worker {
+    using T = typename S::Stored;
     const AttentionStep& a;
     const AttentionWork& w;
-    Room<T>& m;
+    Room<S>& m;
     Unit& unit;
     const int64_t queries = w.last - w.first, group = a.c.group();
 
@@ -285,14 +299,14 @@ template <class Unit, class T> struct Worker {
     void run_rows(const uint64_t* masks, int head, int64_t begin, int64_t end) {
         const int64_t rows = queries * group, first = (head - w.head) * rows;
         const int64_t slice = rows * BF16_DEPTH;
-        const uint16_t* q = m.q + first * m.key_blocks * 2 * BF16_DEPTH;
+        const uint16_t* q = m.q + first * m.key_blocks * S::TOKENS * BF16_DEPTH;
         Block b = next_block(masks, group, begin, end);
-        Scoring<Unit, T> scoring{unit, m, b, q + b.own * BF16_DEPTH, slice, m.scores};
+        Scoring<Unit, S> scoring{unit, m, b, q + b.own * BF16_DEPTH, slice, m.scores};
         while (scoring.step()) {
         }
         for (int turn = 0; b.n; turn ^= 1) {
             const Block next = next_block(masks, group, b.own + SQUARE, end);
-            Scoring<Unit, T> ahead{unit, m, next, q + next.own * BF16_DEPTH, slice, m.scores + (turn ^ 1) * SCORES};
+            Scoring<Unit, S> ahead{unit, m, next, q + next.own * BF16_DEPTH, slice, m.scores + (turn ^ 1) * SCORES};
             weigh(a, b, masks, m.scores + turn * SCORES, first + b.own, m, [&] { ahead.step(); });
             while (ahead.step()) {
             }
@@ -361,34 +375,36 @@ template <class Unit, class T> struct Worker {
     }
 };
 
-template <class Unit, class T> void attend_in(const AttentionStep& a, const AttentionWork& w, float* memory) {
+template <class Unit, class S> void attend_in(const AttentionStep& a, const AttentionWork& w, float* memory) {
     Space space{memory};
-    Room<T> m(space, a.c, w.rows(a.c));
-    load_queries(a, w, m.key_blocks, m.q);
+    Room<S> m(space, a.c, w.rows(a.c));
+    load_queries<S::TOKENS>(a, w, m.key_blocks, m.q);
     Unit unit;
-    Worker<Unit, T> worker{a, w, m, unit};
+    Worker<Unit, S> worker{a, w, m, unit};
     run_segments(a, w, m, [&](int64_t at) {
         w.sequence->paths&& at + TILE > w.sequence->limit ? worker.run_tree_tile(at) : worker.run_tile(at);
     });
 }
 
-template <class T> void attend(const AttentionStep& a, const AttentionWork& w, float* memory) {
+template <class S> void attend(const AttentionStep& a, const AttentionWork& w, float* memory) {
 #if defined(RL_AMX_UNIT)
-    if (matrix_unit() == Unit::amx) return attend_in<AmxBf16Unit, T>(a, w, memory);
+    if (matrix_unit() == Unit::amx) return attend_in<AmxBf16Unit, S>(a, w, memory);
 #endif
-    attend_in<EmulatedBf16Unit, T>(a, w, memory);
+    attend_in<EmulatedBf16Unit, S>(a, w, memory);
 }
 
-template <class T> size_t room_floats(const AttentionCase& c, int64_t rows) {
+template <class S> size_t room_floats(const AttentionCase& c, int64_t rows) {
     Space space{nullptr};
-    Room<T>(space, c, rows);
+    Room<S>(space, c, rows);
     return size_t(space.used);
 }
 
+template <template <class> class S> constexpr UnitAttention WAY = {
+    {nullptr, attend<S<BFloat16>>, attend<S<Float16>>, nullptr, nullptr},
+    {nullptr, room_floats<S<BFloat16>>, room_floats<S<Float16>>, nullptr, nullptr}};
+
 }  // namespace
 
-extern const UnitAttentionKernels unit_attention_kernels = {
-    {nullptr, attend<BFloat16>, attend<Float16>, nullptr, nullptr},
-    {nullptr, room_floats<BFloat16>, room_floats<Float16>, nullptr, nullptr}};
+extern const UnitAttentionKernels unit_attention_kernels = {WAY<Exact>, WAY<Rounded>};
 
 }  // namespace ridgeline::RL_ISA

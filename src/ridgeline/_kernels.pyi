@@ -30,6 +30,9 @@ def matrix_unit() -> Literal["none", "emulated", "amx"]:
 def attends_in_unit(type: str) -> bool:
     """Return whether this process computes attention over state of this type, such as "float16", in its matrix unit."""
 
+def rounded_refusal() -> str:
+    """Return why this process cannot round attention to bfloat16; empty if it can."""
+
 def unit_refusal() -> str:
     """Return why there is no matrix unit, or an empty string."""
 
@@ -52,6 +55,11 @@ class Pool:
     @property
     def busy_seconds(self) -> float:
         """Seconds for which calls have held the pool so far."""
+    rounds_attention: bool
+    """Whether attention over state of 16 bits rounds queries, keys, values and weights to bfloat16; False at first.
+
+    Raises ValueError where `rounded_refusal` says why it cannot.
+    """
     @property
     def recording(self) -> bool:
         """Return whether the calls of this thread are being recorded."""

@@ -34,6 +34,7 @@ from ridgeline.settings import (
     with_drafts,
 )
 from ridgeline.settings.advice import Advice, machine_advice
+from ridgeline.settings.attention import ATTENTIONS, EXACT, ROUNDED, choose_attention
 from ridgeline.settings.speculative import AUTO, OFF
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.quant import PLAIN, format_of
@@ -62,11 +63,13 @@ class LLM:
     "on" is the engine (paged state), "off" naive sampling. batching: "continuous", or "static" for whole batches with
     room for the longest context. "off" and "static" are baselines to measure against. kv_cache_dtype: data type of the
     KV cache, "auto", "float32", "bfloat16", "float16", "int8" or "fp8"; "auto" is float16 for weights of 16 bits or
-    fewer and float32 for others; with cache="off" keys and values are rounded in the same way. speculative: short for
+    fewer and float32 for others; with cache="off" keys and values are rounded in the same way. attention: "exact", or
+    "bf16" to round queries, keys, values and weights of attention to bfloat16, which is faster for prompts on CPUs with
+    AVX-512 BF16 and needs keys and values of 16 bits. speculative: short for
     EngineOptions(speculative=...). The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An
     option that is not given is chosen, and `config.reasons` explains the choice. `loaded.notes` has the cost in
-    accuracy of quantized weights or of a type that kv_cache_dtype names. It is measured once; on_wait is called with a
-    message when that takes a while.
+    accuracy of quantized weights, of a type that kv_cache_dtype names, and of rounded attention. It is measured once;
+    on_wait is called with a message when that takes a while.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
 
@@ -81,6 +84,7 @@ class LLM:
         device: str = "auto",
         dtype: str = "auto",
         kv_cache_dtype: str = "auto",
+        attention: str = EXACT,
         max_model_len: int | None = None,
         load_format: str = "auto",
         revision: str | None = None,
@@ -97,12 +101,13 @@ class LLM:
     ) -> None:
         _one_of("cache", cache, CACHE_CHOICES)
         _one_of("batching", batching, BATCHING_CHOICES)
+        _one_of("attention", attention, ATTENTIONS)
         options = _with_speculative(engine or EngineOptions(), speculative)
         _check_proposer(proposer, options, cache)
         self.options = LoadOptions(
             device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations, threads
         )
-        self._kv_cache_dtype = storage_name(kv_cache_dtype)
+        self._kv_cache_dtype, self._attention = storage_name(kv_cache_dtype), attention
         self.loaded: LoadedModel = self._load(model, tokenizer, progress_bar, on_wait)
         _check_engine(self.loaded.spec, cache, batching)
         self.tokenizer: Tokenizer | None = None
@@ -134,7 +139,10 @@ class LLM:
         progress_bar: ProgressBar,
         on_wait: Callable[[str], None],
     ) -> LoadedModel:
-        """Return the model; its notes have the cost in accuracy of quantized weights and of a KV cache as given."""
+        """Return the model, with rounded attention if that is asked for.
+
+        Its notes have the cost in accuracy of quantized weights, of a KV cache as given, and of rounded attention.
+        """
         loaded, notes = self._load_weights(model, tokenizer, progress_bar, on_wait)
         storage, _ = choose_storage(self._kv_cache_dtype, loaded.stored_weights)
         loaded = replace(loaded, storage=storage)
@@ -143,6 +151,10 @@ class LLM:
             from ridgeline.evals.price import describe_state
 
             notes = (*notes, describe_state(model, self.options, tokenizer, loaded, on_wait))
+        if choose_attention(self._attention, storage.dtype, loaded.spec)[0] == ROUNDED:
+            from ridgeline.evals.price import describe_attention
+
+            notes = (*notes, describe_attention(model, self.options, tokenizer, loaded, on_wait))
         return replace(loaded, notes=(*loaded.notes, *notes))
 
     def _load_weights(
@@ -178,6 +190,7 @@ class LLM:
             self.loaded.max_model_len,
             options,
             kv_cache_dtype=self._kv_cache_dtype,
+            attention=self._attention,
             weights=self.loaded.stored_weights,
             free_bytes=(UNKNOWN_FREE_BYTES if free is None else free)
             - self.loaded.mapped_bytes

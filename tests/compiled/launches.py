@@ -23,7 +23,7 @@ from ridgeline.ops.api import (
 )
 from ridgeline.ops.draws import DRAW_WORDS
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory
-from ridgeline.ops.stages import AttentionInput, LatentInput, MLPBlock, RecurrentBlock
+from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock, RecurrentBlock
 from ridgeline.ops.triton.backend import TritonBackend
 from ridgeline.ops.triton.latent import paged_latent_attention
 from ridgeline.ops.triton.packing import pack_codes, pack_plain
@@ -53,11 +53,11 @@ def matrix(name: str, rows: int, columns: int) -> QuantizedMatrix:
 
 
 def product(name: str, tokens: int) -> list[Launched]:
-    """Return the launches of a product of some tokens with a matrix of 4096 x 4096 in a format."""
-    plain = meta(WIDTH, WIDTH, dtype=torch.bfloat16)
-    packed = pack_plain(plain) if name == PLAIN.name else pack_codes(matrix(name, WIDTH, WIDTH))
+    """Return the launches of a product of some tokens with a matrix of 4096 x 4096 in a format, or a type of floats."""
+    dtype = {PLAIN.name: torch.bfloat16, "float16": torch.float16, "float32": torch.float32}.get(name)
+    packed = pack_codes(matrix(name, WIDTH, WIDTH)) if dtype is None else pack_plain(meta(WIDTH, WIDTH, dtype=dtype))
     recorder = Recorder()
-    product_of(packed, meta(WIDTH), 2, recorder)(meta(tokens, WIDTH), meta(tokens, WIDTH))
+    product_of(packed, meta(WIDTH), recorder)(meta(tokens, WIDTH), meta(tokens, WIDTH))
     return recorder.launches
 
 
@@ -71,7 +71,7 @@ def attention(
     q = meta(tokens, case.num_heads, case.head_dim)
     sinks = meta(case.num_heads) if case.sinks else None
     layout = layout_of(tokens, sequences, page, is_tree=is_tree)
-    paged_attention(case, 2, recorder)(q, PagedKeyValues(keys[:, 0], keys[:, 1], layout), sinks)
+    paged_attention(case, recorder)(q, PagedKeyValues(keys[:, 0], keys[:, 1], layout), sinks)
     return recorder.launches
 
 
@@ -89,7 +89,7 @@ def latents(case: LatentAttention, tokens: int, sequences: int, dtype: torch.dty
     pages = meta(4096, 16, 1, case.row + (SCALE_BYTES if dtype == torch.int8 else 0), dtype=dtype)
     kv_b = meta(case.num_heads, case.qk_nope_head_dim + case.v_head_dim, case.kv_lora_rank, dtype=torch.bfloat16)
     q = meta(tokens, case.num_heads, case.qk_head_dim)
-    paged_latent_attention(case, 2, recorder)(q, PagedRows((pages,), layout_of(tokens, sequences, 16)), kv_b)
+    paged_latent_attention(case, recorder)(q, PagedRows((pages,), layout_of(tokens, sequences, 16)), kv_b)
     return recorder.launches
 
 
@@ -134,11 +134,15 @@ def finished(name: str, tokens: int) -> list[Launched]:
 
 
 def activations() -> list[Launched]:
-    """Return the launches of products with every activation, and one that rotates neighbors in a head."""
+    """Return the launches of products with every activation, of one that rotates neighbors in a head and has gates, and
+    of one that caps logits.
+    """
     recorder = Recorder()
     for name in get_args(Activation):
         activating(recorder, MLP(4096, name), PLAIN, 8)
-    rotating(recorder, replace(LLAMA, rope=Rope(64, interleaved=True)), PLAIN, 8)
+    rotating(recorder, replace(LLAMA, rope=Rope(64, interleaved=True), out_gate=True), PLAIN, 8)
+    weights = Weights(linears({"head": (WIDTH, WIDTH)}, gpu(recorder)), {"norm.weight": meta(WIDTH)})
+    gpu(recorder).stage(api.HEAD, Head(RMSNorm(), 1.0, 0.5, 30.0), weights)(meta(8, WIDTH), meta(8, WIDTH), None)
     return [x for x in recorder.launches if x.arguments.get("FINISH", ("rows",)) != ("rows",)]
 
 
@@ -200,6 +204,8 @@ def rotating(recorder: Recorder, mixer: Attention, format: Format, tokens: int) 
     """Launch the input of attention, for pages in float16."""
     q, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
     shapes = {"q": (q, WIDTH), "k": (kv, WIDTH), "v": (kv, WIDTH)}
+    if mixer.out_gate:
+        shapes["out_gate"] = q, WIDTH
     vectors = {"norm.weight": meta(WIDTH), "q_norm.weight": meta(mixer.head_dim), "k_norm.weight": meta(mixer.head_dim)}
     case = AttentionInput(mixer, RMSNorm(), 1.0)
     stage = gpu(recorder).stage(api.ATTENTION_INPUT, case, Weights(linears(shapes, gpu(recorder), format), vectors))

@@ -28,7 +28,11 @@ from ridgeline.spec import (
 )
 from ridgeline.spec.quant import PLAIN, format_of
 
-TARGETS = pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
+BOTH = pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
+# The daily run compiles for one of them, which is half of the time.
+TARGETS = pytest.mark.parametrize(
+    "target", [HOPPER, pytest.param(AMPERE, marks=pytest.mark.nightly)], ids=["sm_90", "sm_80"]
+)
 
 
 def check(launched: Launched, target: GPUTarget, unit: str | None = None, *, is_wide: bool = True) -> Built:
@@ -42,9 +46,9 @@ def check(launched: Launched, target: GPUTarget, unit: str | None = None, *, is_
 
 
 @pytest.mark.slow
-@TARGETS
+@BOTH
 @pytest.mark.parametrize("tokens", [1, 64, 256])
-@pytest.mark.parametrize("name", ["plain", "fp8", "int8", "int4-128", "int4-asym"])
+@pytest.mark.parametrize("name", ["plain", "float16", "float32", "fp8", "int8", "int4-128", "int4-asym"])
 def test_products(name: str, tokens: int, target: GPUTarget) -> None:
     for launched in l.product(name, tokens):
         unit = {"dense_product": "HGMMA", "whole_product": "IGMMA"}.get(launched.kernel.fn.__name__)
@@ -135,7 +139,7 @@ EXPERT_KERNELS = {"choose_experts", "sort_visits", "expert_product", "sum_visits
 )
 def test_experts(case: MoE, width: int, name: str, tokens: int, target: GPUTarget) -> None:
     launches = l.experts(case, width, PLAIN if name == "auto" else format_of(name), tokens)
-    assert len(launches) == (9 if name.startswith("int") else 7)
+    assert len(launches) == (9 if name.startswith("int") and tokens > 8 else 7)
     for launched in {str(launched.key): launched for launched in launches}.values():
         kernel, unit = launched.kernel.fn.__name__, None
         if kernel == "expert_product":

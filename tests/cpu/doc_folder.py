@@ -64,6 +64,7 @@ def make_folder(folder: Path) -> Path:
     )
     (folder / "prompts.txt").write_text("one\ntwo\n")
     (folder / "keys.txt").write_text("secret\n")
+    (folder / "card.toml").write_text("memory_gb = 96\nbandwidth_gb_per_s = 1800\n[tflops]\nbfloat16 = 250\n")
     (folder / ".venv" / "bin").mkdir(parents=True)
     (folder / ".venv" / "bin" / "activate").touch()
     for name in SOURCES:

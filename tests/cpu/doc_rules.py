@@ -56,6 +56,7 @@ DISTILLATION = words(
 )
 RULES = (
     Rule(r"ridgeline .*--device cuda", How.PARSE, "it needs a GPU"),
+    Rule(r"ridgeline .*--attention bf16", How.PARSE, "it needs a CPU with AVX-512 BF16"),
     Rule(
         r"ridgeline quantize .*--scheme qat",
         How.RUN,
@@ -106,12 +107,16 @@ RULES = (
     Rule(r"ridgeline bench replay ", How.RUN, "the traces of the test are short", words("--num-requests 6"), slow=True),
     Rule(r"ridgeline verify ", How.RUN, SIZES, words("--quick"), slow=True),
     Rule(r"ridgeline calibrate$", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
-    Rule(r"ridgeline calibrate --(json|plot|device)", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
+    Rule(
+        r"ridgeline calibrate --(json|plot|device|out)", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"
+    ),
     Rule(r"ridgeline distill ", How.RUN, SIZES, DISTILLATION, slow=True),
+    Rule(r"ridgeline cheaper ", How.PARSE, "minutes; tests/cpu/test_cheaper.py runs it"),
     Rule(r"ridgeline train --draft-for", How.RUN, SIZES, DRAFTS, slow=True),
     Rule(r"ridgeline train --recipe", How.PARSE, "hours; tests/cpu/test_train_pair.py makes a small pair"),
     Rule(r"ridgeline train .*--data stdlib", How.PARSE, "hours; 31 MB of text"),
     Rule(r"ridgeline train ", How.RUN, "the defaults are for megabytes of text", TRAINING, slow=True),
+    Rule(r"ridgeline plan .*--users", How.RUN, SIZES, words("--users 5 --hardware h100"), slow=True),
     Rule(r"ridgeline simulate .*--arrivals", How.RUN, SIZES, words("--num-requests 20")),
     Rule(r"torchrun ", How.RANKS, "eight processes; tests/cpu/test_train_command.py starts two"),
     Rule(r"python bench/", How.PARSE, "minutes to hours each"),

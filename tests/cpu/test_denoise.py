@@ -176,17 +176,17 @@ def test_a_cached_prefix_changes_nothing(size: int) -> None:
 
 
 def test_ends_lengths_masks_and_biases() -> None:
-    size = 8
+    size, start = 8, prompt(5, 3)
     spec = blocks(size)
     weights, llm = wide(random_weights(spec)), load(spec)
-    whole = denoise(spec, weights, prompt(5), 30, size)
+    whole = denoise(spec, weights, start, 30, size)
     assert whole.margin > MARGIN
     for count in (1, 3, 8, 30):
-        (got,) = llm.generate([prompt(5)], greedy(max_tokens=count))
+        (got,) = llm.generate([start], greedy(max_tokens=count))
         assert got.outputs[0].token_ids == whole.tokens[:count]
         assert got.outputs[0].finish_reason == "length"
     end = whole.tokens[12]
-    (got,) = llm.generate([prompt(5)], greedy(max_tokens=30, stop_token_ids=[end]))
+    (got,) = llm.generate([start], greedy(max_tokens=30, stop_token_ids=[end]))
     at = whole.tokens.index(end)
     assert (got.outputs[0].token_ids, got.outputs[0].stop_reason) == (whole.tokens[: at + 1], end)
 
@@ -197,16 +197,16 @@ def test_ends_lengths_masks_and_biases() -> None:
         if index < 10:
             scores[end] = -np.inf
 
-    wanted = denoise(spec, weights, prompt(5), 20, size, ends=(end,), edit=edit)
+    wanted = denoise(spec, weights, start, 20, size, ends=(end,), edit=edit)
     assert wanted.margin > MARGIN
     params = greedy(
         max_tokens=20, logit_bias={7: 4.0, 9: -3.0}, bad_token_ids=[11], min_tokens=10, stop_token_ids=[end]
     )
-    (got,) = llm.generate([prompt(5)], params)
+    (got,) = llm.generate([start], params)
     assert got.outputs[0].token_ids == wanted.tokens
-    (got,) = llm.generate([prompt(5)], greedy(allowed_token_ids=[5, 6, 30]))
+    (got,) = llm.generate([start], greedy(allowed_token_ids=[5, 6, 30]))
     assert set(got.outputs[0].token_ids) <= {5, 6, 30}
-    (got,) = llm.generate([prompt(5)], greedy(allowed_token_ids=[MASK]))
+    (got,) = llm.generate([start], greedy(allowed_token_ids=[MASK]))
     assert got.outputs[0].finish_reason == "error"
 
 
@@ -242,7 +242,11 @@ def test_other_requests_and_settings_are_refused(tmp_path: Path) -> None:
         load(blocks(4)).generate([[5, MASK]], greedy())
     with pytest.raises(RequestError, match="a block of this model has 16 tokens"):
         load(blocks(16), max_num_batched_tokens=8)
-    for options in ({"speculative": "ngram"}, {"num_speculative_tokens": 2}, {"steps_in_flight": 2}):
+    for options in (
+        {"speculative": "ngram"},
+        {"speculative": "ngram", "num_speculative_tokens": 2},
+        {"steps_in_flight": 2},
+    ):
         with pytest.raises(RequestError, match="diffusion model"):
             load(blocks(4), **options)
     with pytest.raises(RequestError, match="needs the paged cache"):

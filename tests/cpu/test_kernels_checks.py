@@ -54,7 +54,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory, "here", *SAME)
 
 
-@pytest.fixture(scope="module", params=["quick", pytest.param("optimized", marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.nightly) for name in ("quick", "optimized")]
+)
 def arm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     need("cmake", "ninja", CROSS, EMULATOR)
     system = ["-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64", f"-DCMAKE_CXX_COMPILER={CROSS}"]

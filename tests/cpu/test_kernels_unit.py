@@ -1,5 +1,5 @@
-"""Attention in a matrix unit: within its bound, and the same bits in any company. The tests hold for vectors too, and
-run again in a process with an emulated unit.
+"""Attention in a matrix unit, and attention that is rounded to bf16: within its bound, and the same bits in any
+company. The tests hold for vectors too, and run again in a process with an emulated unit.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,21 @@ CASES = {
 by_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
+@pytest.fixture(params=[False, True], ids=["exact", "rounded"])
+def rounds(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Return whether the pools round attention."""
+    if request.param and (refusal := kernels.rounded_refusal()):
+        pytest.skip(refusal)
+    for pool in POOLS.values():
+        pool.rounds_attention = request.param
+    yield request.param
+    for pool in POOLS.values():
+        pool.rounds_attention = False
+
+
 @by_type
 @by_case
-def test_within_the_bound(case: Attention, dtype: StateDType) -> None:
+def test_within_the_bound(case: Attention, dtype: StateDType, rounds: bool) -> None:
     """Prompts in random chunks, batches and pages that are full of NaN before: each is close to float64."""
     storage, given = STORAGES[dtype], draw(case, sum(SIZES), 3)
     steps = Steps(case, storage, 16, list(SIZES), 4, 2)
@@ -56,12 +69,15 @@ def test_within_the_bound(case: Attention, dtype: StateDType) -> None:
     kept = [stored.as_floats(stored.store_rows(storage)(x)) for x in given[1:3]]
     for first, n in zip(np.cumsum(SIZES) - SIZES, SIZES, strict=True):
         rows = slice(first, first + n)
-        exact = bounds.attend(case, given[0][rows], *(x[rows] for x in kept), given[3], unit=unit_of(storage))
+        exact = bounds.attend(
+            case, given[0][rows], *(x[rows] for x in kept), given[3], unit=unit_of(storage), rounds=rounds
+        )
         assert (np.abs(out[rows] - exact.out) <= exact.bound).all()
 
 
 @by_type
 @by_case
+@pytest.mark.usefixtures("rounds")
 def test_one_token_at_a_time_has_the_bits_of_the_prompt(case: Attention, dtype: StateDType) -> None:
     """Each token alone, as in decode, in pages of any size, with any number of threads."""
     storage, n = STORAGES[dtype], 75
@@ -79,18 +95,19 @@ def test_one_token_at_a_time_has_the_bits_of_the_prompt(case: Attention, dtype: 
 
 
 @by_type
-def test_a_long_context_is_divided_between_threads(dtype: StateDType) -> None:
+def test_a_long_context_is_divided_between_threads(dtype: StateDType, rounds: bool) -> None:
     case, storage = Attention(1, 1, 8, 0.3), STORAGES[dtype]
     q, k, v, _ = draw(case, 1100, 2)
     found = [dense(case, storage, (q, k, v, None), [1100], pool) for pool in (1, 4)]
     assert all(np.array_equal(x, found[0]) for x in found)
     kept = [stored.as_floats(stored.store_rows(storage)(x)) for x in (k, v)]
-    exact = bounds.attend(case, q, *kept, None, unit=unit_of(storage))
+    exact = bounds.attend(case, q, *kept, None, unit=unit_of(storage), rounds=rounds)
     assert (np.abs(found[0].reshape(exact.out.shape) - exact.out) <= exact.bound).all()
 
 
 @by_type
 @pytest.mark.parametrize("at", [40, 64])
+@pytest.mark.usefixtures("rounds")
 def test_a_bad_token_harms_no_earlier_one(at: int, dtype: StateDType) -> None:
     """A weight of 0 times an infinity or a NaN is NaN, and must not reach the sum of a query before it."""
     case, lengths, storage = Attention(2, 1, 20, 0.3), [30, 60, 5], STORAGES[dtype]

@@ -80,7 +80,7 @@ def test_the_checkpoint_keeps_its_type_and_layers_may_differ(tmp_path: Path) -> 
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     sizes = {layer.mlp.intermediate_size for layer in open_original(str(tmp_path / "out"), None).spec.layers}
     assert config["model_type"] == "ridgeline" and len(sizes) > 1
-    assert "a llama config cannot say it: layers[" in report.notes[-1]
+    assert any("a llama config cannot say it: layers[" in note for note in report.notes)
     assert open_original(str(tmp_path / "out"), None).dtype == "bfloat16"
     with pytest.raises(RequestError, match=r"--format.* family: a llama config cannot say it: layers\["):
         pruned(source, tmp_path / "other", "mlp=0.5", sizes="by-layer", format="family")
@@ -127,10 +127,11 @@ def test_the_command_prints_the_price(tmp_path: Path, text: str) -> None:
     assert result.exit_code == 0, result.output
     for words_ in (
         "3 of 4 layers, mlp 352 of 704",
-        "4,000,512",
-        "2,048 B",
-        "1,536 B",
-        "tok/s",
+        "4.00 M",
+        "2,048",
+        "1,536",
+        "predicted",
+        "measured",
         "perplexity",
         "read back",
     ):
@@ -139,9 +140,10 @@ def test_the_command_prints_the_price(tmp_path: Path, text: str) -> None:
     models = report["models"]
     assert report["read_back_difference"] <= 1e-4 and len(report["kept_layers"]) == 3
     assert models["pruned"]["predicted_tokens_per_s"] > models["original"]["predicted_tokens_per_s"]
+    assert all(model["measured_tokens_per_s"] > 0 for model in models.values())
     assert models["pruned"]["kl"] > 0 and models["original"]["perplexity"] > 1
     shown = CliRunner().invoke(app, ["inspect", str(out)])
-    assert "3 of 4 layers, mlp 352 of 704" in shown.output and "4,000,512 to" in shown.output
+    assert "3 of 4 layers, mlp 352 of 704" in shown.output and "4.00 M" in shown.output and "perplexity" in shown.output
     (out / "price_report.json").write_text("{}")
     assert "price_report.json is damaged" in str(CliRunner().invoke(app, ["inspect", str(out)]).exception)
     answer = LLM(str(out)).generate("import", SamplingParams(max_tokens=4, temperature=0))

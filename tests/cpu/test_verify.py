@@ -158,7 +158,7 @@ def test_the_command(tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureF
     build(CASES["gpt2"], tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     found = []
-    for arguments in ([], ["--json"]):
+    for arguments in ([], ["--json", "--ops", "product=composed"]):
         monkeypatch.setattr("sys.argv", ["ridgeline", "verify", str(tmp_path), "--quick", "--seed", "1", *arguments])
         with pytest.raises(SystemExit) as caught:
             main()
@@ -171,6 +171,8 @@ def test_the_command(tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureF
     assert " cases: 13 equal, 1 not run; tokens equal: " in " ".join(table)
     assert (value["model"], value["seed"], value["quick"], value["equal"]) == (str(tmp_path), 1, True, True)
     assert len(value["cases"]) == 14
+    said = "products with plain matrices, activations exact: "
+    assert said in " ".join(table) and value["arithmetic"] == [f"{said}numbers of tokens stay as they are computed"]
 
 
 def test_a_difference_is_exit_status_1(tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> None:

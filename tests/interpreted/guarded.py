@@ -90,15 +90,15 @@ def guarded(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments:
 
 
 def heads_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of keys and values that a kernel writes, unless it writes them into pages."""
+    """Return the names of gates, and of keys and values that a kernel writes, unless it writes these into pages."""
     how, *heads = arguments.get("FINISH", ("rows",))
     is_array = not heads[-1] if how == "heads" else "q_weight" in arguments and arguments["KIND"] is None
-    return ("keys", "values") if is_array else ()
+    return (*(("gates",) if how == "heads" else ()), *(("keys", "values") if is_array else ()))
 
 
-def interpreted(slices: int = 2, **overrides: str) -> OpsTable:
+def interpreted(**overrides: str) -> OpsTable:
     """Return the table of device cuda with torch's CPU tensors; overrides: as in `open_table`."""
-    backends = TritonBackend(guarded, slices), SdpaBackend(), ReferenceBackend()
+    backends = TritonBackend(guarded), SdpaBackend(), ReferenceBackend()
     return OpsTable(TorchMemory("reference"), backends, overrides)
 
 

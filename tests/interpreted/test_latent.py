@@ -97,7 +97,7 @@ def test_products_of_heads(rows: int, columns: int, copied: int, dtype: torch.dt
     x = torch.randn(70, 3, columns + copied + 1, generator=generator)
     x[..., -1] = float("nan")
     matrices = torch.randn(3, columns, rows, generator=generator).to(dtype).mT
-    multiply = HeadProduct(2, guarded)
+    multiply = HeadProduct(guarded)
     got = multiply(x[..., :-1], matrices, copied)
     terms = torch.einsum("thc,hrc->thr", x[..., :columns].abs().double(), matrices.abs().double())
     wanted = torch.einsum("thc,hrc->thr", x[..., :columns].double(), matrices.double())

@@ -13,7 +13,7 @@ from ridgeline.quant import StoredLinear, bound
 from ridgeline.quant.bounds import sliced_bound
 from ridgeline.spec.quant import PLAIN, Format, format_of
 
-TABLE, FAST, REFERENCE = interpreted(), interpreted(slices=1), reference()
+TABLE, REFERENCE = interpreted(), reference()
 EXACT = ["auto", "fp8", "fp8-64x128", "int8-exact", "int8-asym-exact", "int4-exact", "int4-128-asym-exact"]
 ROUNDED = ["int8", "int8-asym", "int8-64", "int6", "int4", "int4-asym", "int4-128", "int3-128-asym", "int2-256"]
 SHAPES = [(1, 63, 100), (63, 257, 1), (100, 1, 63)]  # tokens, columns, rows
@@ -58,13 +58,18 @@ def test_exact_activations_are_within_their_bound(name: str) -> None:
         assert (error <= allowed(x, wide, bias, format, 2)).all(), (tokens, columns, rows)
 
 
-def test_one_slice_has_a_bound_of_its_own() -> None:
-    """A product with one slice is within the bound for one, and beyond the bound for two."""
+@pytest.mark.parametrize("name", ["auto", "fp8", "int4-128-asym"])
+def test_tokens_in_bfloat16_have_a_bound_of_their_own(name: str) -> None:
+    """One slice is within the bound for one, and beyond the bound for two; the rest is that of a sum in float32."""
+    format = format_of(name, "bf16")
+    assert serves(TABLE, api.PRODUCT, format)
     x, matrix, bias = problem(63, 257, 100)
-    wanted = x.double() @ matrix.double().T + bias.double()
-    error = (linear(FAST, PLAIN, matrix, bias).apply(x).double() - wanted).abs().numpy()
-    assert (error <= allowed(x, matrix, bias, PLAIN, 1)).all()
-    assert (error > allowed(x, matrix, bias, PLAIN, 2)).any()
+    stored, same = linear(TABLE, format, matrix, bias), linear(REFERENCE, format, matrix, bias)
+    got, wide = stored.apply(x), stored.dequantize()
+    error = (got.double() - (x.double() @ wide.double().T + bias.double())).abs().numpy()
+    assert (error <= allowed(x, wide, bias, format, 1)).all()
+    assert (error > allowed(x, wide, bias, format, 2)).any()
+    torch.testing.assert_close(got, same.apply(x), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ROUNDED)
@@ -111,6 +116,7 @@ def test_a_token_that_is_not_finite_is_alone_in_that(name: str) -> None:
     assert not got[[3, 7]].isfinite().any()
     others = [i for i in range(20) if i not in (3, 7)]
     assert torch.equal(got[others], clean[others])
+    assert torch.equal(stored.apply(x[:8]).nan_to_num(-1), got[:8].nan_to_num(-1))
 
 
 def test_shapes_of_tokens() -> None:
@@ -129,9 +135,22 @@ def test_other_formats_are_refused_with_a_reason(name: str) -> None:
     assert dict(TABLE.choose(api.PRODUCT, format_of(name)).refusals)["triton"]
 
 
-def test_a_matrix_in_float32_is_composed() -> None:
-    x, matrix, bias = problem(3, 63, 100)
-    got = linear(TABLE, PLAIN, matrix.float(), bias).apply(x)
-    assert torch.equal(got, linear(REFERENCE, PLAIN, matrix.float(), bias).apply(x))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_matrices_in_wider_floats(dtype: torch.dtype) -> None:
+    """Their numbers are two slices, too; a token is the same alone and in a batch."""
+    x, _, bias = problem(70, 100, 63)
+    matrix = torch.randn(63, 100, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for activations, slices in (("exact", 2), ("bf16", 1)):
+        format = format_of("auto", activations)
+        stored = linear(TABLE, format, matrix, bias)
+        got, wide = stored.apply(x), stored.dequantize()
+        assert torch.equal(wide, matrix.float()) and torch.equal(got[69:], stored.apply(x[69:]))
+        error = (got.double() - (x.double() @ wide.double().T + bias.double())).abs().numpy()
+        numbers = x.double().numpy(), wide.double().numpy(), bias.double().numpy()
+        assert (error <= sliced_bound(*numbers, format, slices, is_wide=True)).all()
+    served = {choice.backend for choice in TABLE.choices() if choice.op == "product"}
+    assert "triton" in served
+    float64 = linear(TABLE, PLAIN, matrix.double(), None)
+    torch.testing.assert_close(float64.apply(x), x @ matrix.float().T)
     reasons = [reason for choice in TABLE.choices() for _, reason in choice.refusals]
-    assert any("bfloat16, not in float32" in reason for reason in reasons)
+    assert any("no plain matrices in float64" in reason for reason in reasons)

@@ -62,19 +62,23 @@ def agree(op: Any, case: Any, shapes: dict[str, tuple[int, int]], vectors: dict[
         (Attention(4, 1, 16, 0.2, rope=Rope(12)), "auto", torch.bfloat16),
         (Attention(2, 2, 20, 0.2, rope=Rope(20, interleaved=True)), "int8", torch.int8),
         (Attention(2, 1, 16, 0.2), "int4-asym", torch.float32),
+        (Attention(2, 1, 20, 0.2, rope=Rope(8), out_gate=True), "auto", torch.bfloat16),
+        (Attention(2, 1, 20, 0.2, rope=Rope(20), out_gate=True, qk_norm=RMSNorm()), "int8", torch.float16),
     ],
 )  # fmt: skip
 def test_attention_input(mixer: Attention, name: str, dtype: torch.dtype) -> None:
     """Queries, keys and values as in the composition; and in pages the keys and values that would be written there."""
     q, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
     shapes = {"q+": (q, WIDTH), "k": (kv, WIDTH), "v+": (kv, WIDTH)}
+    gate = {"out_gate": (q, WIDTH)} if mixer.out_gate else {}
+    shapes |= gate
     vectors = {"norm.weight": WIDTH, "q_norm.weight": mixer.head_dim, "k_norm.weight": mixer.head_dim}
     residual, delta = inputs()
     format = PLAIN if name == "auto" else format_of(name)
     turn = rotary(mixer.rope.dim) if mixer.rope else None
     case = AttentionInput(mixer, RMSNorm(), 0.7)
     agree(api.ATTENTION_INPUT, case, shapes, vectors, residual, delta, turn, format=format)
-    agree(api.QUERY_INPUT, case, {"q": (q, WIDTH)}, vectors, residual, delta, turn, format=format)
+    agree(api.QUERY_INPUT, case, {"q": (q, WIDTH)} | gate, vectors, residual, delta, turn, format=format)
     stage = TABLE.stage(api.ATTENTION_INPUT, case, weights(TABLE, shapes, vectors, format))
     write, found = TABLE.primitive(api.WRITE_PAGES, mixer), []
     for direct in (True, False):
@@ -143,6 +147,8 @@ def test_head() -> None:
     case, shapes, vectors = Head(RMSNorm(), 1.0, 1.0, None), {"head": (257, WIDTH)}, {"norm.weight": WIDTH}
     agree(api.HEAD, case, shapes, vectors, residual, delta, torch.tensor([4, 0]))
     agree(api.HEAD, case, shapes, vectors, residual, None, None)
+    agree(api.HEAD, Head(RMSNorm(), 1.0, 0.3, 2.0), shapes, vectors, residual, delta, None)
+    agree(api.HEAD, Head(RMSNorm(), 1.0, 1.0, 2.0), shapes, vectors, residual, delta, None, format=format_of("int8"))
 
 
 def test_a_token_is_the_same_alone_and_in_a_batch() -> None:
@@ -169,10 +175,9 @@ def test_a_token_is_the_same_alone_and_in_a_batch() -> None:
 @pytest.mark.parametrize(
     ("op", "case", "reason"),
     [
-        (api.ATTENTION_INPUT, AttentionInput(Attention(2, 1, 8, 1.0, out_gate=True), RMSNorm(), 1.0), "gate"),
         (api.LATENT_INPUT, LatentInput(replace(LATENTS, latent_norm=LayerNorm()), RMSNorm(), 1.0), "RMSNorm alone"),
         (api.MLP_BLOCK, MLPBlock(GatedMLP(8), None, 1.0), "the input has no norm"),
-        (api.HEAD, Head(RMSNorm(), 1.0, 1.0, 30.0), "no kernel scales or caps logits"),
+        (api.HEAD, Head(None, 1.0, 1.0, 30.0), "the input has no norm"),
     ],
 )  # fmt: skip
 def test_other_cases_are_refused_with_a_reason(op: Any, case: Any, reason: str) -> None:

@@ -149,3 +149,31 @@ def test_any_model_on_any_machine(run: Run, model: str, hardware: str) -> None:
     found = json.loads(run(model, "--hardware", hardware, "--context", "256", "--json").stdout)
     assert found["memory"]["fits"]
     assert 0 < found["time"]["tpot_s"] < 1
+
+
+def test_a_promise_at_a_given_batch(run: Run) -> None:
+    """--batch was ignored beside --slo."""
+    words = ("llama-3.1-70b", "--hardware", "h200", "--json", "--slo")
+    found = json.loads(run(*words, "ttft=200ms,tpot=30ms", "--batch", "32").stdout)["slo"]
+    assert {s["batch"] for s in found["settings"]} == {32}
+    assert {s["bound_by"] for s in found["settings"]} == {"--batch"}
+    tight = json.loads(run(*words, "ttft=200ms,tpot=10ms", "--batch", "32").stdout)["slo"]
+    assert tight["settings"] == [] and tight["closest"]["batch"] == 32 and not tight["closest"]["kept"]
+
+
+def test_a_promise_survives_a_comparison(run: Run) -> None:
+    """--slo was ignored beside --compare."""
+    words = ("llama-3.1-8b", "--slo", "ttft=200ms,tpot=20ms", "--compare", "kv=fp8", "weights=fp8", "tp=8")
+    done = run(*words)
+    assert "Cheapest setting of each change within ttft 200 ms, tpot 20 ms" in done.stdout
+    found = json.loads(run(*words, "--json").stdout)
+    rows = found["slo"]["changes"]
+    assert {row["changed"] for row in rows} == {"", "kv=fp8", "weights=fp8", "tp=8"} and found["compare"]
+    assert all(row["kept"] for row in rows)
+    costs = [row["time"]["device_seconds_per_token"] for row in rows]
+    assert costs == sorted(costs)
+    alone = json.loads(run("llama-3.1-8b", "kv=fp8", *words[1:3], "--json").stdout)["slo"]["settings"][0]
+    (same,) = [row for row in rows if row["changed"] == "kv=fp8"]
+    assert same | {"changed": ""} == alone
+    lost = json.loads(run("llama-3.1-8b", "--slo", "tpot=1ms", "--compare", "kv=fp8", "--json").stdout)["slo"]
+    assert not any(row["kept"] for row in lost["changes"])

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from calibrated import KEPT
 from typer.testing import CliRunner
 
 from ridgeline.cli.main import app
+from ridgeline.cli.simulate import DeploymentFlags, deployment_of, step_sizes
+from ridgeline.cost.calibration import save
 from ridgeline.errors import RidgelineError
 
 BASE = ["simulate", "Meta-Llama-3-8B", "--num-requests", "60", "--arrivals", "poisson:20", "--output-len", "20"]
@@ -75,3 +78,26 @@ def test_measured_step_times(tmp_path: Path) -> None:
 def test_bad_input_is_named(options: list[str], what: str) -> None:
     with pytest.raises(RidgelineError, match=what):
         run(*options)
+
+
+@pytest.mark.parametrize("model", ["pocket", "smollm2-135m", "qwen2.5-0.5b"])
+def test_a_calibrated_machine_has_the_settings_that_explain_chooses(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulator took 256 sequences and 512 tokens, and so it predicted another engine than the one that runs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save(KEPT)
+    runner, words = CliRunner(), ["--max-model-len", "1024"]
+    shown = runner.invoke(app, ["explain", model, *words, "--json"], catch_exceptions=False)
+    names = ("max_num_seqs", "max_num_batched_tokens")
+    chosen = {one["name"]: int(one["value"]) for one in json.loads(shown.output)["settings"] if one["name"] in names}
+    flags = DeploymentFlags(hardware="local")
+    _, _, deployment = deployment_of(model, flags)
+    assert deployment.chunk == chosen["max_num_batched_tokens"] != 512
+    assert min(step_sizes(deployment).seqs, deployment.chunk) == chosen["max_num_seqs"]
+    small = ["--num-requests", "3", "--input-len", "20", "--output-len", "4", "--hardware", "local"]
+    text = runner.invoke(app, ["simulate", model, *words, *small], catch_exceptions=False).output
+    asked = f"at most {chosen['max_num_seqs']} sequences and {chosen['max_num_batched_tokens']:,} tokens a step"
+    assert asked in " ".join(text.split())
+    own = [*small, "--max-num-seqs", "5", "--max-num-batched-tokens", "77"]
+    assert "at most 5 sequences and 77 tokens" in " ".join(runner.invoke(app, ["simulate", model, *own]).output.split())

@@ -64,9 +64,10 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
             "measure",
             "llm",
             "train",
+            "verify",
         }
     ),
-    "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "llm"}),
+    "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "measure", "llm"}),
     "llm": None,
     "measure": frozenset(
         {

@@ -83,15 +83,24 @@ def test_settings_belong_to_kinds_of_machines(bench: Any) -> None:
 
 
 def test_rounded_tokens_are_a_setting_of_bf16_alone(bench: Any) -> None:
-    for machine, wanted in {
-        "amx": {"matrix unit", "matrix unit, rounded tokens", "rounded tokens"},
-        "avx2": set(),
-    }.items():
+    """Rounded attention is one of int8 and int4, and of bf16 only beside rounded tokens."""
+    bf16, codes = {"rounded tokens", "rounded tokens and attention"}, {"rounded attention"}
+    unit = {f"matrix unit, {name}" for name in bf16} | {"matrix unit"}
+    for machine, floats, quantized in (
+        ("amx", bf16 | unit, codes | {"matrix unit", "matrix unit, rounded attention"}),
+        ("avx512-vnni", bf16, codes),
+        ("avx2", set(), set()),
+    ):
         ours = [c for c in bench.table.contenders_on(machine) if c.peer == "ridgeline"]
-        assert {c.setting for c in ours if c.kind == "bf16"} - {""} == wanted
-        assert all("rounded" not in c.setting for c in ours if c.kind != "bf16")
-    (one,) = (c for c in bench.table.contenders_on("avx512-vnni") if c.name == "ridgeline bf16 [rounded tokens]")
-    assert one.how.options == {"activations": "bf16"}
+        assert {c.setting for c in ours if c.kind == "bf16"} - {""} == floats
+        assert all("rounded tokens" not in c.setting for c in ours if c.kind != "bf16")
+        for kind in ("int8", "int4"):
+            assert {c.setting for c in ours if c.kind == kind} - {""} == quantized
+        assert all("rounded" not in c.setting for c in ours if c.kind == "fp32")
+    options = {c.name: c.how.options for c in bench.table.contenders_on("avx512-vnni") if c.peer == "ridgeline"}
+    assert options["ridgeline bf16 [rounded tokens]"] == {"activations": "bf16"}
+    assert options["ridgeline bf16 [rounded tokens and attention]"] == {"activations": "bf16", "attention": "bf16"}
+    assert options["ridgeline int8 [rounded attention]"] == {"attention": "bf16"}
 
 
 def test_shapes_have_the_published_sizes(bench: Any) -> None:

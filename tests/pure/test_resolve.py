@@ -139,7 +139,7 @@ def check_config(q: dict[str, Any], config: EngineConfig) -> None:
         assert config.swap_bytes == 0
     assert len(config.num_host_pages) == len(config.groups)
     assert min(config.num_host_pages) > 1 or max(config.num_host_pages) == 0
-    names = {*asdict(options), "max_model_len", "kv_cache_dtype"}
+    names = {*asdict(options), "max_model_len", "kv_cache_dtype", "attention"}
     assert set(config.reasons) == names
     assert all(config.reasons.values())
     assert names <= {setting.name for setting in config.settings()}

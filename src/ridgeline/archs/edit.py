@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from ridgeline.archs import OUR_MODEL_TYPE, Names, family_of, spec_from_config
-from ridgeline.archs.names import LLAMA, OURS
+from ridgeline.archs.names import OURS
 from ridgeline.archs.write import config_of
 from ridgeline.errors import ConfigError
 from ridgeline.spec import Attention, Mamba, Mamba2, ModelSpec, MoE, SharedAttention, to_json
@@ -51,7 +51,7 @@ def described(spec: ModelSpec) -> tuple[dict[str, Any], Names]:
     """
     found = config_of(spec)
     if found["model_type"] != OUR_MODEL_TYPE:
-        return found, LLAMA
+        return found, family_of(found).names
     return {"model_type": OUR_MODEL_TYPE, "spec": to_json(spec)}, OURS
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ridgeline.archs import OUR_MODEL_TYPE, spec_from_config
 from ridgeline.errors import ConfigError
-from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, RMSNorm, to_json
+from ridgeline.spec import Attention, GatedMLP, LatentAttention, Layer, LongRopeScaling, ModelSpec, RMSNorm, to_json
 
 CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -21,10 +21,10 @@ CLASSES = {
 def config_of(spec: ModelSpec) -> dict[str, Any]:
     """Return a config that `spec_from_config` reads as this spec, except for the name of its family.
 
-    It is the config of a family in CLASSES, which transformers supports, if one can express the spec completely;
-    otherwise it contains the spec itself.
+    It is the config of a family in CLASSES or of DeepSeek-V2, which transformers supports, if one can express the spec
+    completely; otherwise it contains the spec itself.
     """
-    for config in _candidates(spec):
+    for config in (*_candidates(spec), *_latent_candidates(spec)):
         if reads_as(config, spec):
             return config
     return {"model_type": OUR_MODEL_TYPE, "spec": to_json(spec)}
@@ -64,3 +64,63 @@ def _candidates(spec: ModelSpec) -> Iterator[dict[str, Any]]:
             **({"attention_bias": mixer.qkv_bias} if model_type in ("llama", "qwen3") else {}),
             **({"sliding_window": mixer.window} if model_type == "mistral" else {}),
         }
+
+
+def _latent_candidates(spec: ModelSpec) -> Iterator[dict[str, Any]]:
+    """Yield a config of DeepSeek-V2 whose layers are all dense."""
+    layer = spec.layers[0]
+    if not (isinstance(layer, Layer) and isinstance(layer.mixer, LatentAttention) and isinstance(layer.mlp, GatedMLP)):
+        return
+    mixer, mlp = layer.mixer, layer.mlp
+    if mixer.rope is None or not isinstance(spec.norm, RMSNorm):
+        return
+    yield {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": mlp.intermediate_size,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": mixer.num_heads,
+        "num_key_value_heads": mixer.num_heads,
+        "q_lora_rank": mixer.q_lora_rank,
+        "kv_lora_rank": mixer.kv_lora_rank,
+        "qk_nope_head_dim": mixer.qk_nope_head_dim,
+        "qk_rope_head_dim": mixer.qk_rope_head_dim,
+        "v_head_dim": mixer.v_head_dim,
+        "hidden_act": mlp.activation,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "rms_norm_eps": spec.norm.eps,
+        "rope_theta": mixer.rope.theta,
+        **_scaling(mixer.rope.scaling),
+        "attention_bias": mixer.latent_bias,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+        # No layer has experts, but programs read their fields.
+        "first_k_dense_replace": len(spec.layers),
+        "moe_layer_freq": 1,
+        "n_routed_experts": 1,
+        "n_shared_experts": 0,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": mlp.intermediate_size,
+        "norm_topk_prob": False,
+        "topk_method": "greedy",
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+    }
+
+
+def _scaling(scaling: object) -> dict[str, Any]:
+    """Return the fields of a scaling that has a divisor for each frequency."""
+    if not isinstance(scaling, LongRopeScaling):
+        return {}
+    return {
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": list(scaling.short_factor),
+            "long_factor": list(scaling.long_factor),
+            "factor": 1.0,
+            "attention_factor": scaling.attention_factor,
+            "original_max_position_embeddings": scaling.original_max_position_embeddings,
+        }
+    }

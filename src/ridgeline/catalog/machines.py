@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -68,8 +69,9 @@ def _machines() -> Mapping[str, HardwareSpec]:
 
 @cache
 def _links() -> Mapping[str, Link]:
+    most = {e["link"]: e["devices"] for e in read_data("domains.json")}
     return {
-        e["name"]: Link(e["name"], e["gb_per_s"] * GIGA, e["latency_us"] / 10**6, e["source"])
+        e["name"]: Link(e["name"], e["gb_per_s"] * GIGA, e["latency_us"] / 10**6, e["source"], most.get(e["name"]))
         for e in read_data("links.json")
     }
 
@@ -85,4 +87,11 @@ def _machine(entry: Mapping[str, Any]) -> HardwareSpec:
         link=joined,
         kind=entry["kind"],
         sources=sources | ({"link": joined.source} if joined else {}),
+        host=_hosts().get(entry["name"]),
     )
+
+
+@cache
+def _hosts() -> Mapping[str, Link]:
+    """Return the link of each machine to its host's memory."""
+    return {e["machine"]: replace(link(e["link"]), source=e["source"]) for e in read_data("hosts.json")}

@@ -235,6 +235,7 @@ def _report(
     device = "" if (where := llm.loaded.table.memory.device) == "cpu" else f", {where}"
     mode = f"{bench.batching.value} batching" if config else "naive sampling"
     taken = "" if format.is_lossy or format.activations == "exact" else f"{format.activations} activations, "
+    taken += f"{config.attention} attention, " if config and config.attention != "exact" else ""
     show(
         screen(),
         f"{bench.model}: {format.name if format.is_lossy else dtype} weights, {taken}{mode}",

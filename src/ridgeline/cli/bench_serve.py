@@ -394,7 +394,7 @@ def _print(title: str, found: Measured, predicted: Report | None, times: str | N
 
 
 def _latencies(measured: Report, predicted: Report | None) -> Table:
-    from ridgeline.cli.simulate import spread_table
+    from ridgeline.cli.show.simulated import spread_table
 
     table = spread_table()
     for name, column in LATENCIES:

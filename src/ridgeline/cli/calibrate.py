@@ -22,6 +22,14 @@ def calibrate(
     plot: Annotated[
         str | None, option("--plot", help="Write a picture to this file, .png or .svg. Default: none.")
     ] = None,
+    out: Annotated[
+        str | None,
+        option(
+            "--out",
+            help="Also write the calibration to this file, NAME.json, which --hardware reads on another machine. "
+            "Default: none.",
+        ),
+    ] = None,
     show: Annotated[bool, option("--show", help="Print the saved calibration without measuring.")] = False,
     device: Annotated[
         str, option("--device", help="Device to measure: cpu, cuda or cuda:N. Default: auto, a GPU if there is one.")
@@ -32,18 +40,22 @@ def calibrate(
     from ridgeline.ops import resolve_device
     from ridgeline.ops.table import CPU, REFERENCE
 
+    if out is not None:
+        from ridgeline.cli.flags.carry import check_out
+
+        check_out(out)
     name = resolve_device(device)
     if name == REFERENCE:
         raise RequestError(f"device {REFERENCE!r} is not calibrated: it defines results, not times; take cpu or cuda")
     if name == CPU:
-        _calibrate_cpu(json_output=json_output, plot=plot, show_only=show)
+        _calibrate_cpu(json_output=json_output, plot=plot, show_only=show, out=out)
     else:
         from ridgeline.cli.calibrate_gpu import calibrate_gpu
 
-        calibrate_gpu(name, json_output=json_output, plot=plot, show_only=show)
+        calibrate_gpu(name, json_output=json_output, plot=plot, show_only=show, out=out)
 
 
-def _calibrate_cpu(*, json_output: bool, plot: str | None, show_only: bool) -> None:
+def _calibrate_cpu(*, json_output: bool, plot: str | None, show_only: bool, out: str | None) -> None:
     from ridgeline.cost.calibration import calibration_path, load, save
     from ridgeline.errors import RequestError
 
@@ -58,6 +70,10 @@ def _calibrate_cpu(*, json_output: bool, plot: str | None, show_only: bool) -> N
             path = save(found)
         except OSError as e:
             raise RequestError(f"the calibration cannot be written to {calibration_path()}: {e.strerror}") from None
+    if out is not None:
+        from ridgeline.cli.flags.carry import carry_to
+
+        carry_to(found, out)
     if plot:
         from ridgeline.plan.calibration_picture import draw
 

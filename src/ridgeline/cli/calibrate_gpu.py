@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ridgeline.cost.gpu_calibration import GpuCalibration
 
 
-def calibrate_gpu(device: str, *, json_output: bool, plot: str | None, show_only: bool) -> None:
+def calibrate_gpu(device: str, *, json_output: bool, plot: str | None, show_only: bool, out: str | None) -> None:
     """Measure a GPU and save the result, or show the last one.
 
     Raises RequestError if there is nothing to show, if the file cannot be written, and for a picture.
@@ -34,6 +34,10 @@ def calibrate_gpu(device: str, *, json_output: bool, plot: str | None, show_only
             save_gpu(found)
         except OSError as e:
             raise RequestError(f"the calibration cannot be written to {path}: {e.strerror}") from None
+    if out is not None:
+        from ridgeline.cli.flags.carry import carry_to
+
+        carry_to(found, out)
     if json_output:
         import json
         from dataclasses import asdict

@@ -13,7 +13,12 @@ from ridgeline.cli.show.steps import step_bar
 
 _Model = Annotated[str, typer.Argument(help="The model to convert: a folder, a Hugging Face hub id, or pocket.")]
 _To = Annotated[
-    str, option("--to", help="The new architecture, in the words of `plan`: kv_heads=2, cla=2 or window=256:3.")
+    str,
+    option(
+        "--to",
+        help="The new architecture, in the words of `plan`: kv_heads=2, cla=2, mla=64+16, window=256:3 or "
+        "hybrid=mamba2:3.",
+    ),
 ]
 _Pool = Annotated[
     str,
@@ -31,6 +36,30 @@ _Tie = Annotated[
         "text, by least squares). Default: mean.",
     ),
 ]
+_Rotate = Annotated[
+    str,
+    option(
+        "--rotate",
+        help="Which numbers of keys stay rotated in latent attention: contribution (those that matter most on the "
+        "text) or uniform (as many of each frequency, which more programs support). Default: contribution.",
+    ),
+]
+_Keep = Annotated[
+    str,
+    option(
+        "--keep",
+        help="Which layers keep their attention beside recurrent ones: search (those that lose most without it, as "
+        "measured), pattern (the last of each group, as in `plan`), or layers such as 1,3. Default: search.",
+    ),
+]
+_Start = Annotated[
+    str,
+    option(
+        "--start",
+        help="What recurrent layers begin with: attention (its matrices, fitted to the text) or random (a baseline). "
+        "Default: attention.",
+    ),
+]
 _Calibrate = Annotated[
     list[str] | None,
     option(
@@ -44,14 +73,14 @@ _Sequences = Annotated[
     option(
         "--calibrate-sequences",
         min=1,
-        help="Number of sequences on which windows and --tie fit are measured. Default: 8.",
+        help="Number of sequences on which windows, recurrent layers and --tie fit are measured. Default: 8.",
     ),
 ]
 _Length = Annotated[
     int | None, option("--sequence-length", min=2, help="Tokens of a sequence. Default: 512, or the longest context.")
 ]
 _Seed = Annotated[
-    int, option("--seed", min=0, help="Random seed of the held-out part and of --pool random. Default: 0.")
+    int, option("--seed", min=0, help="Random seed of the held-out part, --pool random and --start random. Default: 0.")
 ]
 
 
@@ -61,6 +90,9 @@ def convert(
     out: c.Out,
     pool: _Pool = "mean",
     tie: _Tie = "mean",
+    rotate: _Rotate = "contribution",
+    keep: _Keep = "search",
+    start: _Start = "attention",
     calibrate: _Calibrate = None,
     format: c.Format = "auto",
     calibrate_sequences: _Sequences = 8,
@@ -77,6 +109,9 @@ def convert(
     options = read_options(
         pool=pool,
         tie=tie,
+        rotate=rotate,
+        keep=keep,
+        start=start,
         format=format,
         sequences=calibrate_sequences,
         length=sequence_length,

@@ -103,6 +103,8 @@ def kernels() -> dict[str, str]:
         found["matrix unit for bf16"] = f"none: {refusal}" if refusal else unit
     refusal = module.dots_refusal()
     found["dot products of bf16"] = f"none: {refusal}" if refusal else "for bfloat16 matrices with --activations bf16"
+    refusal = module.rounded_refusal()
+    found["rounded attention"] = f"none: {refusal}" if refusal else "for a KV cache of 16 bits with --attention bf16"
     return {**found, "threads": str(module.usable_cores())}
 
 

@@ -75,7 +75,7 @@ def evaluate(
     json_output: _JsonOutput = False,
     tokenizer: o.TokenizerName = None, device: o.Device = "auto", dtype: o.DType = "auto",
     weights: o.WeightFormat = "auto", activations: o.Activations = None,
-    kv_cache_dtype: o.KVCacheDType = "auto", max_model_len: o.MaxModelLen = None,
+    kv_cache_dtype: o.KVCacheDType = "auto", attention: o.Attention = "exact", max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
     speculative: _Speculative = None,
 ) -> None:  # fmt: skip
@@ -97,6 +97,7 @@ def evaluate(
         "weights": weights,
         "activations": activations,
         "kv_cache_dtype": kv_cache_dtype,
+        "attention": attention,
         "load_format": load_format,
         "revision": revision,
     }

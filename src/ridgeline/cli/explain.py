@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from ridgeline.cli.flags import options as o
-from ridgeline.cli.flags.groups import EngineFlags, grouped
+from ridgeline.cli.flags.groups import EngineFlags, StorageFlags, grouped
 from ridgeline.cli.simulate import DraftAcceptanceRate
 
 if TYPE_CHECKING:
@@ -26,15 +25,24 @@ ONE_BY_ONE = "one by one"
 SHOWN_PROMPT = 2048  # tokens of the prompts for which resident memory is shown
 
 
-@dataclass(eq=False, repr=False)
-class StorageFlags:
-    """Types and lengths that memory depends on."""
+class ExplainedDevice(StrEnum):
+    """The values of --device."""
 
-    dtype: o.DType = "auto"
-    weights: o.WeightFormat = "auto"
-    activations: o.Activations = None
-    kv_cache_dtype: o.KVCacheDType = "auto"
-    max_model_len: o.MaxModelLen = None
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+ExplainedOn = Annotated[
+    ExplainedDevice,
+    typer.Option("--device", help="Device of the settings: cpu, which is this machine's, or cuda, a GPU."),
+]
+GpuName = Annotated[
+    str | None,
+    typer.Option(
+        "--hardware",
+        help="GPU by its name in the catalog, such as h200, with --device cuda. Default: this machine's, or h100.",
+    ),
+]
 
 
 @grouped
@@ -44,12 +52,20 @@ def explain(
     storage: StorageFlags,
     engine: EngineFlags,
     draft_acceptance_rate: DraftAcceptanceRate = None,
+    device: ExplainedOn = ExplainedDevice.cpu,
+    hardware: GpuName = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show every engine setting for a model on this machine's CPU, with its reason and the flag that overrides it.
+    """Show every engine setting for a model on this machine's CPU or a GPU, with its reason and the flag for it.
 
-    No weights are loaded. Flags that are given here have the same effect as in `generate`.
+    No weights are loaded, and no GPU is needed. Flags that are given here have the same effect as in `generate`.
     """
+    _check_device(device, hardware, draft_acceptance_rate)
+    if device is ExplainedDevice.cuda:
+        from ridgeline.cli.explain_gpu import explain_gpu
+
+        explain_gpu(model, storage, engine.options(), hardware, json_output=json_output)
+        return
     from ridgeline.cli.show.depth import depth_table, expected_speedups
     from ridgeline.cost.calibration import this_machine
     from ridgeline.cost.gpu_calibration import calibrated_gpu
@@ -58,7 +74,11 @@ def explain(
     known = _known(model, storage, engine)
     machine, note = this_machine()
     gpu = first_gpu()
-    notes = [note] if gpu is None else [note, f"the settings are those of the CPU; {calibrated_gpu(gpu)[1]}"]
+    notes = (
+        [note]
+        if gpu is None
+        else [note, f"the settings are those of the CPU, and --device cuda shows the GPU's; {calibrated_gpu(gpu)[1]}"]
+    )
     drafts = _drafts(model, storage, known.config, machine, draft_acceptance_rate)
     if json_output:
         import json
@@ -80,16 +100,19 @@ def explain(
         "was used stays with the process, and later prompts use it again",
         huge_line(),
     ]
+    first, last = ([Line(line, style="dim") for line in part] for part in (lines, (*known.arithmetic, *notes)))
     more = [matrix_table(known.matrices)] if known.matrices else []
-    depths = depth_table(drafts) if drafts is not None else ()
-    show(
-        screen(),
-        *tables,
-        *(Line(line, style="dim") for line in lines),
-        *more,
-        *depths,
-        *(Line(line, style="dim") for line in notes),
-    )
+    show(screen(), *tables, *first, *more, *(depth_table(drafts) if drafts is not None else ()), *last)
+
+
+def _check_device(device: ExplainedDevice, hardware: str | None, acceptance: str | None) -> None:
+    """Raise RequestError for a GPU with the settings of the CPU, and for predictions of drafts on a GPU."""
+    from ridgeline.errors import RequestError
+
+    if device is ExplainedDevice.cpu and hardware is not None:
+        raise RequestError(f"hardware (--hardware) {hardware!r} needs --device cuda, since the CPU is this machine's")
+    if device is ExplainedDevice.cuda and acceptance is not None:
+        raise RequestError("--draft-acceptance-rate needs --device cpu: no speed-up is predicted for this GPU")
 
 
 def _drafts(
@@ -132,6 +155,7 @@ class _Known(NamedTuple):
     prompt: int
     resident: Mapping[str, Mapping[str, int]]
     matrices: Sequence[MatrixRow]
+    arithmetic: Sequence[str]
 
     def as_json(self) -> dict[str, Any]:
         from dataclasses import asdict
@@ -143,7 +167,7 @@ class _Known(NamedTuple):
             "memory": dict(self.config.memory(self.weight_bytes, program_bytes=self.program_bytes)),
             "resident": {column: dict(uses) for column, uses in self.resident.items()},
             "resident_prompt_tokens": self.prompt, "huge_pages": huge_pages()._asdict(),
-            "matrices": [asdict(row) for row in self.matrices],
+            "matrices": [asdict(row) for row in self.matrices], "arithmetic": list(self.arithmetic),
         }  # fmt: skip
 
 
@@ -154,6 +178,8 @@ def _known(model: str, flags: StorageFlags, engine: EngineFlags) -> _Known:
     from ridgeline.cli.flags.known import StoredMatrices, find_known_writer
     from ridgeline.cli.show.matrices import matrix_rows
     from ridgeline.errors import RequestError
+    from ridgeline.ops.arithmetic import arithmetic_lines
+    from ridgeline.ops.table import CPU
     from ridgeline.settings import choose_storage, resolve
     from ridgeline.settings.advice import machine_advice
     from ridgeline.spec.dtype import DTYPE_NAMES
@@ -179,7 +205,8 @@ def _known(model: str, flags: StorageFlags, engine: EngineFlags) -> _Known:
         )
     advice = machine_advice(known.spec, formats.type_of_most(dtype), storage.dtype)
     config = resolve(
-        known.spec, length, engine.options(), kv_cache_dtype=flags.kv_cache_dtype, weights=shown,
+        known.spec, length, engine.options(), kv_cache_dtype=flags.kv_cache_dtype,
+        attention=flags.attention, weights=shown,
         free_bytes=free, fixed_len=flags.max_model_len is not None, fraction=0.5, advice=advice,
     )  # fmt: skip
     reasons = {"threads": f"one per physical core that this process may use; the machine has {num_cores()} CPUs"}
@@ -191,7 +218,10 @@ def _known(model: str, flags: StorageFlags, engine: EngineFlags) -> _Known:
     prompt = min(SHOWN_PROMPT, config.max_model_len - 1)
     views = 0 if flags.dtype != "auto" or "embed.weight" in (formats.by_name or {}) else foot.rest
     resident = _resident(_Weights(known.spec, formats, dtype, size, views), config, prompt)
-    return _Known(known.name, config, size, resident[ONE_BY_ONE]["program"], prompt, resident, rows)
+    return _Known(
+        known.name, config, size, resident[ONE_BY_ONE]["program"], prompt, resident, rows,
+        arithmetic_lines(formats.formats, CPU),
+    )  # fmt: skip
 
 
 class _Weights(NamedTuple):

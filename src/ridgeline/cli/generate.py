@@ -226,6 +226,7 @@ def _fingerprints(run: _Run, folder: Path, patterns: Sequence[str]) -> list[str]
         name: options[name] for name in ("dtype", "weights", "max_model_len", "load_format", "skip_tokenizer_init")
     }
     relevant["kv_cache_dtype"] = storage_name(options["kv_cache_dtype"])
+    relevant |= {name: options[name] for name in ("activations", "attention") if options[name] not in (None, "exact")}
     if options["load_format"] == "dummy":
         relevant["seed"] = seed
     if options["tokenizer"]:

@@ -11,6 +11,7 @@ from ridgeline.cli.flags import options as o
 
 if TYPE_CHECKING:
     from ridgeline.cli.flags.known import StoredMatrices
+    from ridgeline.cli.show.tables import Line, Table
     from ridgeline.spec import AnyLayer, ModelSpec
     from ridgeline.spec.dtype import DType
     from ridgeline.spec.quant import FormatTable
@@ -178,7 +179,7 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> 
         for name, text in (("mixer", mixer), ("mlp", mlp), ("norms", norms(layer))):
             parts.append(Line(f"  {name:<6} {text}", indent=9))
     if "price" in r:
-        parts.append(Line(Text.assemble(("made by", "bold"), f"  {_made(r['price'])}")))
+        parts += _made(r["price"])
     facts = Table("", (Column("", right=False), Column("value", right=False, wraps=True)), has_header=False)
     for name, value in _facts(r):
         facts.add_row(name, value)
@@ -190,19 +191,19 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> 
     show(screen(), *parts)
 
 
-def _made(price: dict[str, Any]) -> str:
-    """Return in a line from what a model was made, and what that cost. Raises ConfigError for a damaged report."""
+def _made(price: dict[str, Any]) -> list[Line | Table]:
+    """Return from what a model was made, and what that cost. Raises ConfigError for a damaged report."""
+    from rich.text import Text
+
+    from ridgeline.cli.show.price import parts
+    from ridgeline.cli.show.tables import Line, Table
     from ridgeline.errors import ConfigError
 
     try:
-        models = price["models"]
-        before = models["original"]
-        name, after = next((name, found) for name, found in models.items() if name != "original")
-        rates = f"{before['predicted_tokens_per_s']:,.0f} to {after['predicted_tokens_per_s']:,.0f} tok/s predicted"
-        params = f"{before['params']:,} to {after['params']:,} parameters"
-        lost = f", perplexity {before['perplexity']:.4g} to {after['perplexity']:.4g}" if "perplexity" in after else ""
-        return f"{price['title']} ({name}: {params}, {rates}{lost})"
-    except (KeyError, TypeError, ValueError, StopIteration, AttributeError):
+        title, *rest = parts(price)
+        found = [Line(Text.assemble(("made by", "bold"), f"  {title}"))]
+        return [*found, *(part if isinstance(part, Line | Table) else Line(part) for part in rest)]
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise ConfigError("price_report.json is damaged; remove it to inspect the model") from None
 
 

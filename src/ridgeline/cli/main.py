@@ -16,6 +16,7 @@ from ridgeline.cli import (
     bench_serve,
     calibrate,
     chat,
+    cheaper,
     convert,
     distill,
     doctor,
@@ -67,6 +68,7 @@ app.command("distill")(distill.distill)
 app.command("quantize")(quantize.quantize)
 app.command("prune")(prune.prune)
 app.command("convert")(convert.convert)
+app.command("cheaper")(cheaper.cheaper)
 bench.app.command("serve")(bench_serve.bench_serve)
 bench.app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ridgeline.cli.ask import AskFlags, check_unused
+from ridgeline.cli.flags.groups import grouped
 from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
     from ridgeline.catalog.models import KnownModel
     from ridgeline.plan.planner import Deployment, Load
+    from ridgeline.plan.speculation import Draft
 
 _LOAD, _MACHINE, _ASK = "Load", "Machine", "Output"
 DEFAULT_HARDWARE, DEFAULT_CONTEXT = "local", 4096
@@ -29,8 +33,13 @@ _Changes = Annotated[
     typer.Argument(help="Changes to apply, or to rank with --compare: kv=fp8 mla=512+64 tp=2 ... Default: none."),
 ]
 _Hardware = Annotated[
-    str,
-    _option(_MACHINE, "--hardware", help="Machine: h100, mi300x, rtx4090 ..., or local for this one. Default: local."),
+    str | None,
+    _option(
+        _MACHINE,
+        "--hardware",
+        help="Machine: h100, mi300x, rtx4090 ..., local for this one, or a file: NAME.toml with the figures of a "
+        "machine, or NAME.json of `ridgeline calibrate --out`. Default: local; with --users that of --budget or h100.",
+    ),
 ]
 _Tp = Annotated[
     int,
@@ -43,7 +52,7 @@ _Link = Annotated[
     str | None,
     _option(_MACHINE, "--link", help="Link between devices: nvlink4, pcie5, ethernet-100g ... Default: the machine's."),
 ]
-_Batch = Annotated[int, _option(_LOAD, "--batch", help="Sequences per step on each replica. Default: 1.")]
+_Batch = Annotated[int | None, _option(_LOAD, "--batch", help="Sequences per step on each replica. Default: 1.")]
 _Context = Annotated[
     int | None,
     _option(
@@ -54,12 +63,16 @@ _Context = Annotated[
     ),
 ]
 _Prompt = Annotated[
-    int | None, _option(_LOAD, "--prompt", help="Tokens of each prompt. Default: the context without the answer.")
+    int | None,
+    _option(_LOAD, "--prompt", "--input-len", help="Tokens of each prompt. Default: the context without the answer."),
 ]
 _Output = Annotated[
     int | None,
     _option(
-        _LOAD, "--output", help="Tokens of each answer. Default: a quarter of the context, or what --prompt leaves."
+        _LOAD,
+        "--output",
+        "--output-len",
+        help="Tokens of each answer. Default: a quarter of the context, or what --prompt leaves.",
     ),
 ]
 _Weights = Annotated[
@@ -82,7 +95,12 @@ _Page = Annotated[int, _option(_LOAD, "--block-size", help="Tokens of a page of 
 _Compare = Annotated[bool, _option(_ASK, "--compare", help="Rank the changes, each applied alone, by tokens/s.")]
 _Slo = Annotated[
     str | None,
-    _option(_ASK, "--slo", help="Find the cheapest settings within these limits: ttft=200ms,tpot=30ms. Default: none."),
+    _option(
+        _ASK,
+        "--slo",
+        help="Find the cheapest settings within these limits: ttft=200ms,tpot=30ms. With --batch at this batch only; "
+        "with --compare for each change. Default: none.",
+    ),
 ]
 _Explain = Annotated[bool, _option(_ASK, "--explain", help="Also print the formula of every figure, with its numbers.")]
 _JsonOutput = Annotated[bool, _option(_ASK, "--json", help="Print one JSON object.")]
@@ -91,61 +109,165 @@ _Plot = Annotated[
 ]
 
 
+@dataclass(eq=False, repr=False)
+class MachineFlags:
+    """A machine, and how a model is divided over several."""
+
+    hardware: _Hardware = None
+    tp: _Tp = 1
+    ep: _Ep = 1
+    pp: _Pp = 1
+    replicas: _Replicas = 1
+    link: _Link = None
+
+
+@dataclass(eq=False, repr=False)
+class SizeFlags:
+    """Sequences, their lengths, and types."""
+
+    batch: _Batch = None
+    context: _Context = None
+    prompt: _Prompt = None
+    output: _Output = None
+    weights: _Weights = None
+    kv: _Kv = None
+    activations: _Activations = None
+    page: _Page = 16
+
+
+@dataclass(eq=False, repr=False)
+class OutputFlags:
+    """Parts of a plan, and their form."""
+
+    compare: _Compare = False
+    slo: _Slo = None
+    explain: _Explain = False
+    json_output: _JsonOutput = False
+    plot: _Plot = None
+
+
+@grouped
 def plan(
+    *,
     model: _Model,
     changes: _Changes = None,
-    hardware: _Hardware = DEFAULT_HARDWARE,
-    tp: _Tp = 1,
-    ep: _Ep = 1,
-    pp: _Pp = 1,
-    replicas: _Replicas = 1,
-    link: _Link = None,
-    batch: _Batch = 1,
-    context: _Context = None,
-    prompt: _Prompt = None,
-    output: _Output = None,
-    weights: _Weights = None,
-    kv: _Kv = None,
-    activations: _Activations = None,
-    page: _Page = 16,
-    compare: _Compare = False,
-    slo: _Slo = None,
-    explain: _Explain = False,
-    json_output: _JsonOutput = False,
-    plot: _Plot = None,
+    machine: MachineFlags,
+    size: SizeFlags,
+    out: OutputFlags,
+    ask: AskFlags,
 ) -> None:
     """Predict what a model costs on a machine: memory, time, the bottleneck, and what each technique would change."""
     from ridgeline.cli.flags.known import find_draft
     from ridgeline.errors import RequestError
     from ridgeline.plan.changes import change
     from ridgeline.plan.compare import compare as ranked
+    from ridgeline.plan.remarks import remarks
 
-    if compare and not changes:
+    if out.compare and not changes:
         raise RequestError("--compare needs at least one change, as in --compare kv=fp8 weights=int4 tp=2")
-    options: dict[str, Any] = {
-        "hardware": hardware, "link": link, "weights": weights, "kv": kv, "activations": activations, "page": page,
-        "scheme": {"replicas": replicas, "tp": tp, "ep": ep, "pp": pp},
-    }  # fmt: skip
-    known, note, deployment = _deployment(model, options)
-    name, load = known.name, shape(batch, context, prompt, output, deployment.spec.max_position_embeddings)
+    check_unused(ask, _chosen(machine, size, out))
+    if ask.users is not None:
+        _answer(model, changes, machine, size, ask, out.json_output)
+        return
+    known, note, deployment = _deployment(model, _options(machine, size, machine.hardware or DEFAULT_HARDWARE))
+    name, batch = known.name, 1 if size.batch is None else size.batch
+    load = shape(batch, size.context, size.prompt, size.output, deployment.spec.max_position_embeddings)
     if known.denoises:
         from ridgeline.cli.show.plan_denoise import plan_denoiser
 
-        unsupported = {"changes": changes, "--slo": slo, "--explain": explain, "--plot": plot}
-        plan_denoiser(name, deployment, load, note, unsupported, json_output)
+        unsupported = {"changes": changes, "--slo": out.slo, "--explain": out.explain, "--plot": out.plot}
+        plan_denoiser(name, deployment, load, note, unsupported, out.json_output)
         return
-    if changes and not compare:
+    if changes and not out.compare:
         deployment = change(deployment, ",".join(changes), find_draft).deployment
-    rows = ranked(deployment, load, changes or [], find_draft) if compare else ()
-    report = _report(name, deployment, load, slo, rows, explain) | {"times": note}
-    if weights and (made := how_to_make(weights)):
+    rows = ranked(deployment, load, changes or [], find_draft) if out.compare else ()
+    said = [*narrowed(known, deployment, size.weights), *remarks(deployment)]
+    compared = changes if out.compare else None
+    report = _report(name, deployment, load, out.slo, rows, out.explain, batch=size.batch, changes=compared)
+    report |= {"times": note, "remarks": said}
+    if size.weights and (made := how_to_make(size.weights)):
         report["weights"] = made
-    if plot:
+    if out.plot:
         from ridgeline.plan.picture import draw
         from ridgeline.plan.planner import Planner
 
-        draw(name, Planner(deployment), load, plot)
-    _print(report, json_output)
+        draw(name, Planner(deployment), load, out.plot)
+    _print(report, out.json_output)
+
+
+def _options(machine: MachineFlags, size: SizeFlags, hardware: str) -> dict[str, Any]:
+    """Return what `_deployment` takes."""
+    return {
+        "hardware": hardware, "link": machine.link, "weights": size.weights, "kv": size.kv, "page": size.page,
+        "activations": size.activations,
+        "scheme": {"replicas": machine.replicas, "tp": machine.tp, "ep": machine.ep, "pp": machine.pp},
+    }  # fmt: skip
+
+
+def _chosen(machine: MachineFlags, size: SizeFlags, out: OutputFlags) -> dict[str, Any]:
+    """Return the flags that --users has no use for, with what was given."""
+    return {
+        "--compare": out.compare, "--slo": out.slo, "--plot": out.plot, "--explain": out.explain,
+        "--batch": size.batch is not None, "--context": size.context, "--replicas": machine.replicas > 1,
+        "--ep": machine.ep > 1, "--pp": machine.pp > 1,
+    }  # fmt: skip
+
+
+def _answer(
+    model: str, changes: list[str] | None, flags: MachineFlags, size: SizeFlags, ask: AskFlags, as_json: bool
+) -> None:
+    """Answer --users for each machine that the flags allow."""
+    from dataclasses import replace
+
+    from ridgeline.cli.ask import answer_users, machines_of, question_of
+    from ridgeline.cli.simulate import draft_lines
+    from ridgeline.plan.ask import SLOWDOWN, Budget, slowed
+    from ridgeline.plan.changes import change
+    from ridgeline.plan.remarks import remarks
+
+    budget = Budget.parse(ask.budget, ask.dollars_per_hour)
+    question, deployments, said = question_of(ask, size.prompt, size.output), [], dict[str, None]()
+    for machine in machines_of(ask, flags.hardware, budget):
+        known, note, deployment = _deployment(model, _options(flags, size, machine))
+        if changes:
+            deployment = change(deployment, ",".join(changes), named_draft).deployment
+            said |= dict.fromkeys(draft_lines(deployment))
+        usual = 1.0 if deployment.hardware.is_measured else SLOWDOWN
+        factor = usual if ask.slowdown is None else ask.slowdown
+        said |= dict.fromkeys([*narrowed(known, deployment, size.weights), *remarks(deployment)])
+        said |= {slowdown_note(note, factor): None}
+        deployments.append(replace(deployment, hardware=slowed(deployment.hardware, factor)))
+    report = answer_users(known.name, deployments, ask, question, budget) | {"remarks": [*said, lengths_note(ask)]}
+    _print(report, as_json)
+
+
+def named_draft(name: str) -> Draft:
+    """Find a draft as `find_draft` does, with the hub id of a published model as its name, for commands to paste."""
+    from dataclasses import replace
+
+    from ridgeline.cli.flags.known import find_draft, find_known
+    from ridgeline.spec import ModelSpec
+
+    found = find_draft(name)
+    return replace(found, name=find_known(name).name) if isinstance(found.spec, ModelSpec) else found
+
+
+def slowdown_note(note: str, factor: float) -> str:
+    """Return what the times are."""
+    if factor == 1:
+        return note
+    return (
+        f"times are those of the roofline, multiplied by {factor:g} (--slowdown); 1.6 is the median of 44 published "
+        "results on GPUs"
+    )
+
+
+def lengths_note(ask: AskFlags) -> str:
+    """Return how requests arrive."""
+    return (
+        f"requests arrive at random; the lengths of prompts and answers vary by {ask.length_cv:.0%} around their means "
+        f"(--length-cv, --seed {ask.seed})"
+    )
 
 
 def _print(report: dict[str, Any], as_json: bool) -> None:
@@ -153,6 +275,10 @@ def _print(report: dict[str, Any], as_json: bool) -> None:
         import json
 
         print(json.dumps({k: v for k, v in report.items() if not k.startswith("_")}, indent=2))
+    elif "_answered" in report:
+        from ridgeline.cli.show.ask_tables import show_answer
+
+        show_answer(report)
     else:
         from ridgeline.cli.show.plan_tables import show_plan
 
@@ -184,6 +310,19 @@ def _deployment(model: str, options: dict[str, Any]) -> tuple[KnownModel, str, D
         note += f"; {scheme.devices} machines like this one are assumed, joined by {machine.link.name} at "
         note += f"{machine.link.bytes_per_s / 1e9:.1f} GB/s each"
     return known, note, Deployment(known.spec, machine, precision, scheme, page_tokens=options["page"])
+
+
+def narrowed(known: KnownModel, deployment: Deployment, weights: str | None) -> list[str]:
+    """Return a line if the published weights are planned in a narrower type that the user did not choose."""
+    from ridgeline.cli.flags.known import published_type
+
+    taken = published_type(known, deployment.hardware)
+    if weights is not None or taken == known.weights:
+        return []
+    return [
+        f"the weights are published in {known.weights}; they are planned in {taken}, as engines load them on this kind "
+        f"of machine (--weights {known.weights} plans them as published)"
+    ]
 
 
 def how_to_make(weights: str) -> str:
@@ -234,13 +373,20 @@ def shape(batch: int, context: int | None, prompt: int | None, output: int | Non
     return Load(batch, prompt, output)
 
 
-def _report(name: str, deployment: Deployment, load: Load, slo: str | None, rows: Any, explain: bool) -> dict[str, Any]:
-    """Return the report that --json prints. Names with a leading underscore are for the tables alone."""
+def _report(
+    name: str, deployment: Deployment, load: Load, slo: str | None, rows: Any, explain: bool, *,
+    batch: int | None = None, changes: list[str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the report that --json prints. Names with a leading underscore are for the tables alone.
+
+    batch: the only batch that --slo may take, or None. changes: changes that --compare ranks; None without it.
+    """
+    from ridgeline.cli.flags.known import find_draft
     from ridgeline.plan import report as r
     from ridgeline.plan.explain import explain as lines
     from ridgeline.plan.limits import Slo
     from ridgeline.plan.planner import Planner
-    from ridgeline.plan.slo import search
+    from ridgeline.plan.slo import each_within, search
 
     planner = Planner(deployment)
     found = r.plan_json(name, planner, load)
@@ -248,9 +394,14 @@ def _report(name: str, deployment: Deployment, load: Load, slo: str | None, rows
     if rows:
         found["compare"], found["_rows"] = r.compare_json(rows), rows
     if slo:
-        promise = Slo.parse(slo)
-        answer = search(deployment, load, promise)
-        found["slo"], found["_answer"], found["_promise"] = r.slo_json(promise, answer), answer, promise
+        found["_promise"] = promise = Slo.parse(slo)
+        if changes is None:
+            found["_answer"] = answer = search(deployment, load, promise, batch)
+            found["slo"] = r.slo_json(promise, answer)
+        else:
+            found["_within"] = each = each_within(deployment, load, promise, changes, find_draft, batch)
+            settings = [r.setting_json(promise, s) for s in each]
+            found["slo"] = {"promise_s": promise.limits, "changes": settings}
     if explain:
         found["explain"] = dict(lines(planner, load))
     return found

@@ -56,8 +56,9 @@ def replay(
         arguments = values_of(work, load, engine, model=model, slo=slo, json_output=json_output, plot=plot)
         s.print_json(arguments, measured)
         return
+    from ridgeline.cli.show.simulated import report_tables
     from ridgeline.cli.show.tables import screen, show
 
     refused = f"; {found.refused:,} refused" if found.refused else ""
     line = f"{model}: {found.requests:,} requests in {found.duration_s:,.1f} s{refused}"
-    show(screen(), line, *s.report_tables(found))
+    show(screen(), line, *report_tables(found))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -12,9 +12,8 @@ from ridgeline.cli.flags.groups import grouped, values_of
 from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
-    from ridgeline.cli.show.tables import Table
     from ridgeline.plan.planner import Deployment
-    from ridgeline.sim import Drafts, Percentiles, Report, Settings, Simulated, StepCost, Workload
+    from ridgeline.sim import Drafts, Settings, Simulated, StepCost, Workload
     from ridgeline.sim.book import Run
 
 _WORK, _MACHINE, _DRAFTS, _OUT = "Workload", "Machine", "Speculative decoding", "Output"
@@ -80,7 +79,12 @@ Truncate = Annotated[bool, _option(_WORK, "--truncate", help="Shorten requests t
 Seed = Annotated[int, _option(_WORK, "--seed", help="Random seed for arrivals, lengths and routing. Default: 0.")]
 Hardware = Annotated[
     str,
-    _option(_MACHINE, "--hardware", help="Machine: h100, mi300x, rtx4090 ..., or local for this one. Default: h100."),
+    _option(
+        _MACHINE,
+        "--hardware",
+        help="Machine: h100, mi300x, rtx4090 ..., local for this one, or a file: NAME.toml with the figures of a "
+        "machine, or NAME.json of `ridgeline calibrate --out`. Default: h100.",
+    ),
 ]
 StepTimes = Annotated[
     str | None,
@@ -94,9 +98,30 @@ MaxModelLen = Annotated[
     int | None,
     _option(_MACHINE, "--max-model-len", help="Longest context in tokens. Default: the model's."),
 ]
-MaxNumSeqs = Annotated[int, _option(_MACHINE, "--max-num-seqs", help="Most sequences in one step. Default: 256.")]
+MaxNumSeqs = Annotated[
+    int | None,
+    _option(
+        _MACHINE,
+        "--max-num-seqs",
+        help="Most sequences in one step. Default: 256; on a calibrated machine what `ridgeline explain` chooses.",
+    ),
+]
 MaxNumBatchedTokens = Annotated[
-    int, _option(_MACHINE, "--max-num-batched-tokens", help="Most tokens in one step. Default: 512.")
+    int | None,
+    _option(
+        _MACHINE,
+        "--max-num-batched-tokens",
+        help="Most tokens in one step. Default: 512; on a calibrated machine what `ridgeline explain` chooses.",
+    ),
+]
+Host = Annotated[
+    str | None,
+    _option(
+        _MACHINE,
+        "--host-times",
+        help="Times of the host's work: request=1ms,prompt_token=2us,sent_token=20us,step=100us,token=5us. "
+        "Default: none, the engine alone.",
+    ),
 ]
 BlockSize = Annotated[int, _option(_MACHINE, "--block-size", help="Tokens of a page of the KV cache. Default: 16.")]
 Speculative = Annotated[
@@ -163,7 +188,7 @@ class DeploymentFlags:
     changes: Changes = None
     hardware: Hardware = "h100"
     step_times: StepTimes = None
-    max_num_batched_tokens: MaxNumBatchedTokens = 512
+    max_num_batched_tokens: MaxNumBatchedTokens = None
     block_size: BlockSize = 16
 
 
@@ -187,7 +212,8 @@ def simulate(
     replicas: Replicas = 1,
     routing: RoutingOption = Routing.round_robin,
     max_model_len: MaxModelLen = None,
-    max_num_seqs: MaxNumSeqs = 256,
+    max_num_seqs: MaxNumSeqs = None,
+    host_times: Host = None,
     slo: SloLimits = None,
     json_output: JsonOutput = False,
     plot: Plot = None,
@@ -197,17 +223,20 @@ def simulate(
     from ridgeline.cli.show.progress import requests_bar
     from ridgeline.sim import Slo, settings
     from ridgeline.sim import simulate as run
+    from ridgeline.sim.host import HostTimes
     from ridgeline.sim.routing import ROUTES
 
     limits = Slo.parse(slo) if slo else None
     name, times, deployment = deployment_of(model, machine, drafts)
-    chosen = settings(deployment, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+    seqs = min(step_sizes(deployment).seqs, deployment.chunk) if max_num_seqs is None else max_num_seqs
+    chosen = settings(deployment, max_model_len=max_model_len, max_num_seqs=seqs)
     workload = workload_of(work, chosen.max_model_len)
     with requests_bar(len(workload.requests)) as over:
         found = run(
             workload, chosen, step_cost(deployment, machine.step_times), replicas=replicas,
             route=ROUTES[routing.value], slo=limits, seed=work.seed, every_step=every_step,
             drafts=simulated_drafts(deployment, drafts), on_over=over,
+            host=HostTimes.parse(host_times) if host_times else None,
         )  # fmt: skip
     title = _title(name, deployment, work, replicas, routing)
     if plot:
@@ -217,7 +246,8 @@ def simulate(
     if json_output:
         arguments = values_of(
             work, machine, drafts, model=model, replicas=replicas, routing=routing.value, max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs, slo=slo, json_output=json_output, plot=plot, every_step=every_step,
+            max_num_seqs=max_num_seqs, host_times=host_times, slo=slo, json_output=json_output, plot=plot,
+            every_step=every_step,
         )  # fmt: skip
         print_json(arguments, found.run, times=times, speculation=_speculation(deployment))
     else:
@@ -226,6 +256,8 @@ def simulate(
 
 def deployment_of(model: str, flags: DeploymentFlags, drafts: DraftFlags | None = None) -> tuple[str, str, Deployment]:
     """Return the model's name, a note on where the step times come from, and the model on its machine."""
+    from dataclasses import replace
+
     from ridgeline.cli.flags.known import find_draft, find_known_writer, local_gpu, precision_of
     from ridgeline.cost.calibration import find_machine
     from ridgeline.plan.changes import change
@@ -234,12 +266,29 @@ def deployment_of(model: str, flags: DeploymentFlags, drafts: DraftFlags | None 
     found, note = find_machine(flags.hardware, local_gpu)
     known = find_known_writer(model, on_cpu=found.kind == "cpu")
     times = f"step times come from {flags.step_times}" if flags.step_times else note
-    deployment = Deployment(
-        known.spec, found, precision_of(known, found), page_tokens=flags.block_size, chunk=flags.max_num_batched_tokens
-    )
+    tokens = flags.max_num_batched_tokens
+    deployment = Deployment(known.spec, found, precision_of(known, found), page_tokens=flags.block_size)
+    deployment = replace(deployment, chunk=step_sizes(deployment).tokens if tokens is None else tokens)
     if flags.changes:
         deployment = change(deployment, ",".join(flags.changes), find_draft).deployment
     return known.name, times, with_drafts(deployment, drafts) if drafts else deployment
+
+
+class StepSizes(NamedTuple):
+    """Most sequences and most tokens of a step."""
+
+    seqs: int
+    tokens: int
+
+
+def step_sizes(deployment: Deployment) -> StepSizes:
+    """Return what an engine chooses: by the calibration of its machine, else the defaults of `ridgeline serve`."""
+    from ridgeline.settings.advice import advise
+
+    advice = advise(deployment)
+    if advice is None:
+        return StepSizes(256, 512)
+    return StepSizes(advice.max_num_seqs, advice.max_num_batched_tokens)
 
 
 def with_drafts(deployment: Deployment, flags: DraftFlags) -> Deployment:
@@ -361,6 +410,7 @@ def _title(name: str, deployment: Deployment, work: WorkloadFlags, replicas: int
 
 
 def _print(title: str, times: str, found: Simulated, chosen: Settings, deployment: Deployment) -> None:
+    from ridgeline.cli.show.simulated import report_tables
     from ridgeline.cli.show.tables import screen, show
 
     r = found.report
@@ -384,68 +434,3 @@ def draft_lines(deployment: Deployment) -> list[str]:
         return []
     name = s.draft.name if s.draft else f"anything that costs {s.draft_cost:g} steps a draft"
     return [f"drafts: {name}, {s.depth} at most; acceptance {s.acceptance_text} ({s.source})"]
-
-
-def report_tables(r: Report) -> tuple[Table, Table]:
-    """Return the tables of latencies and of rates."""
-    return _latencies(r), _rates(r)
-
-
-def spread_table(*more: str) -> Table:
-    """Return an empty table of latencies. more: names of the columns after the percentiles."""
-    from ridgeline.cli.show.tables import Column, Table
-
-    return Table(
-        "",
-        (
-            Column("per request", right=False), Column("mean"), Column("p50"), Column("p90", drop=2),
-            Column("p95", drop=1), Column("p99"), Column("max", drop=3), *(Column(name) for name in more),
-        ),
-    )  # fmt: skip
-
-
-def _latencies(r: Report) -> Table:
-    table = spread_table()
-    rows: list[tuple[str, Percentiles | None]] = [
-        ("TTFT, with queueing", r.ttft_s), ("TPOT", r.tpot_s), ("between two tokens", r.itl_s),
-        ("end to end", r.e2e_s),
-    ]  # fmt: skip
-    for name, p in rows:
-        if p is not None:
-            table.add_row(name, *map(_time, (p.mean, p.p50, p.p90, p.p95, p.p99, p.max)))
-    return table
-
-
-def _rates(r: Report) -> Table:
-    from ridgeline.cli.show.tables import Column, Table
-    from ridgeline.plan.units import decimal_bytes as size
-
-    table = Table("", (Column("", right=False), Column("value", right=False, wraps=True)), has_header=False)
-    limits = {"TTFT": r.slo and r.slo.ttft_s, "TPOT": r.slo and r.slo.tpot_s, "end to end": r.slo and r.slo.e2e_s}
-    if r.goodput is not None and r.attainment is not None:
-        asked = ", ".join(f"{name} {_time(limit)}" for name, limit in limits.items() if limit)
-        table.add_row("goodput", f"{r.goodput:,.2f} requests/s; {r.attainment:.1%} of all stay within {asked}")
-    table.add_row(
-        "throughput",
-        f"{r.requests_per_s:,.2f} requests/s, {r.output_tokens_per_s:,.0f} tokens/s out, "
-        f"{r.total_tokens_per_s:,.0f} in and out",
-    )
-    table.add_row("replicas busy", f"{r.utilization:.1%} of the time")
-    if (d := r.drafts) is not None:
-        share = "" if d.drafting_share is None else f"; drafting takes {d.drafting_share:.1%} of the busy time"
-        table.add_row(
-            "drafts",
-            f"{d.tokens_per_verification:.2f} tokens a verification; {d.num_accepted:,} of {d.num_drafts:,} accepted"
-            f"{share}",
-        )
-    table.add_row("batch", f"mean {r.mean_batch:,.1f} sequences a step, {r.mean_waiting:,.1f} waiting, per replica")
-    table.add_row(
-        "state", f"mean {size(r.mean_used_bytes)}, peak {size(r.peak_bytes)} of {size(r.state_bytes)}, per replica"
-    )
-    table.add_row("prefix hits", f"{r.hit_rate:.1%} of prompt tokens")
-    table.add_row("preemptions", f"{r.preemptions:,}")
-    return table
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1e3:,.2f} ms"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +45,8 @@ def verify(
     load_format: o.LoadFormat = "auto",
     revision: o.Revision = None,
     kv_cache_dtype: o.KVCacheDType = "auto",
+    attention: o.Attention = "exact",
+    ops: o.Ops = None,
 ) -> None:
     """Check that answers do not depend on how they are served: chunks, prefix hits, batches, preemption, forks, pages.
 
@@ -57,19 +59,22 @@ def verify(
     options = {
         "cache": "off", "device": device, "dtype": dtype, "weights": weights, "activations": activations,
         "max_model_len": max_model_len, "load_format": load_format, "revision": revision, "seed": seed,
-        "kv_cache_dtype": kv_cache_dtype,
+        "kv_cache_dtype": kv_cache_dtype, "attention": attention, "ops": o.parse_ops(ops),
     }  # fmt: skip
     llm = load(model, options)
+    from ridgeline.ops.arithmetic import arithmetic_lines
     from ridgeline.verify import verify
 
+    arithmetic = arithmetic_lines(llm.loaded.model.formats.formats, table=llm.loaded.table)
     with _cases_bar() as on_case:
         report = verify(llm.loaded, llm.tokenizer, quick=quick, seed=seed, on_case=on_case)
     if json_output:
         import json
 
-        print(json.dumps({"model": model, **report.to_json()}, indent=2, allow_nan=False))
+        found = {"model": model, "arithmetic": arithmetic, **report.to_json()}
+        print(json.dumps(found, indent=2, allow_nan=False))
     else:
-        print_report(report)
+        print_report(report, arithmetic)
     if not report.equal:
         raise typer.Exit(1)
 
@@ -116,11 +121,11 @@ def _cases_bar() -> Iterator[Callable[[CaseResult, int], None]]:
         yield done
 
 
-def print_report(report: Report) -> None:
-    """Print the matrix of cases as a table, every difference, and a summary."""
+def print_report(report: Report, arithmetic: Sequence[str] = ()) -> None:
+    """Print the matrix of cases as a table, every difference, the arithmetic of products, and a summary."""
     from ridgeline.cli.show.tables import screen, show
 
-    show(screen(), matrix_table(report), *_remarks(report), _sum(report))
+    show(screen(), matrix_table(report), *_remarks(report), *arithmetic, _sum(report))
 
 
 def matrix_table(report: Report) -> Table:

@@ -9,11 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
+from ridgeline.archs import OUR_MODEL_TYPE
 from ridgeline.compress.changed import ChangedWeights
 from ridgeline.compress.compare import Comparison, compare
 from ridgeline.compress.data import NAMED, Samples, read_samples
+from ridgeline.compress.elsewhere import checked_elsewhere
 from ridgeline.compress.folder import Format, changed_model, config_for, read_back, write_folder
-from ridgeline.compress.price import FILE, PriceReport, machine_note, price
+from ridgeline.compress.price import FILE, PriceReport, machine_note, prices_of
 from ridgeline.compress.write import write_json
 from ridgeline.errors import RequestError
 from ridgeline.load.tokenizer import Tokenizer
@@ -48,11 +50,12 @@ class SampleOptions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A title that says what was done, the name of the result in the report, and the format of its config."""
+    """A title that says what was done, the name of the result in the report, the format of its config, and remarks."""
 
     title: str
     name: str
     format: Format
+    notes: tuple[str, ...] = ()
 
 
 def deliver(
@@ -67,10 +70,16 @@ def deliver(
     on_progress("writing", 0, 1)
     write_folder(folder, original, weights, config, names)
     made = changed_model(original, weights)
-    off = read_back(folder, made, _some_ids(original, samples))
+    ids, family = _some_ids(original, samples), config["model_type"]
+    off, elsewhere = read_back(folder, made, ids), ""
+    if family not in (OUR_MODEL_TYPE, original.checkpoint.config.get("model_type")):
+        elsewhere = checked_elsewhere(folder, family, made, ids)
     comparison = None if samples is None else _compared(original, made, facts.name, samples, on_progress)
-    prices = {"original": price(original, original.spec), facts.name: price(original, weights.spec)}
-    notes = (*(() if samples is None else samples.notes), *((note,) if note else ()))
+    threads = original.table.driver.threads if original.table.driver else None
+    on_progress("measuring the speed", 0, 1)
+    folders = {"original": original.checkpoint.folder, facts.name: folder}
+    prices, remarks = prices_of(original, weights.spec, folders, threads)
+    notes = (*facts.notes, *(() if samples is None else samples.notes), *filter(None, (note, elsewhere)), *remarks)
     report = PriceReport(facts.title, prices, comparison, off, weights.kept, source, machine_note(), notes)
     write_json(folder / FILE, report.to_json())
     return report

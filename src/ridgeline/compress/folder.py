@@ -13,6 +13,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from ridgeline.archs import OUR_MODEL_TYPE
 from ridgeline.archs.edit import described, said_by_family
 from ridgeline.compress.changed import ChangedWeights
 from ridgeline.compress.write import copy_small_files, write_json
@@ -64,7 +65,7 @@ def changed_model(original: LoadedModel, weights: ChangedWeights) -> LoadedModel
 def config_for(original: LoadedModel, weights: ChangedWeights, format: Format) -> tuple[dict[str, Any], Any, str]:
     """Return the config of the result, the names of its weights, and a note about its format.
 
-    Raises RequestError if the family's config is asked for and cannot say the sizes.
+    Raises RequestError if a family's config is asked for and none can say the sizes.
     """
     kept = list(weights.kept)
     checkpoint = original.checkpoint
@@ -72,10 +73,10 @@ def config_for(original: LoadedModel, weights: ChangedWeights, format: Format) -
     if config is not None and format != "ridgeline":
         keys = {key.removeprefix(checkpoint.family.names.optional_prefix) for key in open_tensors(checkpoint)}
         return config, checkpoint.family.names.fitting(original.spec, keys), ""
-    if format == "family":
-        raise RequestError(f"format (--format) family: {reason}; take --format ridgeline, or uniform sizes")
     config, names = described(weights.spec)
     kind = config["model_type"]
+    if format == "family" and kind == OUR_MODEL_TYPE:
+        raise RequestError(f"format (--format) family: {reason}; take --format ridgeline, or uniform sizes")
     return config, names, f"{reason}; the folder has a {kind} config" if reason and format == "auto" else ""
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ridgeline.compress.compare import Comparison
 from ridgeline.cost.calibration import this_machine
 from ridgeline.cost.precision import cpu_precision
+from ridgeline.measure.rate import Rate, measure_rate, rate_notes
 from ridgeline.plan.planner import Deployment, Load, Planner
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.spec import ModelSpec
-from ridgeline.spec.storage import EXACT, default_storage
+from ridgeline.spec.storage import default_storage
 
 FILE = "price_report.json"
 CONTEXT = 512  # tokens of the sequence whose decode is predicted, or the model's longest context if that is shorter
@@ -24,19 +26,22 @@ class Price:
     """The cost of a model.
 
     state_bytes: bytes of state that each token adds, at the start of a sequence. recurrent_bytes: bytes of recurrent
-    state of a sequence. tokens_per_s: decode of one sequence, as the planner predicts it for this machine.
+    state of a sequence. predicted, measured: tokens per second of decode of one sequence, as the planner predicts it,
+    and as it was measured on this machine; None if they are not known.
     """
 
     params: int
     state_bytes: int
     recurrent_bytes: int
-    tokens_per_s: float
+    predicted: float | None
+    measured: float | None
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers by name."""
         return {
             "params": self.params, "state_bytes_per_token": self.state_bytes,
-            "recurrent_state_bytes": self.recurrent_bytes, "predicted_tokens_per_s": self.tokens_per_s,
+            "recurrent_state_bytes": self.recurrent_bytes, "predicted_tokens_per_s": self.predicted,
+            "measured_tokens_per_s": self.measured,
         }  # fmt: skip
 
 
@@ -76,17 +81,36 @@ class PriceReport:
         return out
 
 
-def price(loaded: LoadedModel, spec: ModelSpec) -> Price:
-    """Return the price of a model whose weights have the types of `loaded`."""
-    storage, (machine, _) = default_storage(loaded.dtype), this_machine()
-    context = min(CONTEXT, spec.max_position_embeddings)
+def price(deployment: Deployment, load: Load, rate: Rate | None = None) -> Price:
+    """Return the price of a deployed model. load: the sequence to decode. rate: the measured speed on this machine."""
+    spec, precision, sizes = deployment.spec, deployment.precision, {False: 0, True: 0}
+    for layer in spec.layers:
+        if layer.mixer and (state := layer.mixer.state()).elements:
+            row = state.parts[-1][-1]
+            sizes[state.snapshot] += round(precision.state_bytes(state.elements, row, snapshot=state.snapshot))
+    speed = Planner(deployment).figures(load).tokens_per_s
+    measured = None if rate is None else rate.tokens_per_s
+    return Price(spec.num_params(), sizes[False], sizes[True], speed, measured)
+
+
+def prices_of(
+    loaded: LoadedModel, spec: ModelSpec, folders: Mapping[str, Path], threads: int | None
+) -> tuple[dict[str, Price], tuple[str, ...]]:  # fmt: skip
+    """Return the prices on this machine of a model and of one that was made from it, and remarks about them.
+
+    spec: the spec of the second one. folders: both, by name. threads: threads of the kernels.
+    """
+    machine = this_machine()[0]
+    precision = cpu_precision(loaded.dtype, default_storage(loaded.dtype).dtype, machine)
+    context = min(CONTEXT, spec.max_position_embeddings, loaded.spec.max_position_embeddings)
     answer = max(1, context // ANSWER_SHARE)
-    planner = Planner(Deployment(spec, machine, cpu_precision(loaded.dtype, storage.dtype, machine)))
-    states = [layer.mixer.state() for layer in spec.layers if layer.mixer]
-    row = sum(storage.part_bytes(part) for state in states if not state.snapshot for part in state.parts)
-    recurrent = sum(EXACT.part_bytes(part) for state in states if state.snapshot for part in state.parts)
-    speed = planner.figures(Load(1, max(1, context - answer), answer)).tokens_per_s
-    return Price(spec.num_params(), row, recurrent, speed)
+    load = Load(1, max(1, context - answer), answer)
+    rates = {name: measure_rate(str(folder), load.prompt, load.output, threads) for name, folder in folders.items()}
+    prices = {
+        name: price(Deployment(own, machine, precision), load, rates[name])
+        for name, own in zip(folders, (loaded.spec, spec), strict=True)
+    }
+    return prices, rate_notes(rates, context)
 
 
 def machine_note() -> str:

@@ -16,9 +16,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ridgeline.catalog.hardware_file import read_hardware
 from ridgeline.catalog.machines import hardware
-from ridgeline.cost.gpu_calibration import GPU_REMEDY, calibrated_gpu
-from ridgeline.spec.folders import cache_folder, write_whole
+from ridgeline.cost.gpu_calibration import FORMAT as GPU_FORMAT
+from ridgeline.cost.gpu_calibration import (
+    GPU_REMEDY,
+    MEASURED_CEILINGS,
+    GpuCalibration,
+    GpuRates,
+    calibrated_gpu,
+    machine_of_gpu,
+)
+from ridgeline.errors import RequestError
+from ridgeline.spec.folders import cache_folder, read_text, write_whole
 from ridgeline.spec.hardware import HardwareSpec, Link
 from ridgeline.spec.rates import Curve, Passes, Rates
 from ridgeline.system import cpu_name, num_cores, total_bytes
@@ -26,6 +36,7 @@ from ridgeline.system import cpu_name, num_cores, total_bytes
 FORMAT = 2  # format of the files; it increases when the meaning of a field changes
 GENERIC = "cpu-laptop"  # used for a machine that is not calibrated
 LOCAL = "local"
+MOST_BYTES = 1 << 20  # of a file with a calibration; ours have about 20 kB
 REMEDY = "run `ridgeline calibrate`, which measures it in half a minute"
 
 
@@ -100,6 +111,43 @@ def read_rates(value: Mapping[str, Any]) -> Rates:
     )  # fmt: skip
 
 
+def carry(found: Calibration | GpuCalibration, path: Path) -> None:
+    """Write a calibration of this machine to a file that another machine reads. Raises OSError.
+
+    The file also has the size of the memory, which the other machine cannot ask for.
+    """
+    own = {"kind": "cpu", "format": FORMAT, "memory_bytes": total_bytes()}
+    gpu = {"kind": "gpu", "format": GPU_FORMAT}
+    write_whole(path, json.dumps((own if isinstance(found, Calibration) else gpu) | asdict(found), indent=1))
+
+
+def carried(path: Path) -> tuple[HardwareSpec, str]:
+    """Return the machine of a file that `carry` wrote, and a line that says how far its times can be trusted.
+
+    Raises RequestError for any other file.
+    """
+    wrong = f"--hardware {path} is no calibration; write one with `ridgeline calibrate --out {path.name}`"
+    try:
+        value = json.loads(read_text(path, MOST_BYTES))
+        kind, written = value.pop("kind"), value.pop("format")
+        if (kind, written) not in (("cpu", FORMAT), ("gpu", GPU_FORMAT)):
+            raise RequestError(f"{wrong}, with the version of Ridgeline that reads it")
+        if kind == "gpu":
+            gpu = GpuCalibration(**value | {"rates": GpuRates(**value["rates"])})
+            machine = machine_of_gpu(gpu)
+            return machine, f"{machine.name}, calibrated on {gpu.date}, as {path} says: {MEASURED_CEILINGS}"
+        memory, date = int(value.pop("memory_bytes")), str(value["date"])
+        found = machine_of(Calibration(**value | {"rates": read_rates(value["rates"])}))
+        name = found.name.removeprefix("this machine (").removesuffix(")")
+        return replace(found, name=name, memory_bytes=memory), (
+            f"{name}, calibrated on {date}, as {path} says: times are predictions for this engine there"
+        )
+    except OSError as e:
+        raise RequestError(f"--hardware {path} cannot be read: {e.strerror or e}") from None
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        raise RequestError(wrong) from None
+
+
 def machine_of(found: Calibration) -> HardwareSpec:
     """Return a machine as it was measured. Its peaks are the best rates that its kernels reach.
 
@@ -140,9 +188,11 @@ def this_machine() -> tuple[HardwareSpec, str]:
 
 
 def find_machine(name: str, gpu: Callable[[], Mapping[str, str] | None] = lambda: None) -> tuple[HardwareSpec, str]:
-    """Return a machine by its name, `local` for this one, and a line that says how far its times can be trusted.
+    """Return a machine, and a line that says how far its times can be trusted.
 
-    gpu: returns the facts of this machine's GPU, or None. `local` is the GPU if it is calibrated, else the CPU.
+    name: a name of the catalog, `local` for this machine, or a file: TOML that describes a machine
+    (catalog/hardware_file.py), or a calibration of another one. gpu: returns the facts of this machine's GPU, or None.
+    `local` is the GPU if it is calibrated, else the CPU.
     Raises RequestError with the nearest names.
     """
     if name.lower() == LOCAL:
@@ -154,7 +204,9 @@ def find_machine(name: str, gpu: Callable[[], Mapping[str, str] | None] = lambda
             return found, note
         machine, line = this_machine()
         return machine, f"{line}; this is the CPU, because {facts['gpu']} is not calibrated: {GPU_REMEDY}"
-    return hardware(name), (
+    if (path := Path(name)).suffix.lower() == ".json":
+        return carried(path)
+    return read_hardware(path) if path.suffix.lower() == ".toml" else hardware(name), (
         "times are lower bounds by the roofline: each operation takes as long as its arithmetic or its bytes at peak "
         "rates, whichever takes longer. Kernel launches and the host's work are not included"
     )

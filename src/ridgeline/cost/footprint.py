@@ -70,12 +70,16 @@ class Memory:
         chunk: Tokens of prompts in one step.
         drafts: Draft tokens of a sequence in one step.
         draft: Model or head that proposes them on the same device, over the same pages; None without one.
+        kept_weights, kept_state: Shares of the weights and of the state that are on the device; the others are in the
+            host's memory.
     """
 
     def __init__(
         self, spec: ModelSpec, precision: Precision, hardware: HardwareSpec, scheme: Scheme, *, page_tokens: int,
-        chunk: int, drafts: int = 0, draft: ModelSpec | HeadSpec | None = None,
+        chunk: int, drafts: int = 0, draft: ModelSpec | HeadSpec | None = None, kept_weights: float = 1.0,
+        kept_state: float = 1.0,
     ) -> None:  # fmt: skip
+        self._kept_state = kept_state
         self._spec, self._precision, self._hardware, self._scheme = spec, precision, hardware, scheme
         self._chunk, self._drafts, self._draft = chunk, drafts, draft
         self.weight_bytes = _weight_bytes(spec, precision, hardware, scheme)
@@ -97,6 +101,7 @@ class Memory:
                 if isinstance(draft, ModelSpec)
                 else HeadWorkspace(draft, own, on_cpu=on_cpu, drafts=drafts)
             )
+        self.weight_bytes *= kept_weights
 
     def with_chunk(self, chunk: int) -> Memory:
         """Return a copy with another number of tokens of prompts in one step."""
@@ -110,6 +115,7 @@ class Memory:
         own = -(-batch // scheme.ep)
         pages = [own * group.most_pages(context) + 1 for group in self.groups]
         size = sum(n * group.page_bytes for n, group in zip(pages, self.groups, strict=True)) / scheme.pp
+        size *= self._kept_state
         tokens = max(self._chunk, own * (1 + self._drafts))
         workspace = self._step_bytes(tokens, own, context)
         logits = self._workspace.logits(tokens, own)
@@ -139,7 +145,7 @@ class Memory:
     def sequence_bytes(self, context: int) -> float:
         """Return the bytes of state of one sequence on one device, by the formula."""
         own = formula_bytes(self._spec, self._precision, context, tp=self._scheme.tp) / self._scheme.pp
-        return own + self.draft_sequence_bytes(context)
+        return (own + self.draft_sequence_bytes(context)) * self._kept_state
 
     def draft_sequence_bytes(self, context: int) -> float:
         """Return the part of `sequence_bytes` that is the draft's."""

@@ -18,6 +18,10 @@ from ridgeline.spec.hardware import HardwareSpec, Link
 
 FORMAT = 1  # format of the files; it increases when the meaning of a field changes
 GPU_REMEDY = "run `ridgeline calibrate --device cuda`, which measures it in half a minute"
+MEASURED_CEILINGS = (
+    "times are the roofline of measured ceilings, with the time of a CUDA graph and of each of its kernels; nobody has "
+    "compared them with a run yet"
+)
 SLICES = 2  # products of bfloat16 that stand for one product of a matrix with exact activations (docs/gpu.md)
 
 
@@ -102,6 +106,7 @@ def machine_of_gpu(found: GpuCalibration) -> HardwareSpec:
         op_overhead_s=rates.node_s,
         step_overhead_s=rates.graph_s,
         kind="gpu",
+        host=Link("copies from the host", rates.to_device_bytes_per_s, 0.0, said),
         sources={"memory": "as the driver reports", "bandwidth": f"copying, {said}", "operations": said, "link": said},
     )
 
@@ -114,7 +119,4 @@ def calibrated_gpu(machine: Mapping[str, str]) -> tuple[HardwareSpec | None, str
     found = load_gpu(machine)
     if found is None:
         return None, f"no prediction: {machine['gpu']} is not calibrated; {GPU_REMEDY}"
-    return machine_of_gpu(found), (
-        f"{machine['gpu']}, calibrated on {found.date}: times are the roofline of measured ceilings, with the time of "
-        "a CUDA graph and of each of its kernels; nobody has compared them with a run yet"
-    )
+    return machine_of_gpu(found), f"{machine['gpu']}, calibrated on {found.date}: {MEASURED_CEILINGS}"

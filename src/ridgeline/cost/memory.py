@@ -9,7 +9,7 @@ Not counted: the prompt and the answer of each request, which grow with the call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ridgeline.spec import ChannelMixer, ModelSpec, TokenMixer
 from ridgeline.spec.groups import StateGroup
@@ -85,9 +85,17 @@ class Workspace:
         if self._on_cpu and not any(group.snapshot for group in self._groups):
             held += _recorded(size, self._spec, self._groups)
         if not self._on_cpu:
-            held += _recorded_on_gpu(size, self._spec, self._groups) + 2 * _partials(size, self._spec)
-            held += FLOAT * size.tokens * _absorbed(self._spec)
+            held += sum(self.on_gpu(size.tokens, max_seqs, length).values())
         return held + max(forward, _moves(size, self._groups, swap_bytes))
+
+    def on_gpu(self, max_tokens: int, max_seqs: int, length: int) -> Mapping[str, int]:
+        """Return the bytes that only a GPU needs, by use; the arguments are those of `bytes`."""
+        size = StepSize(max_tokens, max_seqs, length, self._block, self._drafts)
+        return {
+            "recorded steps": _recorded_on_gpu(size, self._spec, self._groups),
+            "partial sums of attention": 2 * _partials(size, self._spec),
+            "queries and results as long as latents": FLOAT * size.tokens * _absorbed(self._spec),
+        }
 
     def logits(self, max_tokens: int, max_seqs: int) -> int:
         """Return how many of these bytes, at most, are for logits, sampling and log probabilities."""

@@ -1,4 +1,4 @@
-"""Measure what quantizing a model's weights, activations or state costs in accuracy, on a short sample text.
+"""Measure what rounding a model's weights, activations, state or attention costs in accuracy, on a short sample text.
 
 This runs once for each model and format; the result is kept in the user's cache folder. For quantized weights, the two
 models are never in memory together: the original's logits are recorded first, layer by layer.
@@ -14,13 +14,14 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ridgeline.errors import RequestError, RidgelineError
-from ridgeline.evals.divergence import Recorded, measure_divergence
-from ridgeline.evals.documents import encode_text
+from ridgeline.evals.divergence import Divergence, Recorded, measure_divergence
+from ridgeline.evals.documents import Document, encode_text
 from ridgeline.load.fingerprint import model_fingerprint
 from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.ops import resolve_device
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
+from ridgeline.runtime.rounded import round_attention
 from ridgeline.spec.folders import cache_folder, write_whole
 from ridgeline.spec.quant import as_fields, format_of
 from ridgeline.spec.storage import EXACT
@@ -39,6 +40,13 @@ class Price:
     kl: float
     top1_agreement: float
     num_tokens: int
+
+
+def _described(price: Price) -> str:
+    return (
+        f"{price.kl:.2g} nats per token; the most likely token is the same for {price.top1_agreement:.1%} of "
+        f"{price.num_tokens} tokens of a sample text"
+    )
 
 
 class Appraisal:
@@ -78,10 +86,7 @@ class Appraisal:
         price = self._known or self._measure(loaded)
         if price is None:
             return f"{self._subject}: the accuracy cost is not known: {self._why_not}"
-        return (
-            f"{self._subject}: KL to the stored model is {price.kl:.2g} nats per token; the most likely token is the "
-            f"same for {price.top1_agreement:.1%} of {price.num_tokens} tokens of a sample text"
-        )
+        return f"{self._subject}: KL to the stored model is {_described(price)}"
 
     def _measure(self, loaded: LoadedModel) -> Price | None:
         recorded, self._recorded = self._recorded, None
@@ -97,6 +102,33 @@ class Appraisal:
         return price
 
 
+def describe_attention(
+    model: str, options: LoadOptions, tokenizer: str | None, loaded: LoadedModel, on_start: Callable[[str], None]
+) -> str:
+    """Let a model round its attention to bfloat16, and return a line about the accuracy cost.
+
+    The cost is that beside exact attention over the same state. Raises DeviceError where attention cannot be rounded.
+    """
+    driver = round_attention(loaded)
+
+    def measure(document: Document) -> Divergence:
+        driver.round_attention(rounds=False)
+        try:
+            exact = Recorded.of(loaded, [document])
+        finally:
+            driver.round_attention(rounds=True)
+        return exact.measure(loaded)
+
+    subject = "attention in bf16"
+    try:
+        price = _own_price(
+            model, options, tokenizer, on_start, subject, measure, state=loaded.storage.dtype, attention="bf16"
+        )
+    except RidgelineError as e:
+        return f"{subject}: the accuracy cost is not known: {e}"
+    return f"{subject}: KL to exact attention is {_described(price)}"
+
+
 def describe_state(
     model: str, options: LoadOptions, tokenizer: str | None, loaded: LoadedModel, on_start: Callable[[str], None]
 ) -> str:
@@ -104,21 +136,25 @@ def describe_state(
     weights.
     """
     name = loaded.storage.dtype
+    subject = f"state in {name}"
     try:
-        price = _state_price(model, options, tokenizer, loaded, on_start)
+        price = _own_price(
+            model, options, tokenizer, on_start, subject,
+            lambda document: measure_divergence(replace(loaded, storage=EXACT), loaded, [document]), state=name,
+        )  # fmt: skip
     except RidgelineError as e:
-        return f"state in {name}: the accuracy cost is not known: {e}"
-    return (
-        f"state in {name}: KL to float32 state is {price.kl:.2g} nats per token; the most likely token is the same for "
-        f"{price.top1_agreement:.1%} of {price.num_tokens} tokens of a sample text"
-    )
+        return f"{subject}: the accuracy cost is not known: {e}"
+    return f"{subject}: KL to float32 state is {_described(price)}"
 
 
-def _state_price(
-    model: str, options: LoadOptions, tokenizer: str | None, loaded: LoadedModel, on_start: Callable[[str], None]
-) -> Price:
-    """Measure or look up the cost. Both passes use the model that is loaded. Raises RidgelineError if nothing can be
-    measured.
+def _own_price(
+    model: str, options: LoadOptions, tokenizer: str | None, on_start: Callable[[str], None], subject: str,
+    measure: Callable[[Document], Divergence], **key: str,
+) -> Price:  # fmt: skip
+    """Measure or look up a cost for which the model that is loaded makes both passes.
+
+    key: more settings that the cost depends on, besides the model and its options. Raises RidgelineError if nothing can
+    be measured.
     """
     if options.load_format == "dummy":
         raise RequestError("the weights are random")
@@ -126,14 +162,13 @@ def _state_price(
     with_tokenizer = find_model(tokenizer, files=SMALL_FILES) if tokenizer else folder
     if not any(with_tokenizer.glob("tokenizer*")):
         raise RequestError("there is no tokenizer for the sample text")
-    name = loaded.storage.dtype
-    path = cache_folder() / "prices" / f"{_key(folder, with_tokenizer, options, state=name)}.json"
+    path = cache_folder() / "prices" / f"{_key(folder, with_tokenizer, options, **key)}.json"
     if (known := _read(path)) is not None:
         return known
-    on_start(f"state in {name} on {model}: measuring the accuracy cost on a sample text, once")
+    on_start(f"{subject} on {model}: measuring the accuracy cost on a sample text, once")
     text = SAMPLE.read_text(encoding="utf-8")
     document = encode_text(text, Tokenizer.from_folder(with_tokenizer), MAX_TOKENS, "the sample text")
-    found = measure_divergence(replace(loaded, storage=EXACT), loaded, [document])
+    found = measure(document)
     price = Price(found.kl.value, found.top1_agreement.value, found.original.num_tokens)
     _write(path, price)
     return price

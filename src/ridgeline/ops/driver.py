@@ -108,6 +108,14 @@ class Driver(Protocol):
         """Return the seconds that kernels have run so far; 0 where nobody counts them."""
         ...
 
+    def rounded_refusal(self) -> str:
+        """Return why attention over keys and values of 16 bits cannot be rounded to bfloat16; empty if it can."""
+        ...
+
+    def round_attention(self, *, rounds: bool) -> None:
+        """Choose whether such attention is rounded from now on. Call it between steps, and only if it can be."""
+        ...
+
     def recorder(self) -> Recorder:
         """Return a new recorder."""
         ...

@@ -196,6 +196,14 @@ def _prefix(d: Deployment, value: str) -> Applied:
     return replace(d, prefix_hit=float(value)), "nothing; it needs prompts that share their beginning"
 
 
+def _offload(d: Deployment, value: str) -> Applied:
+    part, sign, share = value.partition(":")
+    if not sign or part not in ("weights", "state"):
+        raise ValueError("it has weights or state, and a share")
+    kept = replace(d.offload, **{part: float(share)})
+    return replace(d, offload=kept), "time: each step waits for this share from the host, over a slower link"
+
+
 WEIGHTS_COST: Mapping[str, str] = MappingProxyType({
     "fp8": "accuracy: weights have a mantissa of 3 bits; measure it with `ridgeline evaluate`",
     "int8": "accuracy: 13B kept its perplexity of 12.45 with outliers in 16 bits, 19.08 without (2208.07339, table 1)",
@@ -232,6 +240,7 @@ CHANGES: Mapping[str, tuple[str, Callable[[Deployment, str], Applied]]] = Mappin
     ),
     "prune": ("prune=mlp:0.25: share to remove from mlp, layers or heads", _prune),
     "chunk": ("chunk=2048: prompt tokens in one step", _chunk),
+    "offload": ("offload=weights:0.5: share of weights or state in the host's memory", _offload),
     "prefix": ("prefix=0.9: share of each prompt that is in the prefix cache", _prefix),
 })  # fmt: skip
 

@@ -47,14 +47,14 @@ def compare(
 
     Raises RequestError for a change that is unknown or that the model cannot have.
     """
-    rows = [_row(deployment, load, BASE, "")]
+    rows = [_row(deployment, load, BASE, "", deployment.spec)]
     for text in changes:
         after = change(deployment, text, find_draft)
-        rows.append(_row(after.deployment, load, text, after.gives_up))
+        rows.append(_row(after.deployment, load, text, after.gives_up, deployment.spec))
     return tuple(sorted(rows, key=lambda row: (not row.footprint.fits, -row.figures.tokens_per_s)))
 
 
-def _row(deployment: Deployment, load: Load, text: str, gives_up: str) -> Row:
+def _row(deployment: Deployment, load: Load, text: str, gives_up: str, unchanged: ModelSpec) -> Row:
     planner = Planner(deployment)
     figures = planner.figures(load)
     largest = planner.memory.largest_batch(load.context)
@@ -62,7 +62,8 @@ def _row(deployment: Deployment, load: Load, text: str, gives_up: str) -> Row:
     pays = planner.speculation_pays_below(load.context)
     return Row(
         text, gives_up, figures, planner.footprint(load),
-        _sequence_bytes(deployment, load.context), largest, best, pays, tuple(_notes(planner, load, text, pays)),
+        _sequence_bytes(deployment, load.context), largest, best, pays,
+        tuple(_notes(planner, load, pays, text, unchanged)),
     )  # fmt: skip
 
 
@@ -72,7 +73,7 @@ def _sequence_bytes(deployment: Deployment, context: int) -> float:
     return own + (formula_bytes(draft.spec, precision, context) if draft and draft.spec is not None else 0.0)
 
 
-def _notes(planner: Planner, load: Load, text: str, pays_below: int | None) -> list[str]:
+def _notes(planner: Planner, load: Load, pays_below: int | None, text: str, unchanged: ModelSpec) -> list[str]:
     notes, deployment = [], planner.deployment
     if drafts := deployment.speculation:
         notes.append(f"{drafts.tokens:.2f} tokens expected per verification of {drafts.depth} drafts")
@@ -82,9 +83,9 @@ def _notes(planner: Planner, load: Load, text: str, pays_below: int | None) -> l
             notes.append("faster at every batch size")
         else:
             notes.append(f"faster below a batch of {pays_below}" if pays_below > 1 else "never faster here")
-    heads = query_heads(deployment.spec)
-    if text == BASE and heads:
-        notes.append(f"kv_heads={heads} is the figure often quoted, as if each query head had its own keys and values")
+    heads = query_heads(unchanged)
+    if heads and text == f"kv_heads={heads}":
+        notes.append("the cache is then as large as is often quoted, as if each query head had its own keys and values")
     return notes
 
 

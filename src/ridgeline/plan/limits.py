@@ -41,6 +41,15 @@ class Slo:
         return cls(**found)
 
 
+def parse_time(flag: str, text: str) -> float:
+    """Parse a time with its unit, such as 200ms. Raises RequestError for anything else."""
+    found = _seconds(text)
+    is_zero = "0" in text and text.strip("0.") in UNITS
+    if not 0 <= found < float("inf") or (found == 0 and not is_zero):
+        raise RequestError(f"{flag} is {text!r:.40}; write a time with us, ms or s, as in 200ms")
+    return found
+
+
 def _seconds(value: str) -> float:
     """Parse a time with its unit; return 0 if it is malformed."""
     unit = next((u for u in UNITS if value.endswith(u)), None)

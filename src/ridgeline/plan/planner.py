@@ -26,6 +26,7 @@ from ridgeline.cost.precision import Precision
 from ridgeline.cost.roofline import StepTime
 from ridgeline.cost.shard import Scheme
 from ridgeline.errors import RequestError
+from ridgeline.plan.offload import Offload
 from ridgeline.plan.speculation import Draft, Speculation
 from ridgeline.plan.steps import Steps
 from ridgeline.spec import ModelSpec
@@ -39,7 +40,8 @@ class Deployment:
     """A model, a machine, and how the model runs on it.
 
     page_tokens: tokens of a page of the KV cache. chunk: prompt tokens in one step. prefix_hit: share of each prompt
-    that is in the prefix cache. Raises RequestError for values out of range.
+    that is in the prefix cache. offload: shares of weights and state in the host's memory. Raises RequestError for
+    values out of range.
     """
 
     spec: ModelSpec
@@ -50,6 +52,7 @@ class Deployment:
     chunk: int = CHUNK_TOKENS
     prefix_hit: float = 0.0
     speculation: Speculation | None = None
+    offload: Offload = field(default_factory=Offload)
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1 or self.chunk < 1:
@@ -57,6 +60,7 @@ class Deployment:
         if not 0 <= self.prefix_hit < 1:
             raise RequestError(f"the prefix hit rate is {self.prefix_hit}; it must be at least 0 and below 1")
         self.scheme.check(self.spec)
+        self.offload.check(self.hardware)
         if self.draft is not None:
             self._check_draft(self.draft)
 
@@ -168,7 +172,7 @@ class Planner:
 
     def step(self, batch: Sequence[Slice]) -> StepTime:
         """Return the time of a step with any mix of sequences. With pipeline stages, the step ends on the last one."""
-        return self._steps.time(batch)
+        return self.deployment.offload.timed(self._steps.time(batch), self.deployment.hardware)
 
     def decode(self, batch: int, context: int, tokens: int = 1) -> StepTime:
         """Return the time of a decode step: the last `tokens` tokens of `context` for each of `batch` sequences, with
@@ -287,7 +291,7 @@ def memory_of(d: Deployment) -> Memory:
     drafts = d.speculation.depth if d.speculation else 0
     return Memory(
         d.spec, d.precision, d.hardware, d.scheme, page_tokens=d.page_tokens, chunk=d.chunk, drafts=drafts,
-        draft=d.draft.spec if d.draft else None,
+        draft=d.draft.spec if d.draft else None, kept_weights=1 - d.offload.weights, kept_state=1 - d.offload.state,
     )  # fmt: skip
 
 

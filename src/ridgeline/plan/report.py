@@ -64,6 +64,7 @@ def deployment_json(d: Deployment) -> Json:
         "chunk": d.chunk,
         "prefix_hit": d.prefix_hit,
         "speculation": speculation_json(d.speculation) if d.speculation else None,
+        "offload": asdict(d.offload),
     }
 
 
@@ -127,16 +128,17 @@ def compare_json(rows: Sequence[Row]) -> list[Json]:
 
 
 def slo_json(promise: Slo, answer: Answer) -> Json:
-    def setting(s: Setting) -> Json:
-        return {
-            "changed": s.changed, "hardware": s.deployment.hardware.name, "batch": s.figures.load.batch,
-            "chunk": s.deployment.chunk, "scheme": asdict(s.deployment.scheme), "bound_by": s.why,
-            "kept": kept(promise, s.figures), "time": figures_json(s.figures),
-        }  # fmt: skip
-
     return {
         "promise_s": promise.limits,
-        "settings": [setting(s) for s in answer.settings],
-        "closest": setting(answer.closest) if answer.closest else None,
-        "otherwise": [setting(s) for s in answer.otherwise],
+        "settings": [setting_json(promise, s) for s in answer.settings],
+        "closest": setting_json(promise, answer.closest) if answer.closest else None,
+        "otherwise": [setting_json(promise, s) for s in answer.otherwise],
     }
+
+
+def setting_json(promise: Slo, s: Setting) -> Json:
+    return {
+        "changed": s.changed, "hardware": s.deployment.hardware.name, "batch": s.figures.load.batch,
+        "chunk": s.deployment.chunk, "scheme": asdict(s.deployment.scheme), "bound_by": s.why,
+        "kept": kept(promise, s.figures), "is_bound": s.is_bound, "time": figures_json(s.figures),
+    }  # fmt: skip

@@ -6,6 +6,7 @@ prices the results, and `compress/` makes their weights.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -20,7 +21,9 @@ from ridgeline.spec import (
     Mamba,
     Mamba2,
     ModelSpec,
+    Norm,
     RMSNorm,
+    Rope,
     SharedAttention,
     TokenMixer,
 )
@@ -36,18 +39,29 @@ def with_kv_heads(spec: ModelSpec, count: int) -> ModelSpec:
     return _each_attention(spec, lambda own, _: replace(own, num_kv_heads=count))
 
 
-def with_latents(spec: ModelSpec, latent: int, rope: int) -> ModelSpec:
+def with_latents(
+    spec: ModelSpec, latent: int, rope: int, ropes: Sequence[Rope] | None = None, norm: Norm | None = None
+) -> ModelSpec:
     """Return the model with latent attention: latents of `latent` numbers plus `rope` rotary ones (MLA,
     arXiv:2405.04434).
+
+    ropes: the rotation of each attention layer; None: as its keys were, with pairs side by side. norm: the norm of
+    latents; None: the usual one.
     """
 
-    def latents(own: Attention, _: int) -> LatentAttention:
-        rotary = replace(own.rope, dim=rope, scaling=None) if own.rope else None
+    def latents(own: Attention, index: int) -> LatentAttention:
+        plain = replace(own.rope, dim=rope, scaling=None, interleaved=True, odd=False) if own.rope else None
         return LatentAttention(
-            own.num_heads, latent, own.head_dim, rope, own.head_dim, own.scale, RMSNorm(), rope=rotary
+            own.num_heads, latent, own.head_dim, rope, own.head_dim, (own.head_dim + rope) ** -0.5, norm or RMSNorm(),
+            rope=plain if ropes is None else ropes[index], out_bias=own.out_bias,
         )  # fmt: skip
 
     return _each_attention(spec, latents)
+
+
+def without_qk_norms(spec: ModelSpec) -> ModelSpec:
+    """Return the model without norms of queries and keys."""
+    return _each_attention(spec, lambda own, _: replace(own, qk_norm=None))
 
 
 def with_windows(spec: ModelSpec, window: int, local: int | None, whole: Collection[int] | None = None) -> ModelSpec:
@@ -77,29 +91,46 @@ def with_shared_keys(spec: ModelSpec, factor: int) -> ModelSpec:
                 continue
             owners[own] = (owner, served + 1)
             layers[i] = replace(layer, mixer=SharedAttention(owner, own))
-    return _changed(spec, replace(spec, layers=tuple(layers)), "layers that could share keys and values")
+    if not owners:
+        raise RequestError(
+            f"only layers with keys and values can share them, and the model, as changed so far, has {mixers_of(spec)}"
+        )
+    return _changed(spec, replace(spec, layers=tuple(layers)), "two layers with equal attention")
 
 
-def with_recurrent(spec: ModelSpec, kind: Recurrent, many: int | None) -> ModelSpec:
+def mixers_of(spec: ModelSpec) -> str:
+    """Return the kinds of mixers and the number of layers of each, for a message: `LatentAttention in 32 layers`."""
+    names = Counter(layer.mixer.kind for layer in spec.layers if layer.mixer)
+    return ", ".join(f"{kind} in {count} layer{'s' * (count > 1)}" for kind, count in names.items())
+
+
+def with_recurrent(
+    spec: ModelSpec, kind: Recurrent, many: int | None, whole: Collection[int] | None = None
+) -> ModelSpec:
     """Return the model with recurrent mixers in `many` of every many + 1 attention layers; None: in all
     (arXiv:2403.19887).
+
+    whole: indices, among the attention layers, of those that keep their attention; None: the last of each many + 1.
     """
 
     def mixer(own: Attention, index: int) -> TokenMixer:
-        return own if many is not None and index % (many + 1) == many else recurrent_mixer(kind, spec.hidden_size, own)
+        is_whole = index in whole if whole is not None else many is not None and index % (many + 1) == many
+        return own if is_whole else recurrent_mixer(kind, spec.hidden_size, own)
 
     return _each_attention(spec, mixer)
 
 
 def recurrent_mixer(kind: Recurrent, hidden_size: int, own: Attention) -> TokenMixer:
-    """Return a recurrent mixer with the proportions of its paper: Mamba 2312.00752, Mamba-2 2405.21060, MiniMax-01
-    2501.08313, Gated DeltaNet 2412.06464.
+    """Return a recurrent mixer. Mamba has the proportions of its paper (2312.00752). The others have the heads of the
+    attention, as `ridgeline convert` makes them: Mamba-2 (2405.21060, 2408.15237), MiniMax-01 (2501.08313), Gated
+    DeltaNet (2412.06464).
     """
     if kind == "mamba":
         return Mamba(inner_size=2 * hidden_size, state_size=16, conv_size=4, dt_rank=-(-hidden_size // 16))
     if kind == "mamba2":
+        heads, size = own.num_heads, own.head_dim
         return Mamba2(
-            num_heads=2 * hidden_size // 64, head_dim=64, state_size=128, num_groups=1, conv_size=4, norm=RMSNorm()
+            num_heads=heads, head_dim=size, state_size=size, num_groups=heads, conv_size=4, norm=RMSNorm()
         )  # fmt: skip
     if kind == "lightning":
         return LightningAttention(own.num_heads, own.head_dim, RMSNorm())
@@ -177,7 +208,7 @@ def _changed_layers(spec: ModelSpec, change: Callable[[Attention, int], TokenMix
             layers[i] = replace(layer, mixer=layer.mixer.replaced_by(change(own, index)))
             index += 1
     if not index:
-        raise RequestError(f"{spec.family} has no attention layer with KV heads")
+        raise RequestError(f"{spec.family} has no attention layer with KV heads: the model has {mixers_of(spec)}")
     return layers
 
 

@@ -7,14 +7,14 @@ seconds per output token, prompts included.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ridgeline.catalog.machines import machines
 from ridgeline.cost.footprint import largest
 from ridgeline.cost.shard import Scheme
 from ridgeline.errors import RequestError
-from ridgeline.plan.changes import change
+from ridgeline.plan.changes import FindDraft, change, published_draft
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
 
@@ -33,6 +33,11 @@ class Setting:
     figures: Figures
     why: str
     changed: str = ""
+
+    @property
+    def is_bound(self) -> bool:
+        """Return whether its times are lower bounds by the roofline, and not predictions for a measured machine."""
+        return not self.deployment.hardware.is_measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +67,18 @@ def _pairs(slo: Slo, figures: Figures) -> Iterator[tuple[str, float, float]]:
         yield name, found[name], limit
 
 
-def search(deployment: Deployment, load: Load, promise: Slo) -> Answer:
-    """Search settings for a load. Its prompt and output lengths are kept; its batch is searched."""
-    settings, near = _on_machine(deployment, load, promise)
+def search(deployment: Deployment, load: Load, promise: Slo, batch: int | None = None) -> Answer:
+    """Search settings for a load. Its prompt and output lengths are kept.
+
+    batch: the only batch of each replica; None: the largest one that keeps the limits is searched.
+    """
+    settings, near = settings_within(deployment, load, promise, batch)
     if settings:
         return Answer(settings, None, ())
     keeping: list[Setting] = []
     others = [near] if near else []
     for text, other in _others(deployment):
-        found, near = _on_machine(other, load, promise)
+        found, near = settings_within(other, load, promise, batch)
         if found:
             keeping.append(replace(found[0], changed=text))
         elif near:
@@ -79,15 +87,34 @@ def search(deployment: Deployment, load: Load, promise: Slo) -> Answer:
     return Answer((), closest, tuple(keeping))
 
 
-def _on_machine(
-    deployment: Deployment, load: Load, promise: Slo
+def each_within(
+    deployment: Deployment, load: Load, promise: Slo, changes: Sequence[str], find_draft: FindDraft = published_draft,
+    batch: int | None = None,
+) -> tuple[Setting, ...]:  # fmt: skip
+    """Return the cheapest setting of a deployment, and of each change applied alone: those that keep the limits first.
+
+    Where nothing keeps them, the setting that misses them least stands for the change; where nothing fits, none does.
+    batch: as in `search`.
+    """
+    found: list[Setting] = []
+    for text in ("", *changes):
+        after = change(deployment, text, find_draft).deployment if text else deployment
+        settings, near = settings_within(after, load, promise, batch)
+        one = settings[0] if settings else near
+        if one is not None:
+            found.append(replace(one, changed=text))
+    return tuple(sorted(found, key=lambda s: (not kept(promise, s.figures), _cost(s))))
+
+
+def settings_within(
+    deployment: Deployment, load: Load, promise: Slo, batch: int | None = None
 ) -> tuple[tuple[Setting, ...], Setting | None]:  # fmt: skip
     """Return the settings that keep the limits, and the one that misses them least."""
     keeping: list[Setting] = []
     near: list[Setting] = []
     for scheme in _schemes(deployment):
         planner = Planner(replace(deployment, scheme=scheme))
-        tried = [s for chunk in _chunks(load.prompt) if (s := _best(planner.with_chunk(chunk), load, promise))]
+        tried = [s for chunk in _chunks(load.prompt) if (s := _best(planner.with_chunk(chunk), load, promise, batch))]
         good = [s for s in tried if kept(promise, s.figures)]
         near += tried
         if good:
@@ -128,13 +155,13 @@ def _schemes(deployment: Deployment) -> Iterator[Scheme]:
             yield scheme
 
 
-def _best(planner: Planner, load: Load, promise: Slo) -> Setting | None:
+def _best(planner: Planner, load: Load, promise: Slo, fixed: int | None) -> Setting | None:
     """Return the setting with the largest batch that keeps the limits, or with one sequence if none does; None if not
-    even that fits.
+    even that fits. fixed: the only batch that is allowed, or None.
     """
     deployment = planner.deployment
     room = min(planner.memory.largest_batch(load.context, MOST_SEQS), MOST_SEQS)
-    if not room:
+    if room < (fixed or 1):
         return None
     ttft = planner.ttft_s(load.prompt)
     scheme, chunks = deployment.scheme, planner.num_chunks(load.prompt)
@@ -144,10 +171,12 @@ def _best(planner: Planner, load: Load, promise: Slo) -> Setting | None:
         step, tpot = planner.decode(batch, load.context).seconds, planner.tpot_s(one)
         return Figures(one, step, ttft, tpot, 0.0, chunks, scheme.replicas, scheme.devices)
 
-    batch = largest(lambda n: kept(promise, figures(n)), room)
+    batch = fixed or largest(lambda n: kept(promise, figures(n)), room)
     found = figures(max(batch, 1))
     binding = max(_pairs(promise, found), key=lambda pair: pair[1] / pair[2])[0]
-    return Setting(deployment, found, "memory" if batch == room else binding)
+    if fixed and kept(promise, found):
+        binding = "--batch"
+    return Setting(deployment, found, "memory" if batch == room and not fixed else binding)
 
 
 def _others(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:

@@ -63,8 +63,12 @@ def bound(
 SLICE_SHARE, SLICE_LEAST = {1: 2.0**-8, 2: 2.0**-17}, 2.0**-134
 
 
-def sliced_bound(x: Floats, weight: Floats, bias: Floats, format: Format, slices: int) -> Floats:
+def sliced_bound(
+    x: Floats, weight: Floats, bias: Floats, format: Format, slices: int, *, is_wide: bool = False
+) -> Floats:
     """Return the largest error of a product of the triton backend with exact activations, as `bound` does.
+
+    is_wide: whether the matrix is in float16 or float32, so that its numbers are two slices, too.
 
     Each number of a token becomes `slices` bfloat16 numbers, whose products with the matrix are exact. The units of
     GPUs add them up in float32, but may cut a sum where others round it, so one addition may err by 2^-23.
@@ -73,7 +77,11 @@ def sliced_bound(x: Floats, weight: Floats, bias: Floats, format: Format, slices
     moved = SLICE_SHARE[slices] * np.abs(x) + SLICE_LEAST
     terms = slices * x.shape[1] + format.num_groups(x.shape[1]) + 8  # splits, the scale and the bias take eight
     taken: Floats = (1 + 2.0**-7) * np.abs(x) + moved  # by both slices
-    found: Floats = moved @ size + gamma(terms, 2.0**-23) * (taken @ size + np.abs(bias))
+    found: Floats = moved @ size
+    if is_wide:
+        found += taken @ (SLICE_SHARE[2] * size + SLICE_LEAST)
+        size, terms = (1 + 2.0**-7) * size + SLICE_LEAST, terms + slices * x.shape[1]
+    found += gamma(terms, 2.0**-23) * (taken @ size + np.abs(bias))
     return found
 
 

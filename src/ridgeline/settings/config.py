@@ -78,7 +78,8 @@ class EngineConfig:
     value, or why it was chosen or lowered. num_speculative_tokens: most draft tokens of a sequence in a step.
     speculative: the name of their proposer. draft_depth: how many drafts a step verifies. draft_acceptance: when a
     draft is accepted. draft_tree: as in EngineOptions. threads: number of threads of the kernels; None on a device
-    without them. preempt: the cost of preemption with host pages; None if it is measured at the start.
+    without them. attention: "exact", or "bf16" for attention that is rounded to bfloat16. preempt: the cost of
+    preemption with host pages; None if it is measured at the start.
     """
 
     max_model_len: int
@@ -100,6 +101,7 @@ class EngineConfig:
     draft_acceptance: Acceptance = "same"
     draft_tree: int = 1
     threads: int | None = None
+    attention: str = "exact"
     preempt: PreemptCost | None = None
 
     @property
@@ -148,6 +150,7 @@ class EngineConfig:
             "block_size": f"{self.block_size}",
             "state_snapshot_tokens": f"{self.state_snapshot_tokens}",
             "kv_cache_dtype": self.kv_cache_dtype,
+            "attention": self.attention,
             "kv_cache_memory_bytes": num_bytes(self.state_bytes),
             "steps_in_flight": f"{self.steps_in_flight}",
             "swap_space_bytes": num_bytes(self.swap_bytes),

@@ -8,6 +8,7 @@ from typing import Any, get_args
 from ridgeline.cost.memory import BOOKKEEPING_BYTES
 from ridgeline.errors import RequestError
 from ridgeline.settings.advice import Advice
+from ridgeline.settings.attention import choose_attention
 from ridgeline.settings.blocks import NO_DRAFTS, check_options, check_tokens
 from ridgeline.settings.config import DraftDepth, EngineConfig, EngineOptions
 from ridgeline.settings.fit import PAGE_TOKENS, Problem, Settings
@@ -44,32 +45,23 @@ DRAFTS = 4  # draft tokens of a sequence in a step, unless the user chooses
 
 
 def resolve(
-    spec: ModelSpec,
-    max_model_len: int,
-    options: EngineOptions,
-    *,
-    free_bytes: int,
-    fixed_len: bool,
-    fraction: float = 0.9,
-    device_is_host: bool = True,
-    host_free_bytes: int | None = None,
-    kv_cache_dtype: str = "auto",
-    weights: str = "float32",
-    float_bytes: int = 4,
-    advice: Advice | None = None,
-    draft: ModelSpec | HeadSpec | None = None,
-    undrafted: str | None = None,
-) -> EngineConfig:
+    spec: ModelSpec, max_model_len: int, options: EngineOptions, *, free_bytes: int, fixed_len: bool,
+    fraction: float = 0.9, device_is_host: bool = True, host_free_bytes: int | None = None,
+    kv_cache_dtype: str = "auto", attention: str = "exact", weights: str = "float32", float_bytes: int = 4,
+    advice: Advice | None = None, draft: ModelSpec | HeadSpec | None = None, undrafted: str | None = None,
+) -> EngineConfig:  # fmt: skip
     """Choose the settings that the user has not set. Raises RequestError if even the smallest do not fit.
 
     free_bytes: device memory after weights are loaded. fraction: share of it to use, unless kv_cache_memory_bytes is
     set. fixed_len: the user set max_model_len, so it is not reduced. device_is_host: the device is a CPU; swap space is
-    in free_bytes. host_free_bytes: free memory of another host, None if unknown. weights: type or format of most
-    matrices. float_bytes: bytes of a computed number. advice: choices of the cost model. draft: the draft model or
-    head, whose state shares the pages. undrafted: why no drafts may be chosen where the user leaves it open, or None.
+    in free_bytes. host_free_bytes: free memory of another host, None if unknown. attention: exact or bf16. weights:
+    type or format of most matrices. float_bytes: bytes of a computed number. advice: choices of the cost model. draft:
+    the draft model or head, whose state shares the pages. undrafted: why no drafts may be chosen where the user leaves
+    it open, or None.
     """
     given, chosen = _given(options), _drafting(spec, options, advice, undrafted, draft)
     storage, why_storage = choose_storage(kv_cache_dtype, weights)
+    arithmetic, why_attention = choose_attention(attention, storage.dtype, spec)
     _check_snapshots(spec, options)
     swap, why_swap = _swap_space(options.swap_space_bytes, device_is_host, host_free_bytes)
     problem = Problem(
@@ -99,7 +91,8 @@ def resolve(
         reasons=_reasons(problem, found, advice)
         | dict.fromkeys(given, "as given")
         | {"speculative": why_drafts, "swap_space_bytes": why_swap}
-        | {"kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS},
+        | {"kv_cache_dtype": why_storage if has_rows(spec) else NO_ROWS, "attention": why_attention},
+        attention=arithmetic,
         preempt=advice.preempt if advice else None,
         **_speculation(problem.options),
     )

@@ -156,9 +156,13 @@ class StepLog:
 
 
 class Book:
-    """Records all replicas and all requests."""
+    """Records all replicas and all requests.
+
+    waits_ns: for each request, how long before the engine it reached the server; empty if the engine gets it at once.
+    """
 
     def __init__(self, replicas: int) -> None:
+        self.waits_ns: Sequence[int] = ()
         self.timeline = Timeline()
         self.logs = [StepLog(self.timeline) for _ in range(replicas)]
         names = ("index", "replica", "arrival", "prompt", "output", "cached", "preempted")
@@ -182,9 +186,12 @@ class Book:
     def column(self, name: str) -> Ints:
         """Return a column of all answers in order of arrival.
 
-        name: index, replica, arrival, prompt, output, cached or preempted.
+        name: index, replica, arrival (at the server), prompt, output, cached or preempted.
         """
-        return _ints(self._columns[name])[self._order()]
+        found = _ints(self._columns[name])[self._order()]
+        if name == "arrival" and len(self.waits_ns):
+            found = found - np.array(self.waits_ns, np.int64)[self.column("index")]
+        return found
 
     def answered(self) -> Answered:
         """Return all answers in order of arrival."""

@@ -35,6 +35,8 @@ def cost_of(deployment: Deployment) -> StepCost:
 
     Raises RequestError for a scheme that is not simulated.
     """
+    if deployment.offload:
+        raise RequestError("weights or state in the host's memory are not simulated; leave out offload")
     rates = deployment.hardware.rates
     return RooflineCost(deployment) if rates is None else CalibratedCost(deployment, rates)
 

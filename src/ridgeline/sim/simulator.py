@@ -21,6 +21,7 @@ from ridgeline.sim.cost import StepCost
 from ridgeline.sim.costs import CostTable
 from ridgeline.sim.drafting import Drafting, Drafts
 from ridgeline.sim.fast_forward import FastForwardScheduler
+from ridgeline.sim.host import HostedCost, HostTimes, delayed
 from ridgeline.sim.metrics import DraftsUsed, Report, Usage, report
 from ridgeline.sim.replica import JumpingReplica, Replica, SteppingReplica, make_scheduler
 from ridgeline.sim.routing import Route, prefix_aware, round_robin
@@ -54,13 +55,19 @@ def simulate(
     every_step: bool = False,
     drafts: Drafts | None = None,
     on_over: Callable[[], None] = lambda: None,
+    host: HostTimes | None = None,
 ) -> Simulated:
     """Run a workload to its end. every_step: plan every step in full, which takes longer with equal results.
 
     drafts: draft tokens; with them every step is planned in full. on_over: called for each request that is answered or
-    refused. Raises RequestError if no request fits.
+    refused. host: times of the host's work besides steps. Raises RequestError if no request fits.
     """
-    return _Simulation(workload, settings, cost, replicas, route, seed, every_step, drafts, on_over).run(slo)
+    waits: Sequence[int] = ()
+    if host is not None:
+        waits, cost = host.waits_ns(workload), HostedCost(cost, host)
+        workload = delayed(workload, waits)
+    one = _Simulation(workload, settings, cost, replicas, route, seed, every_step, drafts, on_over)
+    return one.run(slo, waits)
 
 
 class _Simulation:
@@ -86,7 +93,8 @@ class _Simulation:
         self._refused = 0
         self._first_refusal: str | None = None
 
-    def run(self, slo: Slo | None) -> Simulated:
+    def run(self, slo: Slo | None, waits_ns: Sequence[int]) -> Simulated:
+        self._book.waits_ns = waits_ns
         arrivals = _Arrivals(self._workload)
         while self._ends or arrivals:
             now = min(arrivals.next_ns, self._ends[0][0]) if self._ends else arrivals.next_ns

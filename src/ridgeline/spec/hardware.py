@@ -21,13 +21,14 @@ class Link:
     """A link between devices.
 
     bytes_per_s: rate of each device in one direction. latency_s: time of an empty message. source: source of the
-    figures.
+    figures. most_devices: most devices that one such link joins; None: no limit is known.
     """
 
     name: str
     bytes_per_s: float
     latency_s: float
     source: str = ""
+    most_devices: int | None = None
 
     def __post_init__(self) -> None:
         if not self.bytes_per_s > 0 or not self.latency_s >= 0:
@@ -48,6 +49,7 @@ class HardwareSpec:
         sources: Source of each figure, by "memory", "bandwidth", "operations" and "link".
         rates: Measured rates of a calibrated machine; times are then computed from these.
         reads: Measured bytes per second by the bytes that are read again and again, if caches are known.
+        host: Link to the host's memory, for weights and state that are kept there; None if it is not known.
     """
 
     name: str
@@ -61,6 +63,7 @@ class HardwareSpec:
     sources: Mapping[str, str] = field(default_factory=dict)
     rates: Rates | None = None
     reads: Curve | None = None
+    host: Link | None = None
 
     def __post_init__(self) -> None:
         for what, value in (("memory", self.memory_bytes), ("bandwidth", self.read_bytes_per_s)):

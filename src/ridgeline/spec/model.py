@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ridgeline.errors import RequestError
 from ridgeline.spec.attention import Attention, SharedAttention
 from ridgeline.spec.diffusion import MaskedDiffusion
+from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.regimes import Regimes, regimes_of
@@ -204,6 +205,11 @@ class ModelSpec:
         mixer = self.layers[index].mixer
         own = mixer.attention if isinstance(mixer, SharedAttention) else mixer
         return own if isinstance(own, Attention) else None
+
+    def latents(self, index: int) -> LatentAttention | None:
+        """Return the attention over latents (MLA) of layer `index`; None for a layer with any other mixer."""
+        mixer = self.layers[index].mixer
+        return mixer if isinstance(mixer, LatentAttention) else None
 
     def attentions(self, *, shared: bool) -> list[Attention]:
         """Return the softmax attention of each layer that has one.

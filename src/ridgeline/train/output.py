@@ -16,6 +16,7 @@ import torch
 
 from ridgeline.archs import OUR_MODEL_TYPE, family_of, spec_from_config
 from ridgeline.errors import CheckpointError
+from ridgeline.load.checkpoint import read_config
 from ridgeline.load.export import checkpoint_tensors, write_safetensors
 from ridgeline.load.hub import SMALL_FILES
 from ridgeline.load.safetensors import SINGLE, HostTensor
@@ -72,6 +73,15 @@ def write_with_weights(
     return _write(folder, {k: v for k, v in config.items() if k != "torch_dtype"}, weights, dtype, sample, add_rest)
 
 
+def write_random(folder: Path, source: Path, seed: int) -> None:
+    """Write a model with the config and the small files of the folder `source`, and random weights to begin a training
+    run from. Raises CheckpointError if it is not read as it was written.
+    """
+    config = read_config(source)
+    model: Any = LanguageModel(spec_from_config(config), open_table(REFERENCE), 2, seed=seed)
+    write_with_weights(folder, source, config, model.weights(), "float32", [0, 1])
+
+
 def _write(
     folder: Path, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], dtype: StoredType,
     sample: Sequence[int], add_rest: Callable[[Path], None],
@@ -110,7 +120,7 @@ def _compare(
 ) -> dict[str, float]:  # fmt: skip
     wanted = _trained_logits(spec_from_config(config), stored, sample)
     found = {"ridgeline": _our_logits(folder, sample)}
-    if config.get("model_type") != OUR_MODEL_TYPE and (theirs := _transformers_logits(folder, sample)) is not None:
+    if config.get("model_type") != OUR_MODEL_TYPE and (theirs := transformers_logits(folder, sample)) is not None:
         found["transformers"] = theirs
     limit = TOLERANCE * max(1.0, float(np.abs(wanted).max()))
     errors = {program: float(np.abs(logits - wanted).max()) for program, logits in found.items()}
@@ -142,7 +152,7 @@ def _our_logits(folder: Path, sample: list[int]) -> np.ndarray[Any, Any]:
     return out
 
 
-def _transformers_logits(folder: Path, sample: list[int]) -> np.ndarray[Any, Any] | None:
+def transformers_logits(folder: Path, sample: Sequence[int]) -> np.ndarray[Any, Any] | None:
     """Return the logits of transformers, or None if it is not installed."""
     try:
         from transformers import AutoModelForCausalLM
@@ -153,6 +163,6 @@ def _transformers_logits(folder: Path, sample: list[int]) -> np.ndarray[Any, Any
     library.disable_progress_bar()  # the model is small, and was just written
     model: Any = AutoModelForCausalLM.from_pretrained(str(folder), dtype=torch.float32)
     with torch.no_grad():
-        logits = model.eval()(torch.tensor([sample])).logits[0]
+        logits = model.eval()(torch.tensor([list(sample)])).logits[0]
     out: np.ndarray[Any, Any] = logits.float().numpy()
     return out

@@ -35,6 +35,19 @@ class LoadFlags:
     ops: o.Ops = None
     threads: o.Threads = None
     kv_cache_dtype: o.KVCacheDType = "auto"
+    attention: o.Attention = "exact"
+
+
+@dataclass(eq=False, repr=False)
+class StorageFlags:
+    """Types and lengths that memory depends on."""
+
+    dtype: o.DType = "auto"
+    weights: o.WeightFormat = "auto"
+    activations: o.Activations = None
+    kv_cache_dtype: o.KVCacheDType = "auto"
+    attention: o.Attention = "exact"
+    max_model_len: o.MaxModelLen = None
 
 
 @dataclass(eq=False, repr=False)

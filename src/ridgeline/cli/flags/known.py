@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+
+HUB_ID = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}", re.ASCII)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -11,6 +14,7 @@ if TYPE_CHECKING:
 
     from ridgeline.catalog.models import KnownModel
     from ridgeline.cost.precision import Precision
+    from ridgeline.errors import RequestError
     from ridgeline.load.checkpoint import Checkpoint
     from ridgeline.plan.speculation import Draft
     from ridgeline.spec.dtype import DType
@@ -37,22 +41,45 @@ class StoredMatrices:
 def find_known(name: str, *, on_cpu: bool = True) -> KnownModel:
     """Return the model that `catalog.models.find_model` finds, with the formats that the files of a checkpoint have.
 
-    on_cpu: whether matrices without a kernel of device cpu count as floats. Raises RequestError for an unknown name,
-    and CheckpointError for files that are not read.
+    The config of a hub id that is not in the catalog is read from the hub, or from its cache. on_cpu: whether matrices
+    without a kernel of device cpu count as floats. Raises RequestError for an unknown name, and CheckpointError for
+    files that are not read.
     """
     from ridgeline.catalog.models import KnownModel, find_model
+    from ridgeline.errors import RequestError
     from ridgeline.spec.dtype import config_dtype
     from ridgeline.spec.quant import FormatTable
 
     checkpoint = quantized_checkpoint(name)
     if checkpoint is None:
-        return find_model(name)
+        try:
+            return find_model(name)
+        except RequestError as e:
+            if not HUB_ID.fullmatch(name):
+                raise
+            return _from_hub(name, e)
     dtype, stored = config_dtype(checkpoint.config), stored_matrices(checkpoint)
     codes = {**(stored.formats.by_name or {}), **({} if on_cpu else stored.dequantized)}
     return KnownModel(
         name, checkpoint.spec, dtype, dtype, False, FormatTable(by_name=codes or None), stored.dtypes,
         stored.dequantized if on_cpu else {},
     )  # fmt: skip
+
+
+def _from_hub(name: str, unknown: RequestError) -> KnownModel:
+    """Return the model of a hub id, from its config.json alone. unknown: the error if there is no such config."""
+    from ridgeline.catalog.models import from_config
+    from ridgeline.errors import CheckpointError, RequestError
+    from ridgeline.load.hub import CONFIG_FILES
+    from ridgeline.load.hub import find_model as download
+    from ridgeline.spec.folders import read_json
+
+    try:
+        folder = download(name, files=CONFIG_FILES)
+    except CheckpointError as e:
+        why = str(e).split(", and ", 1)[-1]
+        raise RequestError(f"{unknown}; {why}") from None
+    return from_config(name, read_json(folder / "config.json"))
 
 
 def find_known_writer(name: str, *, on_cpu: bool = True) -> KnownModel:
@@ -96,19 +123,31 @@ def precision_of(
     from ridgeline.spec.storage import default_storage
 
     kind = storage_type(weights) if weights else None
+    published = published_type(known, machine)
     is_state_chosen = state is not None
     if state is None and kind is None and machine.kind == "cpu":
         state = default_storage(known.formats.with_others(known.dequantized).type_of_most(known.weights)).dtype
     found = default_precision(
-        machine, kind or known.weights, kind or known.experts, state=state, activations=activations
-    )
-    found = replace(found, wide=wide_type(known.weights), is_state_chosen=is_state_chosen)
+        machine, kind or published, kind or (published if known.experts == known.weights else known.experts),
+        state=state, activations=activations,
+    )  # fmt: skip
+    found = replace(found, wide=wide_type(published), is_state_chosen=is_state_chosen)
     if weights and scheme_of(weights.lower()):
         return replace(found, matrices=(("head.weight", found.wide),))
     if kind is not None or not (known.formats.by_name or known.dtypes):
         return found
     found = stored_as(found, known.spec, known.formats, known.weights, known.dtypes)
     return replace(found, products=products_type(machine, found.weights, found.activations))
+
+
+def published_type(known: KnownModel, machine: HardwareSpec) -> str:
+    """Return the type of a model's weights on a machine, unless the user chooses one.
+
+    It is the published type. On a GPU or TPU of the catalog, weights that are published in float32 are bfloat16, as
+    engines for such machines load them.
+    """
+    is_wide = known.weights == "float32" and machine.kind != "cpu" and not machine.is_measured
+    return "bfloat16" if is_wide else known.weights
 
 
 def quantized_checkpoint(name: str) -> Checkpoint | None:

@@ -108,6 +108,15 @@ KVCacheDType = Annotated[
         "16 bits or fewer, and float32 for others.",
     ),
 ]
+Attention = Annotated[
+    str,
+    _engine(
+        "--attention",
+        help="Arithmetic of attention: exact (float32), or bf16: queries, keys, values and weights are rounded to "
+        "bfloat16. bf16 is faster for prompts on CPUs with AVX-512 BF16, and needs a KV cache of 16 bits. The cost in "
+        "accuracy is printed.",
+    ),
+]
 BlockSize = Annotated[
     int | None, _engine("--block-size", help="Number of tokens in a page of the KV cache. Default: 16.")
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 Figure = tuple[str, Cell, Cell]  # a name, a value with its unit, and an explanation
 BARS = {"compute": "red", "weights": "blue", "state": "green", "activations": "yellow", "link": "magenta",
         "overhead": "white"}  # fmt: skip
+BOUND = "*"  # marks a row of a machine that was not measured, beside rows of one that was
+BOUND_WHY = (
+    "The times are lower bounds by the roofline, and those of the other rows are predictions of a measured machine; "
+    "the two cannot be compared."
+)
 
 
 def show_plan(report: dict[str, Any]) -> None:
@@ -27,8 +32,11 @@ def show_plan(report: dict[str, Any]) -> None:
     parts: list[Table | Line | Cell] = [_title(report, planner, load)]
     if "_rows" in report:
         parts += [_comparison(report["_rows"], load), _given_up(report["_rows"])]
+        if "_within" in report:
+            title = f"Cheapest setting of each change within {_limits(report['_promise'])} in steady state"
+            parts += _settings(title, report["_within"], report["_promise"])
     elif "_answer" in report:
-        parts += [_promise(report["_answer"], report["_promise"])]
+        parts += _promise(report["_answer"], report["_promise"])
     else:
         parts += [
             figures_table("Memory per device", _memory(report, planner, load)),
@@ -37,6 +45,7 @@ def show_plan(report: dict[str, Any]) -> None:
             operations_table("prefill, one chunk", report["prefill"]),
             Line(f"{report['times']}.", style="dim"),
         ]
+    parts += [Line(f"{text}.", style="dim") for text in report.get("remarks", ())]
     if "weights" in report:
         parts.append(Line(f"{report['weights']}.", style="dim"))
     if "explain" in report:
@@ -239,38 +248,49 @@ def _given_up(rows: tuple[Row, ...]) -> Table:
     columns = Column("change", right=False), Column("trade-off", right=False, wraps=True)
     table = Table("Trade-offs", columns, has_header=False)
     for row in rows:
-        table.add_row(row.text, "; ".join(text for text in (row.gives_up, *row.notes) if text))
+        if lost := "; ".join(text for text in (row.gives_up, *row.notes) if text):
+            table.add_row(row.text, lost)
     return table
 
 
-def _promise(answer: Answer, promise: Slo) -> Table:
-    asked = ", ".join(f"{name} {seconds(limit)}" for name, limit in promise.limits.items())
+def _promise(answer: Answer, promise: Slo) -> list[Table | Line | Cell]:
+    if answer.settings:
+        return _settings(
+            f"Settings within {_limits(promise)} in steady state, the cheapest first", answer.settings, promise
+        )
+    title = f"No setting stays within {_limits(promise)} on this machine; the closest one, and changes that would help"
+    return _settings(title, ((answer.closest,) if answer.closest else ()) + answer.otherwise, promise)
+
+
+def _limits(promise: Slo) -> str:
+    return ", ".join(f"{name} {seconds(limit)}" for name, limit in promise.limits.items())
+
+
+def _settings(title: str, found: Sequence[Setting], promise: Slo) -> list[Table | Line | Cell]:
+    """Return a table of settings, and a line on the machines in it that were not measured."""
     columns = (
         Column("setting", right=False, wraps=True), Column("devices", drop=2), Column("batch"), Column("chunk"),
         Column("TTFT"), Column("TPOT"), Column("tokens/s"), Column("device-hours per 1M tokens", drop=3),
         Column("batch limited by", right=False, drop=1),
     )  # fmt: skip
-    if answer.settings:
-        title, found = f"Settings within {asked} in steady state, the cheapest first", answer.settings
-    else:
-        title = f"No setting stays within {asked} on this machine; the closest setting, and changes that would help"
-        found = ((answer.closest,) if answer.closest else ()) + answer.otherwise
     table = Table(title, columns)
+    mixed = len({s.is_bound for s in found}) > 1  # predictions of a measured machine beside lower bounds of others
     for s in found:
-        table.add_row(*_setting(s, promise))
+        table.add_row(*_setting(s, promise, marked=mixed and s.is_bound))
     if not found:
         table.add_row("no setting fits", *[""] * 8)
-    return table
+    return [table, Line(f"{BOUND} {BOUND_WHY}", style="dim")] if mixed else [table]
 
 
-def _setting(s: Setting, promise: Slo) -> tuple[Cell, ...]:
+def _setting(s: Setting, promise: Slo, *, marked: bool) -> tuple[Cell, ...]:
     from ridgeline.plan.slo import kept
 
     f, scheme = s.figures, s.deployment.scheme
     shared = "".join(f" --{n} {v}" for n in ("tp", "ep", "pp", "replicas") if (v := getattr(scheme, n)) > 1)
     name = s.changed + shared if s.changed else shared.strip() or "one device"
     return (
-        name, f"{f.devices}", f"{f.load.batch:,}", f"{s.deployment.chunk:,}", seconds(f.served_ttft_s),
-        seconds(f.served_tpot_s), number(f.served_tokens_per_s), number(f.device_seconds_per_token * 1e6 / 3600),
+        f"{name} {BOUND}" if marked else name, f"{f.devices}", f"{f.load.batch:,}", f"{s.deployment.chunk:,}",
+        seconds(f.served_ttft_s), seconds(f.served_tpot_s), number(f.served_tokens_per_s),
+        number(f.device_seconds_per_token * 1e6 / 3600),
         s.why if kept(promise, f) else Text(f"{s.why} too long", "red"),
     )  # fmt: skip

@@ -10,6 +10,8 @@ from ridgeline.errors import RequestError
 
 Pool = Literal["mean", "first", "random"]
 Tie = Literal["mean", "fit"]
+Rotate = Literal["contribution", "uniform"]
+Start = Literal["attention", "random"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,10 @@ class ConvertOptions:
     Attributes:
         pool: how KV heads become one: their mean, the first of them, or random weights of the same size. The last two
             are baselines (arXiv:2305.13245). tie: how the keys and values of layers become those of one: the mean of
-            their matrices, or of what they give on the calibration text (least squares).
+            their matrices, or of what they give on the calibration text (least squares). rotate: which numbers of keys
+            stay rotated in latent attention: those that contribute most, or as many of each pair. keep: which layers
+            keep their attention beside recurrent ones: search, pattern, or a list such as 1,3. start: whether recurrent
+            layers begin as the attention did, or with random matrices, a baseline.
         format: whether the result has the original family's config, our own, or the first where it can say it.
         sequences: number of calibration sequences. length: tokens of a sequence; None: 512, or the model's longest
             context. seed: random seed. threads: threads of the kernels. held_out_tokens: most tokens on which
@@ -28,6 +33,9 @@ class ConvertOptions:
 
     pool: Pool = "mean"
     tie: Tie = "mean"
+    rotate: Rotate = "contribution"
+    keep: str = "search"
+    start: Start = "attention"
     format: Format = "auto"
     sequences: int = 8
     length: int | None = None
@@ -44,6 +52,7 @@ def read_options(**values: Any) -> ConvertOptions:
     found = ConvertOptions(**values)
     for flag, value, known in (
         ("--pool", found.pool, get_args(Pool)), ("--tie", found.tie, get_args(Tie)),
+        ("--rotate", found.rotate, get_args(Rotate)), ("--start", found.start, get_args(Start)),
         ("--format", found.format, get_args(Format)),
     ):  # fmt: skip
         if value not in known:

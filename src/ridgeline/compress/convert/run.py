@@ -8,7 +8,9 @@ from pathlib import Path
 
 from ridgeline.compress.changed import SameWeights
 from ridgeline.compress.convert.heads import PooledWeights, with_kv_heads
+from ridgeline.compress.convert.latent.weights import latent_weights
 from ridgeline.compress.convert.options import DEFAULTS, ConvertOptions
+from ridgeline.compress.convert.recurrent.weights import recurrent_weights
 from ridgeline.compress.convert.shared import TiedWeights, fitted_inputs, with_shared_keys
 from ridgeline.compress.convert.windows import with_measured_windows
 from ridgeline.compress.data import Samples
@@ -21,21 +23,27 @@ from ridgeline.runtime.load import LoadedModel
 MOST_DIGITS = 20  # of the numbers of a change, more than any size has
 FORMS: Mapping[str, str] = {
     "kv_heads": "kv_heads=2: number of KV heads",
+    "hybrid": "hybrid=mamba2:3: recurrent mixer, and recurrent layers per layer with attention",
     "cla": "cla=2: number of layers that share keys and values, at least 2",
+    "mla": "mla=64+16: numbers of the latent, and rotated numbers that all heads share",
     "window": "window=256:3: tokens of the window, at least 1, and windowed layers per layer with full attention",
 }  # fmt: skip
+SEPARATORS: Mapping[str, str] = {"window": ":", "mla": "+"}  # of the two numbers of a change
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """A change of the architecture.
 
-    number: KV heads, layers that share keys, or tokens of a window. local: windowed layers for each whole one.
+    number: KV heads, layers that share keys, numbers of a latent, tokens of a window, or 0. local: windowed or
+    recurrent layers for each whole one. rotated: rotated numbers beside a latent. kind: the recurrent mixer.
     """
 
     name: str
     number: int
     local: int | None = None
+    rotated: int = 0
+    kind: str = ""
 
 
 def convert(
@@ -53,7 +61,7 @@ def convert(
     Raises:
         RidgelineError: with one line, for each input that cannot be used. Nothing is left on disk then.
     """
-    change = _parsed(to)
+    change = parse_change(to)
     with whole_folder(Path(out)) as folder:
         original = open_original(model, options.threads)
         samples = samples_of(original, data, options) if data else None
@@ -66,6 +74,7 @@ def write_converted(
     options: ConvertOptions, on_progress: OnProgress = lambda what, done, total: None,
 ) -> PriceReport:  # fmt: skip
     """Convert a model that is open, write it to a folder that does not exist, and report the price."""
+    notes: tuple[str, ...] = ()
     given = original.model.weights, stored_types(original), original.table.memory.get
     if change.name == "kv_heads":
         spec, how = with_kv_heads(original.spec, change.number), f"({options.pool})"
@@ -78,23 +87,46 @@ def write_converted(
                 raise RequestError("--tie fit is measured on text: name some with --calibrate, or take --tie mean")
             inputs = fitted_inputs(original, spec, samples.calibration, on_progress)
         weights = TiedWeights(original.spec, spec, *given, inputs)
+    elif change.name == "mla":
+        weights, notes = latent_weights(original, change.number, change.rotated, samples, options, on_progress)
+        how = f"+ {change.rotated} ({options.rotate})"
+    elif change.name == "hybrid":
+        weights = recurrent_weights(original, change.kind, change.local, samples, options, on_progress)
+        how = f"{change.kind} {_all_but([i for i in range(len(weights.spec.layers)) if weights.spec.attention(i)])}"
     else:
         spec = with_measured_windows(original, change.number, change.local, samples, on_progress)
-        whole = [str(i) for i in range(len(spec.layers)) if spec.layers[i] == original.spec.layers[i]]
-        how = f"in all layers but {', '.join(whole)}" if whole else "in all layers"
+        how = _all_but([i for i in range(len(spec.layers)) if spec.layers[i] == original.spec.layers[i]])
         weights = SameWeights(spec, *given)
-    facts = Facts(f"{name} -> {change.name} {change.number} {how}", "converted", options.format)
+    number = f" {change.number}" if change.number else ""
+    facts = Facts(f"{name} -> {change.name}{number} {how}", "converted", options.format, notes)
     return deliver(folder, original, weights, facts, samples, source, on_progress)
 
 
-def _parsed(to: str) -> Change:
+def _all_but(layers: Sequence[int]) -> str:
+    return f"in all layers but {', '.join(map(str, layers))}" if layers else "in all layers"
+
+
+def parse_change(to: str) -> Change:
     """Return the change that a text names. Raises RequestError for anything else."""
     name, sign, value = (part.strip() for part in to.partition("="))
     if name not in FORMS:
         raise RequestError(f"--to {to!r:.60}: {name!r:.30} is not a conversion that is known; use {', '.join(FORMS)}")
-    number, colon, local = value.partition(":")
-    is_short = len(value) <= MOST_DIGITS
-    is_local = not colon or (name == "window" and is_short and local.isdecimal() and int(local) > 0)
-    if not sign or not is_short or not number.isdecimal() or int(number) < 1 or not is_local:
+    separator = SEPARATORS.get(name)
+    first, found, second = value.partition(separator) if separator else (value, "", "")
+    if name == "hybrid":
+        return _hybrid(to, value)
+    numbers = [first, second] if found else [first]
+    is_whole = len(value) <= MOST_DIGITS and all(n.isdecimal() and int(n) > 0 for n in numbers)
+    if not sign or not is_whole or (name == "mla" and not found):
         raise RequestError(f"--to: write {FORMS[name]}, not {to!r:.60}")
-    return Change(name, int(number), int(local) if colon else None)
+    if name == "mla":
+        return Change(name, int(first), rotated=int(second))
+    return Change(name, int(first), int(second) if found else None)
+
+
+def _hybrid(to: str, value: str) -> Change:
+    kind, found, many = (part.strip() for part in value.partition(":"))
+    is_number = many.isdecimal() and len(many) <= MOST_DIGITS and int(many) > 0
+    if not kind or (found and not is_number):
+        raise RequestError(f"--to: write {FORMS['hybrid']}, not {to!r:.60}")
+    return Change("hybrid", 0, int(many) if found else None, kind=kind)

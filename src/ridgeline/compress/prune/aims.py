@@ -99,6 +99,11 @@ def _number(word: Word, value: str) -> float | int:
 
 def parse_params(text: str) -> int:
     """Return a number of parameters: 2B, 850M, 1.5e6. Raises RequestError for anything else."""
+    return parse_amount("--params", text, "parameters", "2B, 850M or 120000")
+
+
+def parse_amount(flag: str, text: str, what: str, example: str) -> int:
+    """Return a number such as 2B or 1.5e6. Raises RequestError, with the flag and an example, for anything else."""
     body, factor = text.strip().lower(), 1.0
     if body and body[-1] in _UNITS:
         body, factor = body[:-1], _UNITS[body[-1]]
@@ -107,7 +112,7 @@ def parse_params(text: str) -> int:
     except (ValueError, OverflowError):
         found = 0
     if found < 1:
-        raise RequestError(f"--params {text}: write a number of parameters such as 2B, 850M or 120000")
+        raise RequestError(f"{flag} {text:.40}: write a number of {what} such as {example}")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline._kernels import Pool, Program, Rooms
+from ridgeline._kernels import Pool, Program, Rooms, rounded_refusal
 from ridgeline.ops.driver import CPU_SIZES, Fetched, Recorded
 from ridgeline.ops.noise import Ints
 
@@ -29,6 +29,13 @@ class CpuDriver:
 
     def kernel_seconds(self) -> float:
         return self._pool.busy_seconds
+
+    def rounded_refusal(self) -> str:
+        refusal = rounded_refusal()
+        return f"it needs dot products of bfloat16, but {refusal}" if refusal else ""
+
+    def round_attention(self, *, rounds: bool) -> None:
+        self._pool.rounds_attention = rounds
 
     def recorder(self) -> CpuRecorder:
         return CpuRecorder(self._pool, self._lock)

@@ -20,7 +20,7 @@ from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import paged_attention, refuses_attention
 from ridgeline.ops.triton.products import refuses_linear, refuses_together
 from ridgeline.ops.triton.record import GpuDriver
-from ridgeline.ops.triton.stages import TOGETHER, Kernels, Stage
+from ridgeline.ops.triton.stages import TOGETHER, Stage
 from ridgeline.ops.triton.tokens import best, draw, norm, write_pages
 
 LEAST_CAPABILITY = 8, 0  # older GPUs have no products of bfloat16
@@ -30,11 +30,7 @@ class Primitive(NamedTuple):
     """A primitive: why a case has no kernel, or None; and a function that makes the kernel of a case."""
 
     refuses: Callable[[Any], str | None]
-    make: Callable[[Any, Kernels], Callable[..., Any]]
-
-
-def _maker(make: Callable[[Any, Launch], Callable[..., Any]]) -> Callable[[Any, Kernels], Callable[..., Any]]:
-    return lambda case, kernels: make(case, kernels.launch)
+    make: Callable[[Any, Launch], Callable[..., Any]]
 
 
 def never(case: object) -> None:
@@ -42,22 +38,20 @@ def never(case: object) -> None:
 
 
 PRIMITIVES: Mapping[Op[Any], Primitive] = {
-    api.PAGED_ATTENTION: Primitive(refuses_attention, lambda case, k: paged_attention(case, k.slices, k.launch)),
-    api.PAGED_LATENT_ATTENTION: Primitive(
-        latent.refuses_latents, lambda case, k: latent.paged_latent_attention(case, k.slices, k.launch)
-    ),
-    api.NORM: Primitive(never, lambda case, k: norm(case, k.launch)),
-    api.WRITE_PAGES: Primitive(never, lambda case, k: write_pages(case, k.launch)),
-    api.BEST: Primitive(never, lambda case, k: best(k.launch)),
-    api.DRAW: Primitive(never, lambda case, k: draw(k.launch)),
-    api.READ_STATE: Primitive(never, lambda case, k: state.read_state),
-    api.WRITE_STATE: Primitive(never, lambda case, k: state.write_state),
-    **{op: Primitive(recurrent.refuses_states, _maker(make)) for op, make in recurrent.RECURRENCES.items()},
-    **{op: Primitive(never, _maker(make)) for op, make in recurrent.ROWS.items()},
-    api.ROUTE: Primitive(experts.refuses_route, lambda case, k: experts.route(case, k.launch)),
-    api.DECODE_LAYOUT: Primitive(never, lambda case, k: decode_layout(k.launch)),
-    api.KNOWN_TOKENS: Primitive(never, lambda case, k: known(k.launch)),
-    api.KEEP_TOKENS: Primitive(never, lambda case, k: keep(k.launch)),
+    api.PAGED_ATTENTION: Primitive(refuses_attention, paged_attention),
+    api.PAGED_LATENT_ATTENTION: Primitive(latent.refuses_latents, latent.paged_latent_attention),
+    api.NORM: Primitive(never, norm),
+    api.WRITE_PAGES: Primitive(never, write_pages),
+    api.BEST: Primitive(never, lambda case, launch: best(launch)),
+    api.DRAW: Primitive(never, lambda case, launch: draw(launch)),
+    api.READ_STATE: Primitive(never, lambda case, launch: state.read_state),
+    api.WRITE_STATE: Primitive(never, lambda case, launch: state.write_state),
+    **{op: Primitive(recurrent.refuses_states, make) for op, make in recurrent.RECURRENCES.items()},
+    **{op: Primitive(never, make) for op, make in recurrent.ROWS.items()},
+    api.ROUTE: Primitive(experts.refuses_route, experts.route),
+    api.DECODE_LAYOUT: Primitive(never, lambda case, launch: decode_layout(launch)),
+    api.KNOWN_TOKENS: Primitive(never, lambda case, launch: known(launch)),
+    api.KEEP_TOKENS: Primitive(never, lambda case, launch: keep(launch)),
 }
 STAGES: Mapping[Op[Any], Stage] = {
     **stages.STAGES, **latent.STAGES, **experts.STAGES, **recurrent.STAGES,
@@ -69,15 +63,13 @@ class TritonBackend:
 
     Args:
         start: starts kernels. Tests replace it.
-        slices: bfloat16 numbers that stand for one number of a token in products with exact activations: 2, or 1 for
-            products that are faster and less exact (`quant.bounds.sliced_bound`).
         refusal: why no op is served on this device, or None.
     """
 
     name = GPU_BACKEND
 
-    def __init__(self, start: Launch = launch, slices: int = 2, refusal: str | None = None) -> None:
-        self._kernels, self._refusal = Kernels(start, slices), refusal
+    def __init__(self, start: Launch = launch, refusal: str | None = None) -> None:
+        self._launch, self._refusal = start, refusal
 
     def refuses(self, op: Op[Any], case: object) -> str | None:
         if self._refusal is not None:
@@ -99,10 +91,10 @@ class TritonBackend:
         return None
 
     def primitive(self, op: Op[Any], case: object) -> Callable[..., Any]:
-        return PRIMITIVES[op].make(case, self._kernels)
+        return PRIMITIVES[op].make(case, self._launch)
 
     def stage(self, op: Op[Any], case: object, weights: Weights) -> Callable[..., Any]:
-        return STAGES[op].make(case, weights, self._kernels)
+        return STAGES[op].make(case, weights, self._launch)
 
 
 def open_gpu(device: str, overrides: Mapping[str, str]) -> tuple[Memory, tuple[Backend, ...], Driver]:

@@ -15,9 +15,11 @@ from ridgeline.ops.triton.numbers import e4m3, slice_of
 
 @triton.jit
 def numbers_of(codes, HALF: tl.constexpr, KIND: tl.constexpr, LOW: tl.constexpr):
-    """Return one half of a tile as bfloat16; every code is a bfloat16 number."""
+    """Return one half of a tile as bfloat16, where every code is a bfloat16 number, and wider floats as float32."""
     if KIND == "bfloat16":
         found = codes
+    elif KIND == "float16" or KIND == "float32":
+        found = codes.to(tl.float32)
     elif KIND == "fp8":
         found = e4m3(codes).to(tl.bfloat16)
     elif KIND == "bytes":
@@ -53,7 +55,14 @@ def chain(
                 zero = tl.load(zero_points + of_group + group * ROWS).to(tl.float32)
                 numbers = (numbers.to(tl.float32) - zero[:, None]).to(tl.bfloat16)
             high, low = slice_of(given, SLICES)
-            if GROUP:
+            if KIND == "float16" or KIND == "float32":  # numbers of the matrix are two slices, too
+                numbers_high, numbers_low = slice_of(numbers, 2)
+                total = tl.dot(numbers_high, tl.trans(high), total)
+                total = tl.dot(numbers_low, tl.trans(high), total)
+                if SLICES == 2:
+                    total = tl.dot(numbers_high, tl.trans(low), total)
+                    total = tl.dot(numbers_low, tl.trans(low), total)
+            elif GROUP:
                 part = tl.dot(numbers, tl.trans(high))
                 if SLICES == 2:
                     part = tl.dot(numbers, tl.trans(low), part)
@@ -67,7 +76,7 @@ def chain(
 
 @triton.jit
 def dense_product(
-    x, codes, scales, zero_points, bias, out, parts, arrived, cos, sin, keys, values, pages, slots, tokens, rows,
+    x, codes, scales, zero_points, bias, out, parts, arrived, cos, sin, keys, values, gates, pages, slots, tokens, rows,
     columns, x_stride, tiles, groups, split_tiles, page_stride, slot_stride, head_stride, KIND: tl.constexpr,
     LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr, APART: tl.constexpr,
@@ -108,11 +117,11 @@ def dense_product(
                 KIND, LOW, HAS_ZEROS, SLICES, ROWS, COLUMNS, HALVES, GROUP,
             )  # fmt: skip
     if is_last:
-        if KIND != "bfloat16" and GROUP == 0:
+        if scales is not None and GROUP == 0:
             total *= tl.load(scales + row)[:, None]
         if HAS_BIAS:
             total += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
         store(
-            total, tl.program_id(1), token, is_token, rows, out, cos, sin, keys, values, pages, slots, page_stride,
-            slot_stride, head_stride, FINISH,
+            total, tl.program_id(1), token, is_token, rows, out, cos, sin, keys, values, gates, pages, slots,
+            page_stride, slot_stride, head_stride, FINISH,
         )  # fmt: skip

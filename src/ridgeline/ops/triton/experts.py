@@ -20,6 +20,8 @@ from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.packing import ROWS, Packed, refuses_format
 from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import (
+    PEAK_BLOCK,
+    ROUNDED_TOKENS,
     StoredProduct,
     dense_block,
     low_of,
@@ -27,9 +29,10 @@ from ridgeline.ops.triton.products import (
     refuses_linear,
     refuses_together,
     round_rows,
+    slices_of,
     whole_block,
 )
-from ridgeline.ops.triton.stages import Begin, Kernels, Mlp, Stage, mlp_block, refuses_begin
+from ridgeline.ops.triton.stages import Begin, Mlp, Stage, mlp_block, refuses_begin
 from ridgeline.spec import MoE
 from ridgeline.spec.mlp import ClampedSwiGLU, Ungated
 
@@ -111,6 +114,7 @@ def stack(matrices: Sequence[Sequence[Linear]]) -> Stack:
 class Visits(NamedTuple):
     """The pairs of a token and an expert of a step, in the order of experts; see `grouped.sort_visits`."""
 
+    tokens: int
     order: Tensor
     table: Tensor
     num_blocks: Tensor
@@ -120,8 +124,8 @@ class Visits(NamedTuple):
 class Experts:
     """The stage EXPERT_BLOCK: the visits in the order of experts, two products, and the weighted sums."""
 
-    def __init__(self, case: MoE, weights: Weights, kernels: Kernels) -> None:
-        self._case, self._launch, self._slices = case, kernels.launch, kernels.slices
+    def __init__(self, case: MoE, weights: Weights, launch: Launch) -> None:
+        self._case, self._launch = case, launch
         names = ("gate", "up") if case.gated else ("up",)
         self._up = stack(list(zip(*(weights.experts[name] for name in names), strict=True)))
         self._down = stack([(matrix,) for matrix in weights.experts["down"]])
@@ -161,12 +165,14 @@ class Experts:
             ids=ids.contiguous(), visits=order, table=table, num_blocks=num_blocks, pairs=pairs, most_blocks=most,
             EXPERTS=experts, BLOCK_T=size, BLOCK_E=power_above(experts + 1), BLOCK_P=SORT_BLOCK,
         )  # fmt: skip
-        return Visits(order, table, num_blocks, size)
+        return Visits(ids.shape[0], order, table, num_blocks, size)
 
     def _multiply(self, matrices: Stack, x: Tensor, out: Tensor, visits: Visits, *, is_down: bool) -> None:
         packed, t, case = matrices.like, matrices.like.tiling, self._case
         is_whole, act = packed.format.activations == "int8", case.activation
-        x, token_scales = round_rows(packed, x, self._launch) if is_whole else (x, None)
+        rounds = is_whole and visits.tokens <= ROUNDED_TOKENS
+        x, token_scales = round_rows(packed, x, self._launch) if is_whole and not rounds else (x, None)
+        input_scale = packed.input_scale
         block = (whole_block if is_whole else dense_block)(visits.block_tokens)
         clamped = act if isinstance(act, ClampedSwiGLU) else None
         blocks = visits.table.shape[1]
@@ -177,11 +183,12 @@ class Experts:
             num_blocks=visits.num_blocks, most_blocks=blocks, rows=packed.rows, columns=packed.columns,
             x_stride=x.stride(0), tiles=packed.tiles, groups=packed.groups, row_tiles=packed.row_tiles,
             alpha=clamped.alpha if clamped else 0.0, limit=clamped.limit if clamped else 0.0,
-            CHOSEN=case.num_experts_per_tok, PARTS=matrices.parts,
+            given=1.0 if input_scale is None else input_scale, CHOSEN=case.num_experts_per_tok, PARTS=matrices.parts,
             NAME="clamped" if clamped else act.activation if isinstance(act, Ungated) else act, IS_DOWN=is_down,
             WHOLE=is_whole, KIND=t.kind, LOW=low_of(packed), HAS_ZEROS=matrices.zero_points is not None,
-            HAS_BIAS=matrices.bias is not None, SLICES=self._slices, ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves,
-            GROUP=t.group, UNIT=t.unit, BLOCK_T=visits.block_tokens, BLOCK_R=block.rows,
+            HAS_BIAS=matrices.bias is not None, SLICES=slices_of(packed), ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves,
+            GROUP=t.group, UNIT=t.unit, ROUNDS=rounds, HAS_SCALE=input_scale is not None, BLOCK=PEAK_BLOCK,
+            BLOCK_T=visits.block_tokens, BLOCK_R=block.rows,
         )  # fmt: skip
 
 
@@ -195,20 +202,22 @@ def refuses_experts(experts: Mapping[str, Sequence[Linear]]) -> str | None:
     for linears in (up, list(experts.get("down", ()))):
         if linears and (reason := refuses_together(linears)):
             return f"among matrices of experts, {reason}"
+        if len({getattr(linear.data, "dtype", None) for linear in linears}) > 1:
+            return "among matrices of experts, types differ"
     return None
 
 
 class _Routed:
     """The experts that a router chooses, with the projections into and out of their own space if there are some."""
 
-    def __init__(self, case: MoE, weights: Weights, kernels: Kernels) -> None:
-        self._experts, self._has_gate = Experts(case, weights, kernels), case.shared_gate
+    def __init__(self, case: MoE, weights: Weights, launch: Launch) -> None:
+        self._experts, self._has_gate = Experts(case, weights, launch), case.shared_gate
         names = ("router", "shared_gate") if case.shared_gate else ("router",)
-        self._router = StoredProduct([weights.linears[n] for n in names], kernels.slices, kernels.launch)
-        self._route, self._choice_bias = route(case, kernels.launch), weights.vector("choice.bias")
+        self._router = StoredProduct([weights.linears[n] for n in names], launch)
+        self._route, self._choice_bias = route(case, launch), weights.vector("choice.bias")
         self._count = case.num_experts
         inside = ("latent_in", "latent_out") if case.latent_size else ()
-        self._latent = [StoredProduct([weights.linears[n]], kernels.slices, kernels.launch) for n in inside]
+        self._latent = [StoredProduct([weights.linears[n]], launch) for n in inside]
 
     def __call__(self, x: Tensor, shared: Tensor | None) -> Tensor:
         rated = self._router(x)
@@ -223,10 +232,10 @@ class _Routed:
         return add(out, shared if gate is None else sigmoid_gate(shared, gate), 1.0)
 
 
-def moe_block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
+def moe_block(case: MLPBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
     moe: Any = case.mlp
-    begin, routed = Begin(case, weights, kernels), _Routed(moe, weights, kernels)
-    shared = Mlp(moe.shared, weights.under("shared."), kernels) if moe.shared else None
+    begin, routed = Begin(case, weights, launch), _Routed(moe, weights, launch)
+    shared = Mlp(moe.shared, weights.under("shared."), launch) if moe.shared else None
 
     def stage(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         total, x = begin(residual, delta)
@@ -240,9 +249,9 @@ def refuses_block(case: MLPBlock) -> str | None:
     return (refuses_route(case.mlp) if isinstance(case.mlp, MoE) else None) or refuses_begin(case)
 
 
-def block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
+def block(case: MLPBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
     """Return MLP_BLOCK for either kind."""
-    return (moe_block if isinstance(case.mlp, MoE) else mlp_block)(case, weights, kernels)
+    return (moe_block if isinstance(case.mlp, MoE) else mlp_block)(case, weights, launch)
 
 
 STAGES: Mapping[Op[Any], Stage] = {

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.activation import activated
+from ridgeline.ops.triton.numbers import tanh
 from ridgeline.ops.triton.rows import to_floats
 
 
@@ -19,14 +20,14 @@ def neighbors(total):
 
 @triton.jit
 def store_heads(
-    total, block, token, is_token, out, cos, sin, keys, values, pages, slots, page_stride, slot_stride, head_stride,
-    FINISH: tl.constexpr,
+    total, block, token, is_token, out, cos, sin, keys, values, gates, pages, slots, page_stride, slot_stride,
+    head_stride, FINISH: tl.constexpr,
 ):  # fmt: skip
-    """Rotate heads of queries and of keys, total [rows, tokens], and store them, and heads of values.
+    """Rotate heads of queries and of keys, total [rows, tokens], and store them, and heads of values and of gates.
 
-    Queries go to out [tokens, H, D], keys and values to pages, or to arrays [tokens, K, D]. FINISH: its name, H, K, D,
-    numbers of a head that rotate, whether neighbors in a head rotate together, and whether keys and values go to pages.
-    K is 0 for queries alone.
+    Queries go to out [tokens, H, D], keys and values to pages, or to arrays [tokens, K, D], and gates of attention's
+    results to gates [tokens, H, D], if there are some. FINISH: its name, H, K, D, numbers of a head that rotate,
+    whether neighbors in a head rotate together, and whether keys and values go to pages. K is 0 for queries alone.
     """
     H: tl.constexpr = FINISH[1]
     K: tl.constexpr = FINISH[2]
@@ -69,21 +70,27 @@ def store_heads(
             is_mine = ((head >= H + K) & (head < H + 2 * K))[:, None] & is_token[None, :]
             tl.store(values + at + first[:, None], kept_a, mask=is_mine)
             tl.store(values + at + second[:, None], kept_b, mask=is_mine)
+    if gates is not None:  # noqa: SIM102 - as above
+        if end >= H + 2 * K:
+            to = gates + token[None, :] * (H * D) + ((head - H - 2 * K) * D)[:, None]
+            is_mine = ((head >= H + 2 * K) & (head < 2 * H + 2 * K))[:, None] & is_token[None, :]
+            tl.store(to + first[:, None], a, mask=is_mine)
+            tl.store(to + second[:, None], b, mask=is_mine)
 
 
 @triton.jit
 def store(
-    total, block, token, is_token, rows, out, cos, sin, keys, values, pages, slots, page_stride, slot_stride,
+    total, block, token, is_token, rows, out, cos, sin, keys, values, gates, pages, slots, page_stride, slot_stride,
     head_stride, FINISH: tl.constexpr,
 ):  # fmt: skip
     """Store sums [rows, tokens] of a block of rows.
 
-    FINISH: "rows"; or "activated", a name and whether rows are pairs of a gate and an up row; or "heads" and what
-    `store_heads` takes.
+    FINISH: "rows"; or "activated", a name and whether rows are pairs of a gate and an up row; or "logits", a factor and
+    a soft cap, 0 for none; or "heads" and what `store_heads` takes.
     """
     if FINISH[0] == "heads":
         store_heads(
-            total, block, token, is_token, out, cos, sin, keys, values, pages, slots, page_stride, slot_stride,
+            total, block, token, is_token, out, cos, sin, keys, values, gates, pages, slots, page_stride, slot_stride,
             head_stride, FINISH,
         )  # fmt: skip
     else:
@@ -94,6 +101,10 @@ def store(
                 rows = rows // 2
             else:
                 total = activated(total, FINISH[1])
+        elif FINISH[0] == "logits":
+            total *= FINISH[1]
+            if FINISH[2] > 0:
+                total = FINISH[2] * tanh(tl.div_rn(total, tl.zeros_like(total) + FINISH[2]))
         row = block * total.shape[0] + tl.arange(0, total.shape[0])
         tl.store(
             out + token[None, :] * rows + row[:, None], total, mask=(row < rows)[:, None] & is_token[None, :]

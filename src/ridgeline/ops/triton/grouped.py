@@ -11,7 +11,7 @@ import triton.language as tl
 from ridgeline.ops.triton.activation import activated, clamped_swiglu, sigmoid
 from ridgeline.ops.triton.dense import chain
 from ridgeline.ops.triton.rows import first_best
-from ridgeline.ops.triton.whole import whole_chain
+from ridgeline.ops.triton.whole import scales_of, whole_chain
 
 NO_EXPERT = tl.constexpr(0x7FFFFFFF)
 
@@ -127,27 +127,28 @@ def sort_visits(
 
 @triton.jit
 def expert_rows(
-    x, token_scales, codes, scales, zero_points, bias, row, matrix_row, token, is_token, rows, columns, x_stride,
+    x, rounding, codes, scales, zero_points, bias, row, matrix_row, token, is_token, rows, columns, x_stride,
     tiles, groups, WHOLE: tl.constexpr, KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, UNIT: tl.constexpr,
+    GROUP: tl.constexpr, UNIT: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Return products of one expert's matrix with tokens, bias included: [rows, tokens].
 
-    row: rows of the result; matrix_row: the same rows, counted from the first matrix of the expert.
+    row: rows of the result; matrix_row: the same rows, counted from the first matrix of the expert. rounding: the
+    result of `whole.scales_of`, if WHOLE.
     """
     if WHOLE:
         total = whole_chain(
-            x, codes, scales, zero_points, matrix_row, token, is_token, x_stride, tiles, groups,
-            KIND, LOW, HAS_ZEROS, ROWS, COLUMNS, HALVES, GROUP, UNIT,
+            x, codes, scales, zero_points, matrix_row, token, is_token, rounding, columns, x_stride, tiles, groups,
+            KIND, LOW, HAS_ZEROS, ROWS, COLUMNS, HALVES, GROUP, UNIT, ROUNDS,
         )  # fmt: skip
-        total *= tl.load(token_scales + token, mask=is_token, other=0.0)[None, :]
+        total *= rounding[0][None, :]
     else:
         total = chain(
             x, codes, scales, zero_points, matrix_row, token, is_token, columns, x_stride, tiles, groups, 0, tiles,
             KIND, LOW, HAS_ZEROS, SLICES, ROWS, COLUMNS, HALVES, GROUP,
         )  # fmt: skip
-        if KIND != "bfloat16" and GROUP == 0:
+        if scales is not None and GROUP == 0:
             total *= tl.load(scales + matrix_row)[:, None]
     if HAS_BIAS:
         total += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
@@ -157,15 +158,16 @@ def expert_rows(
 @triton.jit
 def expert_product(
     x, token_scales, codes, scales, zero_points, bias, out, visits, table, num_blocks, most_blocks, rows, columns,
-    x_stride, tiles, groups, row_tiles, alpha, limit, CHOSEN: tl.constexpr, PARTS: tl.constexpr, NAME: tl.constexpr,
-    IS_DOWN: tl.constexpr, WHOLE: tl.constexpr, KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, UNIT: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+    x_stride, tiles, groups, row_tiles, alpha, limit, given, CHOSEN: tl.constexpr, PARTS: tl.constexpr,
+    NAME: tl.constexpr, IS_DOWN: tl.constexpr, WHOLE: tl.constexpr, KIND: tl.constexpr, LOW: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Multiply one block of visits with the matrix of its expert, or with its gate and its up matrix, and activate.
 
-    x: tokens in bfloat16 slices or, if WHOLE, rounded to int8 with `token_scales`. Up: visits read their tokens, and
-    results are in the order of visits. Down: they are in the order of pairs again.
+    x: tokens as floats or, if WHOLE, rounded to int8 with `token_scales`, unless the kernel ROUNDS them itself. Up:
+    visits read their tokens, and results are in the order of visits. Down: they are in the order of pairs again.
     row_tiles: tiles of rows of one matrix.
     """
     block = tl.program_id(0)
@@ -178,23 +180,26 @@ def expert_product(
         token = visit if IS_DOWN else pair // CHOSEN
         row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
         codes += expert * PARTS * row_tiles * tiles * (ROWS * COLUMNS)
-        if KIND != "bfloat16":
+        if scales is not None:
             scales += expert * PARTS * row_tiles * groups * ROWS
         if HAS_ZEROS:
             zero_points += expert * PARTS * row_tiles * groups * ROWS
         if HAS_BIAS:
             bias += expert * PARTS * rows
+        rounding = (is_token, is_token, is_token)
+        if WHOLE:
+            rounding = scales_of(x, token_scales, token, is_token, columns, x_stride, given, ROUNDS, HAS_SCALE, BLOCK)
         found = expert_rows(
-            x, token_scales, codes, scales, zero_points, bias, row, row, token, is_token, rows, columns, x_stride,
-            tiles, groups, WHOLE, KIND, LOW, HAS_ZEROS, HAS_BIAS, SLICES, ROWS, COLUMNS, HALVES, GROUP, UNIT,
+            x, rounding, codes, scales, zero_points, bias, row, row, token, is_token, rows, columns, x_stride,
+            tiles, groups, WHOLE, KIND, LOW, HAS_ZEROS, HAS_BIAS, SLICES, ROWS, COLUMNS, HALVES, GROUP, UNIT, ROUNDS,
         )  # fmt: skip
         if PARTS == 2:
             if HAS_BIAS:
                 bias += rows
             up = expert_rows(
-                x, token_scales, codes, scales, zero_points, bias, row, row + row_tiles * ROWS, token, is_token, rows,
+                x, rounding, codes, scales, zero_points, bias, row, row + row_tiles * ROWS, token, is_token, rows,
                 columns, x_stride, tiles, groups, WHOLE, KIND, LOW, HAS_ZEROS, HAS_BIAS, SLICES, ROWS, COLUMNS,
-                HALVES, GROUP, UNIT,
+                HALVES, GROUP, UNIT, ROUNDS,
             )  # fmt: skip
             if NAME == "clamped":
                 found = clamped_swiglu(found, up, alpha, limit)

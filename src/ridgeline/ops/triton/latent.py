@@ -17,9 +17,9 @@ from ridgeline.ops.api import Op, PagedRows, Rotary, Weights
 from ridgeline.ops.stages import LatentInput
 from ridgeline.ops.triton.heads import multiply_heads, rotate_latents
 from ridgeline.ops.triton.launch import Compiled, Launch
-from ridgeline.ops.triton.paged import LARGEST_HEAD, Attend, Heads, power_above
+from ridgeline.ops.triton.paged import LARGEST_HEAD, SLICES, Attend, Heads, power_above
 from ridgeline.ops.triton.products import StoredProduct
-from ridgeline.ops.triton.stages import Begin, Kernels, Stage, refuses_begin
+from ridgeline.ops.triton.stages import Begin, Stage, refuses_begin
 from ridgeline.ops.triton.tokens import Normalizer
 from ridgeline.spec import LatentAttention, RMSNorm
 
@@ -37,8 +37,8 @@ def refuses_latents(case: LatentAttention) -> str | None:
 class HeadProduct:
     """A product of each head of tokens with a matrix of its own."""
 
-    def __init__(self, slices: int, launch: Launch) -> None:
-        self._slices, self._launch = slices, launch
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
 
     def __call__(self, x: Tensor, matrices: Tensor, copied: int = 0) -> Tensor:
         """Return [T, H, rows + copied] for x [T, H, columns + copied] and matrices [H, rows, columns].
@@ -53,19 +53,17 @@ class HeadProduct:
             multiply_heads, (-(-tokens // block), -(-rows // BLOCK_ROWS), heads), Compiled(4, 3),
             x=x, matrices=matrices, out=out, tokens=tokens, x_stride=x.stride(0), x_head=x.stride(1),
             matrix_stride=matrices.stride(0), row_stride=matrices.stride(1), column_stride=matrices.stride(2),
-            SHAPE=(heads, rows, columns, copied, power_above(max(1, copied))), SLICES=self._slices, BLOCK_T=block,
+            SHAPE=(heads, rows, columns, copied, power_above(max(1, copied))), SLICES=SLICES, BLOCK_T=block,
             BLOCK_R=BLOCK_ROWS, BLOCK_C=BLOCK_COLUMNS,
         )  # fmt: skip
         return out
 
 
-def paged_latent_attention(
-    case: LatentAttention, slices: int, launch: Launch
-) -> Callable[[Tensor, PagedRows, Tensor], Tensor]:
+def paged_latent_attention(case: LatentAttention, launch: Launch) -> Callable[[Tensor, PagedRows, Tensor], Tensor]:
     """Return PAGED_LATENT_ATTENTION."""
     heads, rank, nope = case.num_heads, case.kv_lora_rank, case.qk_nope_head_dim
-    attend = Attend(Heads(heads, 1, rank, case.row, case.scale), slices, launch)
-    multiply = HeadProduct(slices, launch)
+    attend = Attend(Heads(heads, 1, rank, case.row, case.scale), launch)
+    multiply = HeadProduct(launch)
 
     def run(q: Tensor, kv: PagedRows, kv_b: Tensor) -> Tensor:
         pages: Any = kv.parts[0]
@@ -87,19 +85,18 @@ def refuses_input(case: LatentInput) -> str | None:
 class LatentStage:
     """The stage LATENT_INPUT: one product of all matrices of the input, then q_b, and rotation beside the norm."""
 
-    def __init__(self, case: LatentInput, weights: Weights, kernels: Kernels) -> None:
+    def __init__(self, case: LatentInput, weights: Weights, launch: Launch) -> None:
         m, linears, arrays = case.mixer, weights.linears, weights.arrays
-        slices, self._launch = kernels.slices, kernels.launch
-        self._mixer = m
+        self._mixer, self._launch = m, launch
         names = "q" if m.q_lora_rank is None else "q_a", "kv_a"
-        self._product = StoredProduct([linears[name] for name in names], slices, self._launch)
-        self._begin = Begin(case, weights, kernels, self._product)
+        self._product = StoredProduct([linears[name] for name in names], launch)
+        self._begin = Begin(case, weights, launch, self._product)
         self._norm: Any = m.latent_norm
         self._weight: Any = arrays["kv_a_norm.weight"]
         self._second: tuple[Normalizer, StoredProduct] | None = None
         if m.q_lora_rank is not None:
             given: Any = arrays["q_a_norm.weight"]
-            second = StoredProduct([linears["q_b"]], slices, self._launch)
+            second = StoredProduct([linears["q_b"]], launch)
             self._second = Normalizer(self._norm, given, None, self._launch, second.rounds), second
 
     def __call__(self, residual: Tensor, delta: Tensor | None, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,6 +6,7 @@ of a tile's bytes has the first half of its columns. Rows and columns that fill 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,12 +15,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.ops.api import QuantizedMatrix
-from ridgeline.spec.quant import NUMBERS, Format
+from ridgeline.spec.quant import NUMBERS, PLAIN, Format
 
 ROWS = 64  # of a tile
 FILLED = 128  # rows are filled up to a multiple: the most that one program reads
-Kind = Literal["bfloat16", "fp8", "bytes", "nibbles"]
+Kind = Literal["bfloat16", "float16", "float32", "fp8", "bytes", "nibbles"]
+FLOATS: Mapping[torch.dtype, Kind] = {
+    torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32",
+}  # fmt: skip
 LEAST_GROUP, LARGEST_GROUP = 32, 1024
+WIDE_COLUMNS = 32  # of a tile of float16 or float32, whose numbers become two
 MOST_COLUMNS = 2**17 - 2**10  # a sum of so many products of bytes fits into 32 bits
 
 
@@ -77,7 +82,7 @@ def refuses_format(case: Format) -> str | None:
     """Return why no kernel multiplies with matrices of a format; None if one does."""
     if not case.is_lossy:
         return None
-    if case.activations not in ("exact", "int8"):
+    if case.activations not in ("exact", "bf16", "int8"):
         return f"no kernel takes activations as {case.activations}"
     if NUMBERS[case.numbers].levels and case.numbers != "fp8":
         return f"no kernel reads {case.numbers}"
@@ -90,17 +95,16 @@ def refuses_format(case: Format) -> str | None:
 
 
 def tiling_of(case: Format) -> Tiling:
-    """Return the layout of a format that `refuses_format` does not refuse."""
-    if not case.is_lossy:
-        return Tiling("bfloat16", 64, 1, 0)
+    """Return the layout of a format of codes that `refuses_format` does not refuse."""
     kind: Kind = "fp8" if case.numbers == "fp8" else "nibbles" if case.bits <= 4 else "bytes"
     return Tiling(kind, min(case.group or 64, 64), 2 if kind == "nibbles" else 1, case.group)
 
 
-def pack_plain(matrix: Tensor) -> Packed:
-    """Pack a matrix in bfloat16."""
-    tiling = tiling_of(Format())
-    return Packed(Format(), tiling, *matrix.shape, _tiles(matrix, tiling.columns, 1))
+def pack_plain(matrix: Tensor, format: Format = PLAIN) -> Packed:
+    """Pack a matrix of floats, whose type is one of FLOATS."""
+    kind = FLOATS[matrix.dtype]
+    tiling = Tiling(kind, 64 if kind == "bfloat16" else WIDE_COLUMNS, 1, 0)
+    return Packed(format, tiling, *matrix.shape, _tiles(matrix, tiling.columns, 1))
 
 
 def pack_codes(matrix: QuantizedMatrix) -> Packed:

@@ -27,6 +27,7 @@ PROGRAMS = 512
 LEAST_COLUMNS = 16  # queries times heads of a program
 CHUNK, LARGEST_KEPT = 64, 128  # numbers of a query that are read at once, and that stay in registers
 LARGEST_HEAD = 512  # registers have no room for more
+SLICES = 2  # numbers that stand for one number of a query, and for one weight of a softmax
 # By the type of pages: how the kernel reads them, and the type of the operands of its products.
 KINDS: dict[torch.dtype, tuple[str, Any]] = {
     torch.bfloat16: ("plain", tl.bfloat16), torch.float16: ("plain", tl.float16), torch.float32: ("plain", tl.bfloat16),
@@ -120,12 +121,12 @@ def power_above(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def paged_attention(case: Attention, slices: int, launch: Launch) -> Callable[..., Tensor]:
+def paged_attention(case: Attention, launch: Launch) -> Callable[..., Tensor]:
     """Return PAGED_ATTENTION."""
     heads = Heads(
         case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim, case.scale, case.softcap, rule=rule_of(case)
     )  # fmt: skip
-    attend_pages = Attend(heads, slices, launch)
+    attend_pages = Attend(heads, launch)
 
     def run(q: Tensor, kv: PagedKeyValues, sinks: Tensor | None = None) -> Tensor:
         keys: Any = kv.keys
@@ -138,8 +139,8 @@ def paged_attention(case: Attention, slices: int, launch: Launch) -> Callable[..
 class Attend:
     """Attention of queries [T, H, key] over pages: [T, H * size]."""
 
-    def __init__(self, heads: Heads, slices: int, launch: Launch) -> None:
-        self._heads, self._slices, self._launch = heads, slices, launch
+    def __init__(self, heads: Heads, launch: Launch) -> None:
+        self._heads, self._launch = heads, launch
         self._arrived: dict[int, Tensor] = {}  # counters by their number; they are zeros between launches
 
     def __call__(
@@ -173,7 +174,7 @@ class Attend:
             value_scale=scales[1], cap=h.softcap or 0.0, num_splits=num_splits,
             HAS_CAP=h.softcap is not None, HAS_SINKS=sinks is not None,
             SHAPE=(h.num_heads, h.num_kv_heads, h.size, width, h.key), RULE=h.rule,
-            NUMBERS=(kind, operand, self._slices, chunk_of(h, keys.dtype)),
+            NUMBERS=(kind, operand, SLICES, chunk_of(h, keys.dtype)),
             SIZES=(page, SPLIT, tile_keys(h.size, keys.dtype)), GROUP=block.members, BLOCKS=block.programs,
             BLOCK_Q=block.queries, MOST=power_above(sequences), SINGLE=is_single, TREE=is_tree, APART=is_apart,
         )  # fmt: skip

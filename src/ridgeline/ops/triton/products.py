@@ -13,11 +13,13 @@ from ridgeline.ops.api import BY_ROW, Linear, QuantizedMatrix
 from ridgeline.ops.reference import quant
 from ridgeline.ops.triton.dense import dense_product
 from ridgeline.ops.triton.launch import Compiled, Launch
-from ridgeline.ops.triton.packing import MOST_COLUMNS, ROWS, Packed, pack_codes, pack_plain, unpack
+from ridgeline.ops.triton.packing import FLOATS, MOST_COLUMNS, ROWS, Packed, pack_codes, pack_plain, unpack
 from ridgeline.ops.triton.whole import round_tokens, whole_product
 from ridgeline.spec.quant import NUMBERS
 
 ROUND_BLOCK = 1024  # numbers of a token that are rounded at once
+ROUNDED_TOKENS = 8  # most tokens that each program of a product rounds for itself; more are rounded by one kernel
+PEAK_BLOCK = 128  # numbers of each of these tokens that are read at once to find the largest
 SPLIT_TILES = 8  # least number of tiles in a split of a matrix
 PROGRAMS = 96  # programs that keep a GPU busy: matrices with fewer tiles of rows are divided into splits
 APART_TOKENS = 64  # most tokens for which splits are programs of their own
@@ -63,6 +65,7 @@ class Finish(NamedTuple):
     sin: Tensor | None = None
     keys: Tensor | None = None
     values: Tensor | None = None
+    gates: Tensor | None = None
     pages: Tensor | None = None
     slots: Tensor | None = None
     page_stride: int = 0
@@ -108,7 +111,7 @@ def pack_together(linears: Sequence[Linear], order: Tensor | None = None) -> Pac
     format = linears[0].format
     if not format.is_lossy:
         whole = torch.cat(data)
-        return pack_plain(whole if order is None else whole[order])
+        return pack_plain(whole if order is None else whole[order], format)
     coded = [part if isinstance(part, QuantizedMatrix) else quant.quantize(format)(part) for part in data]
     if len(coded) > 1:
         parts = {n: torch.cat([getattr(c, n) for c in coded]) for n in BY_ROW if getattr(coded[0], n) is not None}
@@ -141,21 +144,18 @@ def refuses_linear(linear: Linear) -> str | None:
     if isinstance(data, QuantizedMatrix):
         if data.permutation is not None:
             return "columns have an order of their own"
-    elif not linear.format.is_lossy and data.dtype != torch.bfloat16:
-        return f"kernels multiply plain matrices in bfloat16, not in {str(data.dtype).removeprefix('torch.')}"
+    elif not linear.format.is_lossy and data.dtype not in FLOATS:
+        return f"kernels multiply no plain matrices in {str(data.dtype).removeprefix('torch.')}"
     if data.shape[1] > MOST_COLUMNS:
         return f"a row has {data.shape[1]} columns; kernels take {MOST_COLUMNS} at most"
     return None
 
 
 class Dense:
-    """A product with exact activations.
+    """A product with tokens in bfloat16 slices."""
 
-    slices: bfloat16 numbers that stand for one number of a token: 2, or 1 for products that are faster and less exact.
-    """
-
-    def __init__(self, packed: Packed, bias: Tensor | None, slices: int, launch: Launch) -> None:
-        self._packed, self._bias, self._slices, self._launch = packed, bias, slices, launch
+    def __init__(self, packed: Packed, bias: Tensor | None, launch: Launch) -> None:
+        self._packed, self._bias, self._launch = packed, bias, launch
         self._splits = splits_of(packed)
         self._arrived = torch.zeros(packed.row_tiles, dtype=torch.int32, device=packed.codes.device)
 
@@ -172,7 +172,7 @@ class Dense:
             parts=x.new_empty(cells), arrived=self._arrived, tokens=tokens, rows=packed.rows, columns=packed.columns,
             x_stride=x.stride(0), tiles=packed.tiles, groups=packed.groups, split_tiles=-(-packed.tiles // splits),
             KIND=t.kind, LOW=low_of(packed), HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None,
-            SLICES=self._slices, ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves, GROUP=t.group, SPLITS=splits,
+            SLICES=slices_of(packed), ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves, GROUP=t.group, SPLITS=splits,
             APART=is_apart, BLOCK_T=block.tokens, BLOCK_R=block.rows, **finish.arguments(),
         )  # fmt: skip
 
@@ -196,18 +196,27 @@ class Whole:
 
     def __call__(self, x: Tensor | Rounded, out: Tensor, finish: Finish = STORED) -> None:
         packed, t = self._packed, self._packed.tiling
-        steps, token_scales = x if isinstance(x, Rounded) else round_rows(packed, x, self._launch)
-        tokens = steps.shape[0]
+        if not isinstance(x, Rounded) and len(x) > ROUNDED_TOKENS:
+            x = round_rows(packed, x, self._launch)
+        given, token_scales = x if isinstance(x, Rounded) else (x, None)
+        tokens, input_scale = given.shape[0], packed.input_scale
         block = whole_block(tokens)
         self._launch(
             whole_product, (-(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)), block.compiled,
-            steps=steps, token_scales=token_scales, codes=packed.codes, scales=packed.scales,
+            x=given, token_scales=token_scales, codes=packed.codes, scales=packed.scales,
             zero_points=packed.zero_points, bias=self._bias, out=out, tokens=tokens, rows=packed.rows,
-            filled=steps.shape[1], tiles=packed.tiles, groups=packed.groups, KIND=t.kind, LOW=low_of(packed),
+            columns=packed.columns, x_stride=given.stride(0), tiles=packed.tiles, groups=packed.groups,
+            given=1.0 if input_scale is None else input_scale, KIND=t.kind, LOW=low_of(packed),
             HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None, ROWS=ROWS, COLUMNS=t.columns,
-            HALVES=t.halves, GROUP=t.group, UNIT=t.unit, BLOCK_T=block.tokens, BLOCK_R=block.rows,
+            HALVES=t.halves, GROUP=t.group, UNIT=t.unit, ROUNDS=token_scales is None,
+            HAS_SCALE=input_scale is not None, BLOCK=PEAK_BLOCK, BLOCK_T=block.tokens, BLOCK_R=block.rows,
             **finish.arguments(),
         )  # fmt: skip
+
+
+def slices_of(packed: Packed) -> int:
+    """Return how many bfloat16 numbers stand for one number of a token: two are as good as exact ones."""
+    return 1 if packed.format.activations == "bf16" else 2
 
 
 def low_of(packed: Packed) -> int:
@@ -215,11 +224,11 @@ def low_of(packed: Packed) -> int:
     return NUMBERS[packed.format.numbers].low if packed.tiling.kind == "nibbles" else 0
 
 
-def product_of(packed: Packed, bias: Tensor | None, slices: int, launch: Launch) -> MatrixProduct:
+def product_of(packed: Packed, bias: Tensor | None, launch: Launch) -> MatrixProduct:
     """Return the kernel for a packed matrix."""
     if packed.format.activations == "int8":
         return Whole(packed, bias, launch)
-    return Dense(packed, bias, slices, launch)
+    return Dense(packed, bias, launch)
 
 
 class StoredProduct:
@@ -228,14 +237,17 @@ class StoredProduct:
     order: which row of all matrices each packed row is; None: they are packed as they are.
     """
 
-    def __init__(
-        self, linears: Sequence[Linear], slices: int, launch: Launch, order: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, linears: Sequence[Linear], launch: Launch, order: Sequence[int] | None = None) -> None:
         given: Any = linears[0].data
         device = (given.codes if isinstance(given, QuantizedMatrix) else given).device
         index = None if order is None else torch.tensor(order, device=device)
         self._packed = pack_together(linears, index)
-        self._multiply = product_of(self._packed, _bias_of(linears, index), slices, launch)
+        self._multiply = product_of(self._packed, _bias_of(linears, index), launch)
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of all matrices."""
+        return self._packed.rows
 
     @property
     def rounds(self) -> Packed | None:

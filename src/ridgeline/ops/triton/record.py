@@ -220,6 +220,13 @@ class GpuDriver:
     def kernel_seconds(self) -> float:
         return 0.0
 
+    def rounded_refusal(self) -> str:
+        return "the kernels for GPUs do not round it"
+
+    def round_attention(self, *, rounds: bool) -> None:
+        if rounds:
+            raise DeviceError(self.rounded_refusal())
+
     def recorder(self) -> GpuRecorder:
         with on(self._device):
             capture = GraphCapture(self._device) if self._capture is None else self._capture()

@@ -26,7 +26,7 @@ from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import StoredProduct, refuses_together
 from ridgeline.ops.triton.rows import activate
-from ridgeline.ops.triton.stages import Begin, Kernels, Stage, refuses_begin
+from ridgeline.ops.triton.stages import Begin, Stage, refuses_begin
 from ridgeline.ops.triton.state import State, locate
 from ridgeline.ops.triton.tokens import norm
 from ridgeline.spec import (
@@ -294,7 +294,7 @@ class _Computed:
 class Products:
     """Multiplies one input with several matrices; those that can be packed as one take one launch."""
 
-    def __init__(self, linears: Sequence[Linear], kernels: Kernels) -> None:
+    def __init__(self, linears: Sequence[Linear], launch: Launch) -> None:
         self._alike: list[list[int]] = []
         for index, linear in enumerate(linears):
             for members in self._alike:
@@ -304,9 +304,7 @@ class Products:
             else:
                 self._alike.append([index])
         self._rows = [linear.data.shape[0] for linear in linears]
-        self._products = [
-            StoredProduct([linears[i] for i in members], kernels.slices, kernels.launch) for members in self._alike
-        ]
+        self._products = [StoredProduct([linears[i] for i in members], launch) for members in self._alike]
 
     def __call__(self, x: Tensor) -> list[Tensor]:
         found: dict[int, Tensor] = {}
@@ -316,17 +314,15 @@ class Products:
         return [found[i] for i in range(len(found))]
 
 
-def recurrent_block(case: RecurrentBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
+def recurrent_block(case: RecurrentBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
     names = input_matrices(case.mixer)
-    begin, products = Begin(case, weights, kernels), Products([weights.linears[n] for n in names], kernels)
+    begin, products = Begin(case, weights, launch), Products([weights.linears[n] for n in names], launch)
     own: dict[str, Any] = {name: _Computed(i) for i, name in enumerate(names)}
     others = {name: linear for name, linear in weights.linears.items() if name not in own}
     for linear in others.values():
         linear.prepare()
     device = weights.arrays["norm.weight"].device
-    parts = bind_mixer(
-        case.mixer, Weights({**own, **others}, weights.arrays), _Table(case.mixer, kernels.launch, device)
-    )
+    parts = bind_mixer(case.mixer, Weights({**own, **others}, weights.arrays), _Table(case.mixer, launch, device))
 
     def first(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, list[Tensor]]:
         total, x = begin(residual, delta)

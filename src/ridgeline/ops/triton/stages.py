@@ -13,7 +13,7 @@ from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock, Re
 from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import power_above
-from ridgeline.ops.triton.products import Finish, Rounded, StoredProduct
+from ridgeline.ops.triton.products import STORED, Finish, Rounded, StoredProduct
 from ridgeline.ops.triton.rows import rotate
 from ridgeline.ops.triton.tokens import Normalizer, in_pages
 from ridgeline.spec import Attention, GatedMLP, RMSNorm
@@ -24,22 +24,15 @@ NO_PAGES: Mapping[str, Any] = {  # of `rotate`, for keys and values that do not 
 }  # fmt: skip
 
 
-class Kernels(NamedTuple):
-    """All kernels of a backend share these: how they are started, and the slices of `products.Dense`."""
-
-    launch: Launch
-    slices: int
-
-
 class Stage(NamedTuple):
     """A stage: why a case has no kernel, or None; and a function that makes the kernel of a case with its weights."""
 
     refuses: Callable[[Any], str | None]
-    make: Callable[[Any, Weights, Kernels], Callable[..., Any]]
+    make: Callable[[Any, Weights, Launch], Callable[..., Any]]
 
 
-def product(case: Any, weights: Weights, kernels: Kernels) -> StoredProduct:
-    return StoredProduct([weights.linears["matrix"]], kernels.slices, kernels.launch)
+def product(case: Any, weights: Weights, launch: Launch) -> StoredProduct:
+    return StoredProduct([weights.linears["matrix"]], launch)
 
 
 Case = AttentionInput | LatentInput | MLPBlock | RecurrentBlock | Head
@@ -48,12 +41,12 @@ Case = AttentionInput | LatentInput | MLPBlock | RecurrentBlock | Head
 class Begin:
     """The residual sum and the norm, which begin a stage. before: the product of a stage that has one alone."""
 
-    def __init__(self, case: Case, weights: Weights, kernels: Kernels, before: StoredProduct | None = None) -> None:
+    def __init__(self, case: Case, weights: Weights, launch: Launch, before: StoredProduct | None = None) -> None:
         arrays: Any = weights.arrays
         assert case.norm is not None  # refused otherwise
         self._scale = case.residual_scale
         self._norm = Normalizer(
-            case.norm, arrays["norm.weight"], arrays.get("norm.bias"), kernels.launch, before and before.rounds
+            case.norm, arrays["norm.weight"], arrays.get("norm.bias"), launch, before and before.rounds
         )
 
     def __call__(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None = None) -> tuple[Tensor, Any]:
@@ -68,8 +61,6 @@ def refuses_begin(case: Case) -> str | None:
 
 def refuses_heads(case: AttentionInput) -> str | None:
     """Return why no kernel serves the input of attention; None if one does."""
-    if case.mixer.out_gate:
-        return "no kernel computes the gate of attention's results"
     if case.mixer.qk_norm is not None and case.mixer.qk_norm_over == "all_heads":
         return "no kernel normalizes all heads at once"
     if not isinstance(case.mixer.qk_norm, RMSNorm | None):
@@ -78,14 +69,14 @@ def refuses_heads(case: AttentionInput) -> str | None:
 
 
 def rows_of_heads(mixer: Attention, names: str) -> list[int]:
-    """Return the rows of the matrices q, k and v, or of q alone, in the order in which numbers that rotate together
-    are neighbors: those of each head of keys and queries, and in the same way those of values.
+    """Return the rows of the matrices q, k and v, or of q alone, and of gates, in the order in which numbers that
+    rotate together are neighbors: those of each head of keys and queries, and in the same way those of others.
     """
     size, dim = mixer.head_dim, mixer.rope.dim if mixer.rope else 0
     own = list(range(size))
     if mixer.rope and not mixer.rope.interleaved:
         own[:dim] = [i + half for i in range(dim // 2) for half in (0, dim // 2)]
-    heads = mixer.num_heads + (2 * mixer.num_kv_heads if "k" in names else 0)
+    heads = mixer.num_heads * (1 + mixer.out_gate) + (2 * mixer.num_kv_heads if "k" in names else 0)
     return [head * size + number for head in range(heads) for number in own]
 
 
@@ -96,19 +87,23 @@ class Heads:
     scales, need all numbers of a head at once: there, rotation is a launch of its own.
     """
 
-    def __init__(self, case: AttentionInput, weights: Weights, kernels: Kernels, names: str) -> None:
-        self._mixer, self._launch = case.mixer, kernels.launch
+    def __init__(self, case: AttentionInput, weights: Weights, launch: Launch, names: str) -> None:
+        self._mixer, self._launch = case.mixer, launch
         self._is_fused = case.mixer.qk_norm is None and case.mixer.head_dim % 2 == 0
         order = rows_of_heads(case.mixer, names) if self._is_fused else None
-        self._product = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch, order)
-        self._begin = Begin(case, weights, kernels, self._product)
+        gate = [weights.linears["out_gate"]] if case.mixer.out_gate else []
+        self._product = StoredProduct([*(weights.linears[name] for name in names), *gate], launch, order)
+        self._begin = Begin(case, weights, launch, self._product)
         self._num_keys = case.mixer.num_kv_heads if "k" in names else 0
         self._norms: list[Any] = [weights.arrays.get(f"{name}_norm.weight") for name in "qk"]
 
     def run(
         self, residual: Tensor, delta: Tensor | None, rotary: Rotary | None, target: PageTarget | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Return the residual, q [T, H, D], k and v [T, K, D]. Both are None in pages, and undefined without keys."""
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Return the residual, q [T, H, D], the gate [T, H D] or None, k and v [T, K, D].
+
+        k and v are None in pages, and undefined without keys.
+        """
         m, keys = self._mixer, self._num_keys
         total, x = self._begin(residual, delta)
         turn = rotary if m.rope else None
@@ -118,27 +113,30 @@ class Heads:
         q, k = (both.new_empty((both.shape[0], heads, m.head_dim)) for heads in (m.num_heads, keys))
         if both.shape[0]:
             self._rotate(both, q, k, turn, target)
+        ends = (m.num_heads + 2 * keys) * m.head_dim
+        gate = both[:, ends:] if m.out_gate else None
         if target:
-            return total, q, None, None
-        return total, q, k, both[:, -keys * m.head_dim :].unflatten(1, (-1, m.head_dim))
+            return total, q, gate, None, None
+        return total, q, gate, k, both[:, ends - keys * m.head_dim : ends].unflatten(1, (-1, m.head_dim))
 
     def _rotated(
         self, x: Tensor | Rounded, turn: Rotary | None, target: PageTarget | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Return q, k and v. The last two are None where they are in pages."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """Return q, the gate, k and v. The last two are None where they are in pages."""
         m, keys, rope = self._mixer, self._num_keys, self._mixer.rope if turn else None
         parts: Sequence[Any] = target.parts if target else ()
         in_pages = bool(parts) and parts[0].is_floating_point()
         if keys and not in_pages:
             parts = [self._product.room(x, keys, m.head_dim) for _ in range(2)]
         k, v = parts if keys else (None, None)
+        gate = self._product.room(x, m.num_heads * m.head_dim) if m.out_gate else None
         heads = m.num_heads, keys, m.head_dim, rope.dim if rope else 0, bool(rope and rope.interleaved), in_pages
         finish = Finish(
-            ("heads", *heads), turn and turn.cos, turn and turn.sin, k, v,
+            ("heads", *heads), turn and turn.cos, turn and turn.sin, k, v, gate,
             *((target.pages, target.slots, *k.stride()[:3]) if target and in_pages else (None, None, 0, 0, m.head_dim)),
         )  # fmt: skip
         q = self._product.into(x, m.num_heads, m.head_dim, finish=finish)
-        return (q, None, None) if in_pages else (q, k, v)
+        return (q, gate, None, None) if in_pages else (q, gate, k, v)
 
     def _rotate(self, both: Tensor, q: Tensor, k: Tensor, turn: Rotary | None, target: PageTarget | None) -> None:
         """Normalize and rotate all heads in a launch of its own. k: where keys go that do not go to pages."""
@@ -154,24 +152,22 @@ class Heads:
         )  # fmt: skip
 
 
-def attention_input(case: AttentionInput, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
-    heads = Heads(case, weights, kernels, "qkv")
+def attention_input(case: AttentionInput, weights: Weights, launch: Launch) -> Callable[..., Any]:
+    heads = Heads(case, weights, launch, "qkv")
 
     def stage(
         residual: Tensor, delta: Tensor | None, rotary: Rotary | None, target: PageTarget | None = None
     ) -> tuple[Any, ...]:
-        total, q, k, v = heads.run(residual, delta, rotary, target)
-        return total, q, None, k, v
+        return heads.run(residual, delta, rotary, target)
 
     return stage
 
 
-def query_input(case: AttentionInput, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
-    heads = Heads(case, weights, kernels, "q")
+def query_input(case: AttentionInput, weights: Weights, launch: Launch) -> Callable[..., Any]:
+    heads = Heads(case, weights, launch, "q")
 
     def stage(residual: Tensor, delta: Tensor | None, rotary: Rotary | None) -> tuple[Any, ...]:
-        total, q, _, _ = heads.run(residual, delta, rotary)
-        return total, q, None
+        return heads.run(residual, delta, rotary)[:3]
 
     return stage
 
@@ -179,21 +175,21 @@ def query_input(case: AttentionInput, weights: Weights, kernels: Kernels) -> Cal
 class Mlp:
     """An MLP: one product of gate and up with the activation, and the product with down."""
 
-    def __init__(self, mlp: Any, weights: Weights, kernels: Kernels) -> None:
+    def __init__(self, mlp: Any, weights: Weights, launch: Launch) -> None:
         is_gated, width = isinstance(mlp, GatedMLP), mlp.intermediate_size
         names = ("gate", "up") if is_gated else ("up",)
         pairs = [row for i in range(width) for row in (i, width + i)] if is_gated else None
-        self.up = StoredProduct([weights.linears[name] for name in names], kernels.slices, kernels.launch, pairs)
-        self._down = StoredProduct([weights.linears["down"]], kernels.slices, kernels.launch)
+        self.up = StoredProduct([weights.linears[name] for name in names], launch, pairs)
+        self._down = StoredProduct([weights.linears["down"]], launch)
         self._width, self._finish = width, Finish(("activated", mlp.activation, is_gated))
 
     def __call__(self, x: Tensor | Rounded) -> Tensor:
         return self._down(self.up.into(x, self._width, finish=self._finish))
 
 
-def mlp_block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..., Any]:
-    mlp = Mlp(case.mlp, weights, kernels)
-    begin = Begin(case, weights, kernels, mlp.up)
+def mlp_block(case: MLPBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
+    mlp = Mlp(case.mlp, weights, launch)
+    begin = Begin(case, weights, launch, mlp.up)
 
     def stage(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         total, x = begin(residual, delta)
@@ -202,31 +198,27 @@ def mlp_block(case: MLPBlock, weights: Weights, kernels: Kernels) -> Callable[..
     return stage
 
 
-def refuses_head(case: Head) -> str | None:
-    """Return why no kernel serves a head; None if one does."""
-    if case.logit_scale != 1.0 or case.logit_softcap:
-        return "no kernel scales or caps logits"
-    return refuses_begin(case)
-
-
 class HeadStage:
     """The last norm and the output head; an `ops.api.HeadStage`."""
 
-    def __init__(self, case: Head, weights: Weights, kernels: Kernels) -> None:
-        self.project = StoredProduct([weights.linears["head"]], kernels.slices, kernels.launch)
-        self._begin = Begin(case, weights, kernels, self.project)
+    def __init__(self, case: Head, weights: Weights, launch: Launch) -> None:
+        self.project = StoredProduct([weights.linears["head"]], launch)
+        self._begin = Begin(case, weights, launch, self.project)
+        is_plain = case.logit_scale == 1.0 and not case.logit_softcap
+        self._finish = STORED if is_plain else Finish(("logits", case.logit_scale, case.logit_softcap or 0.0))
 
     def __call__(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None) -> Tensor:
-        return self.project(self._begin(residual, delta, rows)[1])
+        return self.project.into(self._begin(residual, delta, rows)[1], self.project.rows, finish=self._finish)
 
 
 STAGES: Mapping[Op[Any], Stage] = {
     api.PRODUCT: Stage(refuses_format, product),
     api.ATTENTION_INPUT: Stage(refuses_heads, attention_input),
     api.QUERY_INPUT: Stage(refuses_heads, query_input),
-    api.HEAD: Stage(refuses_head, HeadStage),
+    api.HEAD: Stage(refuses_begin, HeadStage),
 }
 # Matrices that one kernel multiplies with at once, by their names in a stage.
 TOGETHER = (
-    ("q", "k", "v"), ("q", "q_a", "kv_a"), ("gate", "up"), ("shared.gate", "shared.up"), ("router", "shared_gate"),
+    ("q", "k", "v", "out_gate"), ("q", "q_a", "kv_a"), ("gate", "up"), ("shared.gate", "shared.up"),
+    ("router", "shared_gate"),
 )  # fmt: skip

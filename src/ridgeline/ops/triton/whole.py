@@ -39,14 +39,43 @@ def round_tokens(
 
 
 @triton.jit
+def scales_of(
+    x, token_scales, token, is_token, columns, stride, given, ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return the scales of tokens, the factors that make their whole numbers, and which tokens are finite.
+
+    ROUNDS: x has floats, which are read to find the scales, as in `round_tokens`. Otherwise it has whole numbers, and
+    only the scales are read and returned.
+    """
+    if ROUNDS:
+        at = tl.arange(0, BLOCK)
+        peaks = tl.zeros([token.shape[0], BLOCK], tl.float32)
+        broken = tl.zeros([token.shape[0], BLOCK], tl.int32)
+        for start in range(0, columns, BLOCK):
+            inside = is_token[:, None] & (start + at < columns)[None, :]
+            size = tl.abs(tl.load(x + token[:, None] * stride + (start + at)[None, :], mask=inside, other=0.0))
+            broken |= (~(size < float("inf"))).to(tl.int32)
+            peaks = tl.maximum(peaks, size)
+        is_finite = tl.max(broken, 1) == 0
+        scale, inverse = step_sizes(tl.max(peaks, 1), is_finite, given, HAS_SCALE)
+        inverse += tl.zeros([token.shape[0]], tl.float32)
+    else:
+        scale, is_finite = tl.load(token_scales + token, mask=is_token, other=0.0), is_token
+        inverse = scale
+    return scale, inverse, is_finite
+
+
+@triton.jit
 def whole_chain(
-    steps, codes, scales, zero_points, row, token, is_token, filled, tiles, groups, KIND: tl.constexpr,
+    x, codes, scales, zero_points, row, token, is_token, rounding, columns, stride, tiles, groups, KIND: tl.constexpr,
     LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, UNIT: tl.constexpr,
+    GROUP: tl.constexpr, UNIT: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Return sum over groups (steps @ numbers.T * scale): [rows, tokens], float32, without the scales of tokens.
 
-    filled: columns of `steps`, those that fill up the last tiles included. UNIT: tiles that hold whole groups.
+    x: whole numbers in rows of `stride`, with zeros that fill up the last tiles; or, if it ROUNDS, floats that become
+    whole numbers here. rounding: the result of `scales_of`. UNIT: tiles that hold whole groups.
     """
     PER: tl.constexpr = GROUP // COLUMNS  # dot products with one group; 0 where a row is one
     at = tl.arange(0, COLUMNS)
@@ -61,7 +90,14 @@ def whole_chain(
             packed = tl.load(codes + begin[:, None] + tile * (ROWS * COLUMNS) + at[None, :])
             for half in tl.static_range(HALVES):
                 column = (tile * HALVES + half) * COLUMNS + at
-                mine = tl.load(steps + token[:, None] * filled + column[None, :], mask=is_token[:, None], other=0)
+                if ROUNDS:
+                    mine = tl.load(
+                        x + token[:, None] * stride + column[None, :],
+                        mask=is_token[:, None] & (column < columns)[None, :], other=0.0,
+                    )  # fmt: skip
+                    mine = steps_of(mine, rounding[1][:, None], rounding[2][:, None])
+                else:
+                    mine = tl.load(x + token[:, None] * stride + column[None, :], mask=is_token[:, None], other=0)
                 if KIND == "nibbles":
                     numbers = ((packed >> (4 * half)) & 15).to(tl.int8) + LOW
                 else:
@@ -89,24 +125,29 @@ def whole_chain(
 
 @triton.jit
 def whole_product(
-    steps, token_scales, codes, scales, zero_points, bias, out, cos, sin, keys, values, pages, slots, tokens, rows,
-    filled, tiles, groups, page_stride, slot_stride, head_stride, KIND: tl.constexpr, LOW: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr,
-    GROUP: tl.constexpr, UNIT: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
+    x, token_scales, codes, scales, zero_points, bias, out, cos, sin, keys, values, gates, pages, slots, tokens, rows,
+    columns, x_stride, tiles, groups, given, page_stride, slot_stride, head_stride, KIND: tl.constexpr,
+    LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
-    """Compute token scale * whole_chain + bias, and store it as `finish.store` says."""
+    """Compute token scale * whole_chain + bias, and store it as `finish.store` says.
+
+    ROUNDS: x has floats, and each program rounds the tokens that it multiplies.
+    """
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     is_token = token < tokens
     token = token.to(tl.int64)
+    rounding = scales_of(x, token_scales, token, is_token, columns, x_stride, given, ROUNDS, HAS_SCALE, BLOCK)
     total = whole_chain(
-        steps, codes, scales, zero_points, row, token, is_token, filled, tiles, groups,
-        KIND, LOW, HAS_ZEROS, ROWS, COLUMNS, HALVES, GROUP, UNIT,
+        x, codes, scales, zero_points, row, token, is_token, rounding, columns, x_stride, tiles, groups,
+        KIND, LOW, HAS_ZEROS, ROWS, COLUMNS, HALVES, GROUP, UNIT, ROUNDS,
     )  # fmt: skip
-    total *= tl.load(token_scales + token, mask=is_token, other=0.0)[None, :]
+    total *= rounding[0][None, :]
     if HAS_BIAS:
         total += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
     store(
-        total, tl.program_id(1), token, is_token, rows, out, cos, sin, keys, values, pages, slots, page_stride,
+        total, tl.program_id(1), token, is_token, rows, out, cos, sin, keys, values, gates, pages, slots, page_stride,
         slot_stride, head_stride, FINISH,
     )  # fmt: skip

@@ -65,7 +65,7 @@ def prepare_data(
     tokens: number of tokens to train on. held_out: share of the texts that is held out; of these, a number of tokens is
     kept that suits the run. Raises DataError if the texts have too few tokens.
     """
-    train, rest, is_whole = _sides(corpus.documents, held_out, seed)
+    train, rest, is_whole = sides(corpus.documents, held_out, seed)
     limit = round(min(MOST_HELD_OUT, max(LEAST_HELD_OUT, HELD_OUT_SHARE * tokens)))
     facts = [encoder.backend.to_str(), encoder.end, limit, train, rest]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
@@ -86,7 +86,7 @@ def prepare_data(
     return found
 
 
-def _sides(documents: Sequence[Document], held_out: float, seed: int) -> tuple[list[str], list[str], bool]:
+def sides(documents: Sequence[Document], held_out: float, seed: int) -> tuple[list[str], list[str], bool]:
     """Return the texts to train on, those held out, and whether they are whole documents."""
     if len(documents) >= LEAST_DOCUMENTS:
         order = sorted(documents, key=lambda d: hashlib.sha256(f"{seed}:{d.name}".encode()).digest())

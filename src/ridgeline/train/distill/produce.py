@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from ridgeline.archs import OUR_MODEL_TYPE
 from ridgeline.errors import DataError, RequestError, RidgelineError
 from ridgeline.evals import Divergence, Document, measure_divergence
 from ridgeline.load.fingerprint import model_fingerprint
@@ -22,13 +23,16 @@ from ridgeline.load.gguf.paths import is_gguf
 from ridgeline.load.hub import BUILT_IN, MODEL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer, has_tokenizer
 from ridgeline.load.weights import StoredWeights
+from ridgeline.measure.rate import measure_rate, rate_notes
 from ridgeline.nn import Model
 from ridgeline.ops import open_table
 from ridgeline.ops.devices import training_device
 from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
+from ridgeline.spec import to_json
 from ridgeline.train.cost import flops_per_token
 from ridgeline.train.data.corpus import Corpus
 from ridgeline.train.distill.data import DistillData, Encoder, prepare_data
+from ridgeline.train.distill.level import Levels
 from ridgeline.train.distill.options import STAGES, DistillOptions
 from ridgeline.train.distill.stored import StoredTeacher
 from ridgeline.train.loop import LOG
@@ -54,7 +58,8 @@ SAMPLE_TOKENS = 100  # tokens on which the written folder is compared with the t
 class Distilled:
     """Result of a run. before, after: the student compared with its teacher on held-out tokens. seconds: time of the
     updates. flops: operations of student and teacher. differences: largest difference of a logit of the written folder,
-    by the program that read it.
+    by the program that read it. rates: tokens per second that student and teacher decode on this machine, as measured;
+    rate_notes: remarks about them.
     """
 
     student: str
@@ -66,6 +71,8 @@ class Distilled:
     after: Divergence
     differences: Mapping[str, float]
     options: DistillOptions
+    rates: Mapping[str, float | None]
+    rate_notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain numbers."""
@@ -74,7 +81,8 @@ class Distilled:
             "student": self.student, "teacher": self.teacher, "tokens": self.tokens, "seconds": self.seconds,
             "flops": self.flops, "options": asdict(self.options), "teacher_measured": self.after.original.to_json(),
             "measured": {name: {**d.to_json(), **d.other.to_json()} for name, d in measured.items()},
-            "differences": dict(self.differences),
+            "differences": dict(self.differences), "measured_tokens_per_s": dict(self.rates),
+            "notes": list(self.rate_notes),
         }  # fmt: skip
 
     def lines(self) -> list[str]:
@@ -85,9 +93,12 @@ class Distilled:
             for name, d in (("before", self.before), ("after", self.after))
         ]
         original = self.after.original
+        rates = ", ".join(f"{name} {rate:,.0f} tok/s" for name, rate in self.rates.items() if rate is not None)
         return [
             *found,
             f"teacher: perplexity {original.perplexity.value:.4g} on {original.num_tokens:,} held-out tokens",
+            *((f"measured decode of one sequence: {rates}",) if rates else ()),
+            *(f"note: {note}" for note in self.rate_notes),
         ]
 
 
@@ -154,23 +165,25 @@ class _Run:
         documents = held_out_documents(self._data, self._options.context)
         before = self._measured(self._student, documents)
         weights = cast("Mapping[str, torch.Tensor]", self._student.model.weights)
-        initial: Mapping[str, torch.Tensor] = {w.name: weights[w.name] for w in self._student.spec.weights()}
+        levels = Levels.of(self._student.spec, weights)
+        initial: Mapping[str, torch.Tensor] = levels.raised({w.name: weights[w.name] for w in levels.spec.weights()})
         done: list[Trained] = []
         for i in range(len(self._options.stages)):
-            done.append(self._stage(i, initial))
+            done.append(self._stage(i, levels, initial))
             initial = done[-1].weights
-        differences = self._write(initial)
+        differences = self._write(levels.lowered(initial))
         after = self._measured(self._load(str(self._work / "model")), documents)
         cost = [stage.cost for stage in done]
+        rates, notes = self._rates()
         found = Distilled(
             student=_shown(self._names[0]), teacher=_shown(self._names[1]), tokens=sum(c.tokens for c in cost),
             seconds=sum(c.seconds for c in cost), flops=sum(c.flops for c in cost), before=before, after=after,
-            differences=differences, options=self._options,
+            differences=differences, options=self._options, rates=rates, rate_notes=notes,
         )  # fmt: skip
         self._finish(found)
         return found
 
-    def _stage(self, index: int, initial: Mapping[str, torch.Tensor]) -> Trained:
+    def _stage(self, index: int, levels: Levels, initial: Mapping[str, torch.Tensor]) -> Trained:
         options, name = self._options, self._options.stages[index].name
         facts = {
             "models": [model_fingerprint(find_model(name), MODEL_FILES, size=8) for name in self._names],
@@ -178,7 +191,10 @@ class _Run:
             "trained": list(options.trained_in(index)), "adapters": options.adapters_in(index), "top_k": options.top_k,
             "tokens": options.tokens,
         }  # fmt: skip
-        job = Job(dict(self._student.checkpoint.config), options.of_stage(index), facts)
+        config = dict(self._student.checkpoint.config)
+        if levels.factors:
+            config = {"model_type": OUR_MODEL_TYPE, "spec": to_json(levels.spec)}
+        job = Job(config, options.of_stage(index), facts)
         passes = flops_per_token(self._teacher.spec, options.context) / 3 if name != "tokens" else 0.0
         aim = Aim(
             self._objective(name), options.trained_in(index), options.adapters_in(index), initial, more_flops=passes
@@ -211,6 +227,17 @@ class _Run:
     def _measured(self, loaded: LoadedModel, documents: Sequence[Document]) -> Divergence:
         done = self._watch.tokens("measuring", sum(d.num_scored for d in documents))
         return measure_divergence(self._teacher, loaded, documents, context=self._options.context, on_tokens=done)
+
+    def _rates(self) -> tuple[dict[str, float | None], tuple[str, ...]]:
+        """Measure how fast student and teacher decode; the other ranks measure nothing."""
+        if not self._ranks.is_first:
+            return {}, ()
+        folders = {"student": self._work / "model", "teacher": find_model(self._names[1])}
+        context = self._options.context
+        prompt = max(1, context * 3 // 4)
+        found = {name: measure_rate(str(path), prompt, context - prompt, None) for name, path in folders.items()}
+        rates = {name: None if rate is None else rate.tokens_per_s for name, rate in found.items()}
+        return rates, rate_notes(found, context)
 
     def _write(self, weights: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
         """Write and check the model in the working folder; the other ranks wait."""

@@ -1,0 +1,155 @@
+"""The weights of a recurrent mixer that begins as the attention in whose place it stands.
+
+Values become its inputs, keys say where they are stored, and queries where they are read (Mamba in the Llama,
+arXiv:2408.15237). Parts that attention does not have are constant at first. Recurrent mixers have few biases, so a
+constant is a product with the input: a vector u with u x close to 1 for all inputs x exists where their mean is large
+beside their spread.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ridgeline.spec import Attention, GatedDelta, LightningAttention, Mamba2, TokenMixer
+
+Matrix = np.ndarray[Any, np.dtype[np.float64]]
+
+SHIFT = 2.0  # of values, in their root mean square: silu is close to a line there
+GATE = 1.0  # of gates before their activation
+UNIT_STEP = math.log(math.e - 1)  # softplus of it is 1
+RATES = 1 / 2, 1 / 8, 1 / 32, 1 / 128, 1 / 2048  # of decay per token, from which a head's is chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Projections:
+    """Matrices that attention multiplies its input by, with one row for each number of a head.
+
+    q, k and v: [heads, head size, width], keys and values repeated for the heads that share them, each divided by the
+    root mean square of what it gives. constant: u [width]. out: [width, heads * head size].
+    """
+
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    constant: Matrix
+    out: Matrix
+
+
+def projections(
+    own: Attention, read: Callable[[str], Matrix | None], mean: Matrix, square: Matrix, damping: float = 1e-4
+) -> Projections:
+    """Return the projections of a layer.
+
+    Args:
+        read: returns a weight of the mixer by its name; None for one that it does not have.
+        mean: the mean input [width]. square: the mean product of inputs with themselves [width, width].
+    """
+    width = len(mean)
+    u = np.linalg.solve(square + np.eye(width) * damping * np.trace(square) / width, mean)
+    u /= max(float(u @ mean), 1e-12)
+
+    def heads(name: str, count: int, norm: bool) -> Matrix:
+        weight, bias = read(f"{name}.weight"), read(f"{name}.bias")
+        assert weight is not None
+        rows = weight if bias is None else weight + bias[:, None] * u
+        found = rows.reshape(count, own.head_dim, width)
+        power = np.einsum("hdw,wv,hdv->hd", found, square, found)
+        found = found / np.sqrt(np.maximum(power.mean(axis=1), 1e-12))[:, None, None]
+        gain = read(f"{name}_norm.weight") if norm else None
+        if gain is not None:
+            assert own.qk_norm is not None
+            found = found * (gain + getattr(own.qk_norm, "offset", 0.0)).reshape(-1, own.head_dim, 1)
+        return np.repeat(found, own.num_heads // count, axis=0)
+
+    has_norm = own.qk_norm is not None
+    out = read("o.weight")
+    assert out is not None
+    return Projections(
+        heads("q", own.num_heads, has_norm), heads("k", own.num_kv_heads, has_norm),
+        heads("v", own.num_kv_heads, False), u, out,
+    )  # fmt: skip
+
+
+def mamba2_weights(mixer: Mamba2, own: Projections, rates: Matrix) -> dict[str, Matrix]:
+    """Return the weights of a Mamba-2 mixer by name, but for those of `out`."""
+    u, width = own.constant, len(own.constant)
+    parts = (
+        np.broadcast_to(GATE * u, (mixer.inner_size, width)), _rows(own.v + SHIFT * u), _rows(own.k), _rows(own.q),
+        np.zeros((mixer.num_heads, width)),
+    )  # fmt: skip
+    return {
+        "in.weight": np.concatenate(parts), "conv.weight": _same(mixer.conv_channels, mixer.conv_size),
+        "conv.bias": np.zeros(mixer.conv_channels), "dt_bias": np.full(mixer.num_heads, UNIT_STEP),
+        "A_log": np.log(rates), "D": np.zeros(mixer.num_heads), "gate_norm.weight": np.ones(mixer.inner_size),
+    }  # fmt: skip
+
+
+def delta_weights(mixer: GatedDelta, own: Projections, rates: Matrix) -> dict[str, Matrix]:
+    """Return the weights of a gated delta mixer by name, but for those of `out`. Each token corrects half of what is
+    stored for its key.
+    """
+    u, width = own.constant, len(own.constant)
+    none = np.zeros((mixer.num_heads, width))
+    return {
+        "in_q.weight": _rows(own.q), "in_k.weight": _rows(own.k), "in_v.weight": _rows(own.v + SHIFT * u),
+        **{f"{name}_conv.weight": _same(size, mixer.conv_size) for name, size in zip("qkv", mixer.sizes, strict=True)},
+        "decay.weight": none, "beta.weight": none, "A_log": np.log(rates),
+        "dt_bias": np.full(mixer.num_heads, UNIT_STEP),
+        "gate.weight": np.broadcast_to(GATE * u, (mixer.num_heads * mixer.head_dim, width)),
+        "gate_norm.weight": np.ones(mixer.head_dim),
+    }  # fmt: skip
+
+
+def lightning_weights(mixer: LightningAttention, own: Projections, rates: Matrix) -> dict[str, Matrix]:
+    """Return the weights of lightning attention by name, but for those of `out`. Its decays cannot be chosen."""
+    u = own.constant
+    return {
+        "qkv.weight": _rows(np.stack([own.q, own.k, own.v + SHIFT * u], axis=1)),
+        "gate.weight": np.broadcast_to(GATE * u, (mixer.inner_size, len(u))),
+        "out_norm.weight": np.ones(mixer.inner_size),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of recurrent mixer that attention can become.
+
+    weights: returns its weights, but for those of `out`. rates: rates of decay, one of which each head gets.
+    """
+
+    weights: Callable[[Any, Projections, Matrix], dict[str, Matrix]]
+    rates: tuple[float, ...]
+
+
+KINDS: Mapping[type[TokenMixer], Kind] = {
+    Mamba2: Kind(mamba2_weights, RATES),
+    GatedDelta: Kind(delta_weights, RATES),
+    LightningAttention: Kind(lightning_weights, RATES[:1]),
+}
+
+
+def random_weights(start: Mapping[str, Matrix], seed: int, layer: int) -> dict[str, Matrix]:
+    """Return random matrices with the standard deviations of those that are given, and vectors as they are."""
+
+    def drawn(name: str, x: Matrix) -> Matrix:
+        rng = np.random.default_rng([seed, layer, zlib.crc32(name.encode())])
+        return np.asarray(rng.normal(0.0, float(x.std()), x.shape))
+
+    return {name: drawn(name, x) if x.ndim == 2 else x for name, x in start.items()}
+
+
+def _rows(x: Matrix) -> Matrix:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _same(channels: int, size: int) -> Matrix:
+    """Return filters [channels, 1, size] that give each token its own number."""
+    found = np.zeros((channels, 1, size))
+    found[:, 0, -1] = 1.0
+    return found

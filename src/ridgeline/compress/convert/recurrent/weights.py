@@ -1,0 +1,112 @@
+"""The weights of a model in which recurrent layers stand in place of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from ridgeline.compress.changed import SameWeights
+from ridgeline.compress.convert.options import ConvertOptions
+from ridgeline.compress.convert.recurrent.fit import Fitting
+from ridgeline.compress.convert.recurrent.keep import kept_layers
+from ridgeline.compress.convert.recurrent.start import random_weights
+from ridgeline.compress.data import Samples
+from ridgeline.compress.deliver import OnProgress
+from ridgeline.compress.folder import stored_types
+from ridgeline.compress.grid import Floats
+from ridgeline.errors import RequestError
+from ridgeline.plan import rewrite
+from ridgeline.runtime.load import LoadedModel
+from ridgeline.spec import Attention, ModelSpec, SharedAttention
+from ridgeline.spec.dtype import DType
+
+
+class RecurrentWeights(SameWeights):
+    """The weights of a model with recurrent layers in place of attention.
+
+    made: the weights of the mixers of converted layers, by layer and by name. Other weights are those of the original.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, weights: Mapping[str, Any], types: Mapping[str, DType], widen: Callable[[Any], Floats],
+        made: Mapping[int, Mapping[str, Any]],
+    ) -> None:  # fmt: skip
+        super().__init__(spec, weights, types, widen)
+        self._made = made
+
+    def computed(self, name: str) -> Floats:
+        layer, part = _split(name)
+        if layer not in self._made:
+            return super().computed(name)
+        return np.asarray(self._made[layer][part], np.float32)
+
+    def old_name(self, name: str) -> str:
+        layer, _ = _split(name)
+        return f"layers.{layer}.mixer.q.weight" if layer in self._made else name
+
+
+def _split(name: str) -> tuple[int, str]:
+    """Return the layer and the name within the mixer of a weight; -1 for one that belongs to no mixer."""
+    layer, found, part = name.removeprefix("layers.").partition(".mixer.")
+    return (int(layer), part) if found else (-1, "")
+
+
+def recurrent_weights(
+    original: LoadedModel, kind: str, many: int | None, samples: Samples | None, options: ConvertOptions,
+    on_progress: OnProgress,
+) -> RecurrentWeights:  # fmt: skip
+    """Return the model with recurrent layers in `many` of each many + 1 attention layers; None: in all.
+
+    Raises RequestError for a kind or a model that cannot be converted, and without a text.
+    """
+    to = f"hybrid={kind}" + (f":{many}" if many else "")
+    recurrent, layers = check_model(original.spec, kind, to)
+    if samples is None:
+        raise RequestError(f"--to {to} is fitted to what the model does on a text: name some with --calibrate")
+    spec, given = original.spec, (original.model.weights, stored_types(original), original.table.memory.get)
+
+    def changed(made: ModelSpec, weights: Mapping[int, Mapping[str, Any]]) -> RecurrentWeights:
+        return RecurrentWeights(made, *given, weights)
+
+    every = rewrite.with_recurrent(spec, recurrent, None)
+    fitted = Fitting(original, every, samples.calibration, changed, on_progress).fit()
+
+    def without(kept: Collection[int]) -> RecurrentWeights:
+        """Return the model in which these layers keep their attention."""
+        made = rewrite.with_recurrent(spec, recurrent, None, {layers.index(i) for i in kept})
+        return changed(made, {i: w for i, w in fitted.items() if i not in kept})
+
+    kept = kept_layers(original, layers, many, without, samples, options, on_progress)
+    found = without(kept)
+    if options.start == "attention":
+        return found
+    weights = {i: random_weights(w, options.seed, i) for i, w in fitted.items() if i not in kept}
+    return changed(found.spec, weights)
+
+
+def check_model(spec: ModelSpec, kind: str, to: str) -> tuple[rewrite.Recurrent, list[int]]:
+    """Return the kind and the attention layers. Raises RequestError, which names the reason, for a model that cannot be
+    converted.
+    """
+    known = [name for name in rewrite.RECURRENT if name != "mamba"]
+    if kind == "mamba":
+        raise RequestError(
+            f"--to {to}: Mamba has a decay for each channel and no heads, so that it cannot begin as attention; use "
+            f"{', '.join(known)}"
+        )
+    recurrent = next((name for name in known if name == kind), None)
+    if recurrent is None:
+        raise RequestError(
+            f"--to {to:.60}: {kind!r:.30} is not a recurrent mixer that is known; use {', '.join(known)}"
+        )
+    layers = [i for i in range(len(spec.layers)) if isinstance(spec.layers[i].mixer, Attention)]
+    shared = [i for i in range(len(spec.layers)) if isinstance(spec.layers[i].mixer, SharedAttention)]
+    if shared:
+        raise RequestError(
+            f"--to {to}: layer {shared[0]} shares keys and values with another one; such layers do not become recurrent"
+        )
+    if not layers:
+        raise RequestError(f"--to {to}: {spec.family} has no attention layer with KV heads")
+    return recurrent, layers

@@ -1,0 +1,206 @@
+"""Conversion of attention to recurrent layers: fitted by least squares, exact where attention gives nothing, refused by
+name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from oracle.build import make_model, redraw
+from oracle.families import CASES
+from oracle.ours import SPECS
+from ridgeline import LLM, SamplingParams
+from ridgeline.cli.main import app
+from ridgeline.compress.convert import ConvertOptions, convert
+from ridgeline.compress.convert.options import read_options
+from ridgeline.compress.convert.recurrent import keep
+from ridgeline.compress.convert.recurrent.fit import DAMPING, Fitting
+from ridgeline.compress.convert.recurrent.start import RATES
+from ridgeline.compress.convert.recurrent.weights import RecurrentWeights, check_model
+from ridgeline.compress.convert.run import parse_change, write_converted
+from ridgeline.compress.data import Samples
+from ridgeline.compress.folder import open_original, stored_types
+from ridgeline.errors import RequestError
+from ridgeline.evals.documents import Document
+from ridgeline.nn import Capture, Model
+from ridgeline.plan import rewrite
+
+SEQUENCES = [[(7 * i * i + 3 * j + i * j) % 90 + 3 for i in range(40)] for j in range(2)]
+TEXTS = np.random.default_rng(0).integers(3, 90, (12, 40)).tolist()
+SAMPLES = Samples(TEXTS, [Document(ids) for ids in SEQUENCES])
+KINDS = ["mamba2", "delta", "lightning"]
+# Norms of q and k, biases, outer norms and softcaps, sinks and windows, gates.
+NAMES = ["llama_gqa", "qwen3", "qwen2_window", "gemma2", "gpt_oss"]
+
+
+def folder_of(name: str, folder: Path, silent: int | None = None) -> tuple[Path, Any]:
+    """Write a case's model. silent: a layer whose attention gives nothing."""
+    model = make_model(CASES[name])
+    redraw(model, 3)
+    if silent is not None:
+        for x in model.model.layers[silent].self_attn.o_proj.parameters():
+            x.data.zero_()
+    model.save_pretrained(folder)
+    return folder, model
+
+
+def converted(source: Path, out: Path, to: str, **options: Any) -> Any:
+    options = {"keep": "pattern", **options}
+    original = open_original(str(source), None)
+    return write_converted("M", original, parse_change(to), SAMPLES, "texts", out, ConvertOptions(**options))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama_gqa", kind) for kind in KINDS] + [(n, "mamba2") for n in NAMES[1:]])
+def test_a_layer_that_adds_nothing_becomes_one_exactly(name: str, kind: str, tmp_path: Path) -> None:
+    source, _ = folder_of(name, tmp_path / "source", silent=1)
+    count = len(open_original(str(source), None).spec.layers)
+    others = ",".join(str(i) for i in range(count) if i != 1)
+    report = converted(source, tmp_path / "out", f"hybrid={kind}", keep=others)
+    assert report.comparison.others["converted"].kl.value < 1e-6
+    before, after = (LLM(str(path), skip_tokenizer_init=True) for path in (source, tmp_path / "out"))
+    assert [i for i in range(count) if after.loaded.spec.layers[i].mixer.is_recurrent] == [1]
+    for a, b in zip(before.logits(SEQUENCES), after.logits(SEQUENCES), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+    greedy = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+    a, b = (llm.generate([SEQUENCES[0][:8]], greedy)[0].outputs[0].token_ids for llm in (before, after))
+    assert a == b
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_matrix_is_that_of_least_squares(kind: str, tmp_path: Path) -> None:
+    """The streams before each layer and the results of its attention are those of transformers."""
+    source, model = folder_of("llama_gqa", tmp_path / "source")
+    given: dict[int, list[torch.Tensor]] = {}
+    for i, layer in enumerate(model.model.layers):
+        layer.self_attn.o_proj.register_forward_hook(lambda _, __, y, i=i: given.setdefault(i, []).append(y[0]))
+    with torch.no_grad():
+        seen = [model(torch.tensor([ids]), output_hidden_states=True).hidden_states for ids in TEXTS]
+    original = open_original(str(source), None)
+    spec = rewrite.with_recurrent(original.spec, kind, None)  # type: ignore[arg-type]
+    types, widen = stored_types(original), original.table.memory.get
+
+    def changed(made: Any, weights: Any) -> RecurrentWeights:
+        return RecurrentWeights(made, original.model.weights, types, widen, weights)
+
+    fitted = Fitting(original, spec, TEXTS, changed, _silent).fit()
+    names = [f"layers.{i}.mixer.out.input" for i in fitted]
+    capture = Capture(spec, names)
+    ours = Model(spec, changed(spec, fitted), original.table, original.max_model_len, capture=capture)
+    streams = [torch.cat([s[i][0] for s in seen]).numpy() for i in range(len(spec.layers))]
+    list(ours.run_apart(original.dense_step(TEXTS), streams))
+    for i, weights in fitted.items():
+        x = np.asarray(capture.outputs[f"layers.{i}.mixer.out.input"], np.float64)
+        y = torch.cat(given[i]).numpy().astype(np.float64)
+        ridge = DAMPING * (x * x).sum() / x.shape[1]
+        wide = np.concatenate([x, np.sqrt(ridge) * np.eye(x.shape[1])])
+        best = np.linalg.lstsq(wide, np.concatenate([y, np.zeros((x.shape[1], y.shape[1]))]), rcond=None)[0]
+        np.testing.assert_allclose(weights["out.weight"], best.T, atol=2e-3 * np.abs(best).max())
+
+
+def test_a_head_gets_the_decay_of_its_attention(tmp_path: Path) -> None:
+    """Attention to the token itself alone needs the fastest decay; attention to all tokens a slower one."""
+    source, _ = folder_of("llama_gqa", tmp_path / "source")
+    original = open_original(str(source), None)
+    given = original.model.weights, stored_types(original), original.table.memory.get
+    found = {}
+    for window in (1, original.max_model_len):
+        spec = rewrite.with_windows(original.spec, window, None)
+        model = Model(spec, original.model.weights, original.table, original.max_model_len)
+        every = rewrite.with_recurrent(spec, "mamba2", None)
+        fitting = Fitting(
+            replace(original, model=model), every, TEXTS, lambda made, w: RecurrentWeights(made, *given, w), _silent
+        )
+        found[window] = np.concatenate([np.exp(w["A_log"]) for w in fitting.fit().values()])
+    near, far = found.values()
+    assert np.median(near) == max(RATES), near
+    assert far.mean() < 0.7 * near.mean(), far
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """Show no progress."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_are_those_that_plan_prices(kind: str, tmp_path: Path) -> None:
+    source, _ = folder_of("llama_gqa", tmp_path / "source")
+    report = converted(source, tmp_path / "out", f"hybrid={kind}:1")
+    planned = rewrite.with_recurrent(open_original(str(source), None).spec, kind, 1)  # type: ignore[arg-type]
+    assert open_original(str(tmp_path / "out"), None).spec.layers == planned.layers
+    assert report.prices["converted"].params == planned.num_params()
+
+
+def test_the_layers_that_matter_keep_their_attention(tmp_path: Path) -> None:
+    """A layer whose attention gives nothing is converted, wherever it is; patterns are among the choices."""
+    source, _ = folder_of("llama_gqa", tmp_path / "source", silent=1)
+    original = open_original(str(source), None)
+    layers = list(range(len(original.spec.layers)))
+    judge = keep._Judge(original, SAMPLES, (), 0.0, {})
+    every = rewrite.with_recurrent(original.spec, "mamba2", None)
+    given = original.model.weights, stored_types(original), original.table.memory.get
+    fitted = Fitting(original, every, TEXTS, lambda made, w: RecurrentWeights(made, *given, w), _silent).fit()
+
+    def without(kept: Any) -> RecurrentWeights:
+        made = rewrite.with_recurrent(original.spec, "mamba2", None, set(kept))
+        return RecurrentWeights(made, *given, {i: w for i, w in fitted.items() if i not in kept})
+
+    losses = [judge.loss(without, [j for j in layers if j != i]) for i in layers]
+    assert losses[1] < 1e-6 < min(losses[:1] + losses[2:])
+    assert keep.patterns(range(8), 4, 2) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_is_a_better_start_than_random_matrices(kind: str, tmp_path: Path) -> None:
+    """On the built-in model, before any repair; half of its layers keep their attention. `verify` passes."""
+    text = tmp_path / "text.py"
+    text.write_text("".join(p.read_text() for p in sorted(Path(__file__).parents[2].glob("src/ridgeline/spec/*.py"))))
+    kl = {}
+    for start in ("attention", "random"):
+        options = read_options(start=start, length=256, held_out_tokens=2048)
+        report = convert("pocket", f"hybrid={kind}:1", out=tmp_path / start, data=[text], options=options)
+        assert report.comparison is not None
+        quality = report.comparison.others["converted"].kl
+        kl[start] = quality.value if quality else 0.0
+    assert kl["attention"] < 0.3 * kl["random"], kl
+    run = CliRunner().invoke(app, ["verify", str(tmp_path / "attention"), "--quick"])
+    assert run.exit_code == 0, run.output
+
+
+@pytest.mark.parametrize(
+    ("to", "options", "error"),
+    [
+        ("hybrid=mamba", {}, "cannot begin as attention; use mamba2, lightning, delta"),
+        ("hybrid=rwkv:3", {}, "is not a recurrent mixer that is known"),
+        ("hybrid=mamba2:0", {}, "write hybrid=mamba2:3"),
+        ("hybrid=:3", {}, "write hybrid=mamba2:3"),
+        ("hybrid=mamba2:" + "9" * 30, {}, "write hybrid=mamba2:3"),
+        ("hybrid=mamba2:1", {"keep": "0,9"}, "layer 9 has no attention"),
+        ("hybrid=mamba2:1", {"keep": "first"}, "use search, pattern, or layers such as 1,3"),
+        ("hybrid=mamba2", {"keep": "0,1,2,3"}, "names all layers with attention"),
+    ],
+)
+def test_bad_input_is_one_line(to: str, options: dict[str, str], error: str, tmp_path: Path) -> None:
+    source, _ = folder_of("llama_gqa", tmp_path / "source")
+    if options.get("keep") == "0,1,2,3":
+        options = {"keep": ",".join(map(str, range(len(open_original(str(source), None).spec.layers))))}
+    with pytest.raises(RequestError, match=re.escape(error)) as found:
+        converted(source, tmp_path / "out", to, **options)
+    assert "\n" not in str(found.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_converted_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="shares keys and values with another one"):
+        check_model(SPECS["cla2"], "mamba2", "hybrid=mamba2")
+    with pytest.raises(RequestError, match="name some with --calibrate"):
+        convert("pocket", "hybrid=mamba2:1", out=tmp_path / "out")
+    with pytest.raises(RequestError, match="--start is 'zeros'; use attention, random"):
+        read_options(start="zeros")
