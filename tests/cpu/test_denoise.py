@@ -163,6 +163,21 @@ def test_no_setting_changes_an_answer(way: str, size: int, predicts_next: bool) 
     assert found == alone(size, predicts_next)
 
 
+@pytest.mark.parametrize("predicts_next", [False, True], ids=["own", "next"])
+@pytest.mark.parametrize("size", [4, 7, 64])
+def test_no_cache_gives_the_same_answers(size: int, predicts_next: bool) -> None:
+    """Each pass computes the whole history again, as the definition does."""
+    llm = LLM(_folder(blocks(size, predicts_next)).name, cache="off")
+    found = llm.generate(PROMPTS, DRAWN)
+    assert tokens_of(found) == alone(size, predicts_next)
+    assert all(output.num_passes > 0 for output in found)
+    (answer,) = llm.generate([prompt(5)], greedy(allowed_token_ids=[MASK]))
+    assert answer.outputs[0].finish_reason == "error"
+    (answer,) = llm.generate([prompt(5)], greedy(max_tokens=3, logprobs=2))
+    assert answer.outputs[0].finish_reason == "length"
+    assert len(answer.outputs[0].logprobs or ()) == 3
+
+
 @pytest.mark.parametrize("size", [4, 7, 64])
 def test_a_cached_prefix_changes_nothing(size: int) -> None:
     spec = blocks(size)
@@ -249,8 +264,8 @@ def test_other_requests_and_settings_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(RequestError, match="diffusion model"):
             load(blocks(4), **options)
-    with pytest.raises(RequestError, match="needs the paged cache"):
-        LLM(_folder(blocks(4)).name, cache="off")
+    with pytest.raises(RequestError, match="continuous batches only"):
+        LLM(_folder(blocks(4)).name, batching="static")
     for bad in ({"denoising_passes": 0}, {"confidence_threshold": 1.5}, {"remasking": "none"}):
         with pytest.raises(RequestError, match=next(iter(bad))):
             greedy(**bad)
