@@ -8,6 +8,7 @@ beginning, into the folder of the results, so that calibration and cases are mea
 
     python bench/plan_error.py                       # all of it, some minutes; lines and calibration in plan_error/
     python bench/plan_error.py --seconds 90          # stops after 90 seconds; the same command continues
+    python bench/plan_error.py --coverage            # the share of cases in the bands that plan shows
     python bench/plan_error.py --report              # the table of the results so far: median, 90th percentile, largest
 
 A line is one JSON object: case, run, measured and predicted seconds of TPOT or TTFT, memory, the share of the machine
@@ -21,6 +22,7 @@ import argparse
 import ctypes
 import gc
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -174,6 +176,9 @@ def main() -> None:
         "--seconds", type=float, default=float("inf"), help="stop after this time in seconds; default: no limit"
     )
     parser.add_argument("--report", action="store_true", help="print only the table")
+    parser.add_argument(
+        "--coverage", action="store_true", help="print only the share of cases in the 90 %% bands of plan"
+    )
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one is not None:
@@ -181,11 +186,26 @@ def main() -> None:
         return
     options.keep.mkdir(parents=True, exist_ok=True)
     lines = options.keep / "lines.jsonl"
-    if not options.report:
+    if not (options.report or options.coverage):
         measure(options.keep, lines, time.monotonic() + options.seconds)
     if not lines.exists():
         raise SystemExit(f"{lines} is not there yet: nothing was measured")
-    report([json.loads(line) for line in lines.read_text().splitlines()])
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    if options.coverage:
+        coverage(found)
+    else:
+        report(found)
+
+
+def coverage(lines: list[dict[str, Any]]) -> None:
+    """Print how many first runs lie in the 90 % band around their prediction; 85 to 95 % should."""
+    from ridgeline.cost.efficiency import CALIBRATED
+
+    for kind in ("TPOT", "TTFT"):
+        own = [abs(math.log(v["measured_s"] / v["predicted_s"])) for v in lines if v["kind"] == kind and v["run"] == 1]
+        if own:
+            inside = sum(error <= 1.6449 * CALIBRATED.spread[kind.lower()] for error in own) / len(own)
+            print(f"{kind}: {inside:.0%} of {len(own)} cases are in the 90 % band")
 
 
 def measure(folder: Path, lines: Path, end: float) -> None:

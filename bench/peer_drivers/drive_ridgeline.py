@@ -9,8 +9,9 @@ from protocol import Emit, serve
 
 class Ridgeline:
     def load(
-        self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int, activations: str | None = None
-    ) -> str:
+        self, path: str, format: str, threads: int, max_seqs: int, max_tokens: int, activations: str | None = None,
+        attention: str = "exact",
+    ) -> str:  # fmt: skip
         from ridgeline import LLM
         from ridgeline.settings import EngineOptions
         from ridgeline.system import resident_bytes
@@ -22,7 +23,7 @@ class Ridgeline:
         how = (stored.get(form) or {"weights": weights}) | {"activations": activations or taken or None}
         self._llm = LLM(
             path, skip_tokenizer_init=True, max_model_len=max_tokens, cache="off" if naive else "on",
-            engine=EngineOptions(max_num_seqs=max_seqs), threads=threads, **how,
+            engine=EngineOptions(max_num_seqs=max_seqs), threads=threads, attention=attention, **how,
         )  # fmt: skip
         self._runs = 0
         return "this tree"

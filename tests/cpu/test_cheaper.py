@@ -28,6 +28,7 @@ from ridgeline.compress.prune import parse_keep
 from ridgeline.compress.prune.choose import uniform
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.plan.changes import change
+from ridgeline.plan.expected import ROOF
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Load, Planner
 from ridgeline.plan.slo import kept
@@ -58,7 +59,7 @@ def test_candidates_keep_the_limit_and_differ(share: float) -> None:
     found = find_candidates(deployment_of("pocket"), LOAD, slo)
     assert len({frozenset(one.words) for one in found}) == len(found) > 1
     for one in found:
-        assert kept(slo, one.figures)
+        assert kept(slo, one.figures, ROOF)
         after = deployment_of("pocket")
         assert one.figures == Planner(Deployment(one.spec, after.hardware, after.precision)).figures(LOAD)
     assert found[0].harm == min(one.harm for one in found)
@@ -79,7 +80,7 @@ def test_less_of_a_change_does_not_suffice() -> None:
             weaker = uniform(deployment.spec, parse_keep(orders["mlp"][at - 1]), range(len(deployment.spec.layers)))
             after = Deployment(weaker, deployment.hardware, deployment.precision)
             after = change(after, one.words["kv_heads"]).deployment if "kv_heads" in one.words else after
-            assert not kept(slo, Planner(after).figures(LOAD))
+            assert not kept(slo, Planner(after).figures(LOAD), ROOF)
 
 
 def test_commands_prune_before_they_convert() -> None:

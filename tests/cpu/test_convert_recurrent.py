@@ -23,7 +23,7 @@ from ridgeline.compress.convert import ConvertOptions, convert
 from ridgeline.compress.convert.options import read_options
 from ridgeline.compress.convert.recurrent import keep
 from ridgeline.compress.convert.recurrent.fit import DAMPING, Fitting
-from ridgeline.compress.convert.recurrent.start import RATES
+from ridgeline.compress.convert.recurrent.start import KINDS, RATES
 from ridgeline.compress.convert.recurrent.weights import RecurrentWeights, check_model
 from ridgeline.compress.convert.run import parse_change, write_converted
 from ridgeline.compress.data import Samples
@@ -36,7 +36,7 @@ from ridgeline.plan import rewrite
 SEQUENCES = [[(7 * i * i + 3 * j + i * j) % 90 + 3 for i in range(40)] for j in range(2)]
 TEXTS = np.random.default_rng(0).integers(3, 90, (12, 40)).tolist()
 SAMPLES = Samples(TEXTS, [Document(ids) for ids in SEQUENCES])
-KINDS = ["mamba2", "delta", "lightning"]
+NAMED = ["mamba2", "delta", "lightning"]
 # Norms of q and k, biases, outer norms and softcaps, sinks and windows, gates.
 NAMES = ["llama_gqa", "qwen3", "qwen2_window", "gemma2", "gpt_oss"]
 
@@ -58,7 +58,7 @@ def converted(source: Path, out: Path, to: str, **options: Any) -> Any:
     return write_converted("M", original, parse_change(to), SAMPLES, "texts", out, ConvertOptions(**options))
 
 
-@pytest.mark.parametrize(("name", "kind"), [("llama_gqa", kind) for kind in KINDS] + [(n, "mamba2") for n in NAMES[1:]])
+@pytest.mark.parametrize(("name", "kind"), [("llama_gqa", kind) for kind in NAMED] + [(n, "mamba2") for n in NAMES[1:]])
 def test_a_layer_that_adds_nothing_becomes_one_exactly(name: str, kind: str, tmp_path: Path) -> None:
     source, _ = folder_of(name, tmp_path / "source", silent=1)
     count = len(open_original(str(source), None).spec.layers)
@@ -74,7 +74,7 @@ def test_a_layer_that_adds_nothing_becomes_one_exactly(name: str, kind: str, tmp
     assert a == b
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMED)
 def test_the_last_matrix_is_that_of_least_squares(kind: str, tmp_path: Path) -> None:
     """The streams before each layer and the results of its attention are those of transformers."""
     source, model = folder_of("llama_gqa", tmp_path / "source")
@@ -90,7 +90,7 @@ def test_the_last_matrix_is_that_of_least_squares(kind: str, tmp_path: Path) -> 
     def changed(made: Any, weights: Any) -> RecurrentWeights:
         return RecurrentWeights(made, original.model.weights, types, widen, weights)
 
-    fitted = Fitting(original, spec, TEXTS, changed, _silent).fit()
+    fitted = Fitting(original, spec, KINDS[kind], TEXTS, changed, _silent).fit()
     names = [f"layers.{i}.mixer.out.input" for i in fitted]
     capture = Capture(spec, names)
     ours = Model(spec, changed(spec, fitted), original.table, original.max_model_len, capture=capture)
@@ -116,7 +116,12 @@ def test_a_head_gets_the_decay_of_its_attention(tmp_path: Path) -> None:
         model = Model(spec, original.model.weights, original.table, original.max_model_len)
         every = rewrite.with_recurrent(spec, "mamba2", None)
         fitting = Fitting(
-            replace(original, model=model), every, TEXTS, lambda made, w: RecurrentWeights(made, *given, w), _silent
+            replace(original, model=model),
+            every,
+            KINDS["mamba2"],
+            TEXTS,
+            lambda made, w: RecurrentWeights(made, *given, w),
+            _silent,
         )
         found[window] = np.concatenate([np.exp(w["A_log"]) for w in fitting.fit().values()])
     near, far = found.values()
@@ -128,7 +133,7 @@ def _silent(what: str, done: int, total: int) -> None:
     """Show no progress."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NAMED)
 def test_sizes_are_those_that_plan_prices(kind: str, tmp_path: Path) -> None:
     source, _ = folder_of("llama_gqa", tmp_path / "source")
     report = converted(source, tmp_path / "out", f"hybrid={kind}:1")
@@ -145,7 +150,9 @@ def test_the_layers_that_matter_keep_their_attention(tmp_path: Path) -> None:
     judge = keep._Judge(original, SAMPLES, (), 0.0, {})
     every = rewrite.with_recurrent(original.spec, "mamba2", None)
     given = original.model.weights, stored_types(original), original.table.memory.get
-    fitted = Fitting(original, every, TEXTS, lambda made, w: RecurrentWeights(made, *given, w), _silent).fit()
+    fitted = Fitting(
+        original, every, KINDS["mamba2"], TEXTS, lambda made, w: RecurrentWeights(made, *given, w), _silent
+    ).fit()
 
     def without(kept: Any) -> RecurrentWeights:
         made = rewrite.with_recurrent(original.spec, "mamba2", None, set(kept))
@@ -157,7 +164,7 @@ def test_the_layers_that_matter_keep_their_attention(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["mamba2", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in NAMED[1:])])
 def test_attention_is_a_better_start_than_random_matrices(kind: str, tmp_path: Path) -> None:
     """On the built-in model, before any repair; half of its layers keep their attention. `verify` passes."""
     text = tmp_path / "text.py"

@@ -215,7 +215,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
-def test_the_price_is_measured_once_and_printed(run: Run) -> None:
+def test_the_price_is_measured_once_and_printed(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # another test may have measured it
     arguments = ("generate", "--model", "pocket", "--max-tokens", "2", "--kv-cache-dtype", "int8", "-v", "Once")
     said = [run(*arguments)[1] for _ in range(2)]
     assert "measuring the accuracy cost" in said[0] and "measuring the accuracy cost" not in said[1]

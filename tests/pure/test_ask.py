@@ -47,7 +47,7 @@ def read_questions() -> list[tuple[str, str, int, int, int, int, int]]:
 
 def only(deployment: Deployment, question: Question, tp: int) -> Layout:
     """Return the layout with these devices and unchanged outputs."""
-    found, _ = settings_within(replace(deployment, scheme=Scheme(tp=tp)), question.load, question.promise)
+    found, _ = settings_within(replace(deployment, scheme=Scheme(tp=tp)), question.load, question.promise, None)
     return next(Layout(s.deployment, s.figures, s.why) for s in found if s.deployment.scheme.tp == tp)
 
 
@@ -60,7 +60,8 @@ def by_hand(model: str, machine: str, tp: int, q: Question) -> tuple[float, int,
 
     A step reads all weights and the state of each sequence, at the middle of its answer. A prompt takes 2 operations
     for each weight and token, and attention 2 x 2 x width for each pair. Two all-reduces in each layer send 2 (p - 1) /
-    p of a row of 16 bits for each token, in 2 (p - 1) messages. State takes nine tenths of what the weights leave.
+    p of a row of 16 bits for each token, or the row once where the switch sums, and wait for one message. State takes
+    nine tenths of what the weights leave.
     """
     spec, m = find_model(model).spec, hardware(machine)
     mixer, layers, width = spec.layers[0].mixer, len(spec.layers), spec.hidden_size
@@ -74,8 +75,8 @@ def by_hand(model: str, machine: str, tp: int, q: Question) -> tuple[float, int,
         if tp == 1:
             return 0.0
         assert m.link is not None
-        a_row, messages = 2 * (tp - 1) / tp * width * 2, 2 * (tp - 1)
-        return 2 * layers * 1.6 * (a_row * tokens / m.link.bytes_per_s + messages * m.link.latency_s)
+        a_row = min(2 * (tp - 1) / tp, 1.0 if m.link.sums else 2.0) * width * 2
+        return 2 * layers * 1.6 * (a_row * tokens / m.link.bytes_per_s + m.link.latency_s)
 
     body = matrices - embedding
     pairs = q.prompt * (q.prompt + 1) / 2 * 4 * mixer.num_heads * mixer.head_dim * layers

@@ -147,12 +147,12 @@ def test_limits_are_met_at_the_least_cost() -> None:
     costs = [s.figures.device_seconds_per_token for s in answer.settings]
     assert costs == sorted(costs)
     for s in answer.settings:
-        assert kept(promise, s.figures)
-        plan = Planner(s.deployment)
+        assert kept(promise, s.figures, s.sure)
+        plan = Planner(s.deployment, s.sure.efficiency)
         batch = s.figures.load.batch
         assert plan.memory.footprint(batch, 1280).fits
         more = plan.figures(Load(batch + 1, 1024, 256))
-        assert not kept(promise, more) or not plan.memory.footprint(batch + 1, 1280).fits
+        assert not kept(promise, more, s.sure) or not plan.memory.footprint(batch + 1, 1280).fits
 
 
 def test_limits_that_cannot_be_met_name_the_closest_setting() -> None:
@@ -163,8 +163,8 @@ def test_limits_that_cannot_be_met_name_the_closest_setting() -> None:
     answer = search(deployment, Load(1, 128, 128), promise)
     assert not answer.settings
     assert answer.closest is not None
-    assert not kept(promise, answer.closest.figures)
-    assert all(kept(promise, s.figures) for s in answer.otherwise)
+    assert not kept(promise, answer.closest.figures, answer.closest.sure)
+    assert all(kept(promise, s.figures, s.sure) for s in answer.otherwise)
     assert "--hardware h100" in {s.changed for s in answer.otherwise}
     impossible = search(deployment, Load(1, 128, 128), Slo.parse("tpot=1us"))
     assert not impossible.otherwise

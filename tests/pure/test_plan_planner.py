@@ -105,16 +105,20 @@ def test_devices_share(spec: ModelSpec, way: str, batch: int, context: int) -> N
     assert sum(o.messages for o in ops) > 0
 
 
-def test_ring_all_reduce() -> None:
-    """2 (p - 1) / p of the bytes in 2 (p - 1) messages, after o and after down, in each of 32 layers."""
+def test_all_reduce() -> None:
+    """Two of them in each of 32 layers, after o and after down: 2 (p - 1) / p of the bytes, or all once by a switch."""
     plan = planner(MISTRAL, scheme=Scheme(tp=4))
     step = plan.decode(8, 100)
     reduces = [t for t in step.operations if t.operation.name == "all-reduce"]
     assert [t.operation.layers for t in reduces] == [32, 32]
     sent = 2 * 3 / 4 * 8 * 4096 * 2
     assert reduces[0].operation.link_bytes == sent
-    assert reduces[0].seconds == pytest.approx(32 * (sent / 450e9 + 6 * 2e-6))
+    assert reduces[0].seconds == pytest.approx(32 * (8 * 4096 * 2 / 450e9 + 2e-6))
     assert reduces[0].bound == "link"
+    assert H100.link is not None
+    ring = planner(MISTRAL, replace(H100, link=replace(H100.link, sums=False)), scheme=Scheme(tp=4)).decode(8, 100)
+    first = next(t for t in ring.operations if t.operation.name == "all-reduce")
+    assert first.seconds == pytest.approx(32 * (sent / 450e9 + 2e-6))
 
 
 def test_a_slower_link_is_slower_and_none_is_an_error() -> None:

@@ -71,7 +71,14 @@ def _machines() -> Mapping[str, HardwareSpec]:
 def _links() -> Mapping[str, Link]:
     most = {e["link"]: e["devices"] for e in read_data("domains.json")}
     return {
-        e["name"]: Link(e["name"], e["gb_per_s"] * GIGA, e["latency_us"] / 10**6, e["source"], most.get(e["name"]))
+        e["name"]: Link(
+            e["name"],
+            e["gb_per_s"] * GIGA,
+            e["latency_us"] / 10**6,
+            e["source"],
+            most.get(e["name"]),
+            sums=e.get("sums", False),
+        )
         for e in read_data("links.json")
     }
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _LOAD, _MACHINE, _ASK = "Load", "Machine", "Output"
 DEFAULT_HARDWARE, DEFAULT_CONTEXT = "local", 4096
+DEFAULT_CONFIDENCE = 0.9
 ANSWER_SHARE = 4  # where only --context is given, one part in four of it is the answer
 
 
@@ -102,6 +103,10 @@ _Slo = Annotated[
         "with --compare for each change. Default: none.",
     ),
 ]
+_Confidence = Annotated[
+    float,
+    _option(_ASK, "--confidence", help="Probability with which --slo keeps each limit, from 0.5 to 1. Default: 0.9."),
+]
 _Explain = Annotated[bool, _option(_ASK, "--explain", help="Also print the formula of every figure, with its numbers.")]
 _JsonOutput = Annotated[bool, _option(_ASK, "--json", help="Print one JSON object.")]
 _Plot = Annotated[
@@ -141,6 +146,7 @@ class OutputFlags:
 
     compare: _Compare = False
     slo: _Slo = None
+    confidence: _Confidence = DEFAULT_CONFIDENCE
     explain: _Explain = False
     json_output: _JsonOutput = False
     plot: _Plot = None
@@ -183,7 +189,7 @@ def plan(
     rows = ranked(deployment, load, changes or [], find_draft) if out.compare else ()
     said = [*narrowed(known, deployment, size.weights), *remarks(deployment)]
     compared = changes if out.compare else None
-    report = _report(name, deployment, load, out.slo, rows, out.explain, batch=size.batch, changes=compared)
+    report = _report(name, deployment, load, out, rows, batch=size.batch, changes=compared)
     report |= {"times": note, "remarks": said}
     if size.weights and (made := how_to_make(size.weights)):
         report["weights"] = made
@@ -374,8 +380,8 @@ def shape(batch: int, context: int | None, prompt: int | None, output: int | Non
 
 
 def _report(
-    name: str, deployment: Deployment, load: Load, slo: str | None, rows: Any, explain: bool, *,
-    batch: int | None = None, changes: list[str] | None = None,
+    name: str, deployment: Deployment, load: Load, out: OutputFlags, rows: Any, *, batch: int | None = None,
+    changes: list[str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the report that --json prints. Names with a leading underscore are for the tables alone.
 
@@ -393,15 +399,17 @@ def _report(
     found["_planner"], found["_load"] = planner, load
     if rows:
         found["compare"], found["_rows"] = r.compare_json(rows), rows
-    if slo:
-        found["_promise"] = promise = Slo.parse(slo)
+    if out.slo:
+        found["_promise"] = promise = Slo.parse(out.slo)
         if changes is None:
-            found["_answer"] = answer = search(deployment, load, promise, batch)
-            found["slo"] = r.slo_json(promise, answer)
+            found["_answer"] = answer = search(deployment, load, promise, out.confidence, batch)
+            found["slo"] = r.slo_json(promise, answer, out.confidence)
         else:
-            found["_within"] = each = each_within(deployment, load, promise, changes, find_draft, batch)
+            found["_within"] = each = each_within(
+                deployment, load, promise, changes, find_draft, out.confidence, batch
+            )  # fmt: skip
             settings = [r.setting_json(promise, s) for s in each]
-            found["slo"] = {"promise_s": promise.limits, "changes": settings}
-    if explain:
+            found["slo"] = {"promise_s": promise.limits, "confidence": out.confidence, "changes": settings}
+    if out.explain:
         found["explain"] = dict(lines(planner, load))
     return found

@@ -61,8 +61,9 @@ class Operation:
         split: Axis along which its weights may be split over devices.
         whole_bytes: Bytes of activations that every device reads or writes in full when the operation is split.
         state_shards: Largest number of devices that its state is divided over.
-        reduced_bytes: Bytes that are summed over the devices after a split operation.
-        link_bytes, messages: Bytes and messages that a device sends.
+        reduced_bytes: Bytes that are summed over the devices after a split operation, or by an all-reduce.
+        link_bytes, messages: Bytes that a device sends, and messages that follow each other.
+        devices: Number of devices that send data to each other.
         passes: Pairs (numbers of `stored` type, rows of activations that are multiplied with them). Calibration
             measures the rates of these. Empty for operations that are timed in another way.
     """
@@ -81,6 +82,7 @@ class Operation:
     reduced_bytes: float = 0.0
     link_bytes: float = 0.0
     messages: int = 0
+    devices: int = 1
     passes: tuple[tuple[float, float], ...] = ()
     stored: str = ""
 

@@ -103,7 +103,9 @@ def link_seconds(op: Operation, hardware: HardwareSpec) -> float:
         return 0.0
     if hardware.link is None:
         raise RequestError(f"{hardware.name} has no link between devices; name one: --link ethernet-100g")
-    return op.layers * (op.link_bytes / hardware.link.bytes_per_s + op.messages * hardware.link.latency_s)
+    link = hardware.link
+    sent = min(op.link_bytes, op.reduced_bytes) if link.sums and op.reduced_bytes else op.link_bytes
+    return op.layers * (sent / link.bytes_per_s + op.messages * link.latency_s)
 
 
 def _time(op: Operation, hardware: HardwareSpec, read_bytes_per_s: float) -> Timed:

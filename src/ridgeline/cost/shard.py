@@ -2,15 +2,17 @@
 
     replicas   whole copies; each request runs on one copy. Latency is that of one copy, throughput that of all.
     tp         tensor parallel: every matrix and the heads are cut. After each matrix that is cut along its inputs there
-               is a ring all-reduce: each device sends 2 (p - 1) / p of the bytes in 2 (p - 1) messages.
+               is an all-reduce: each device sends 2 (p - 1) / p of the bytes, or all of them once where the switch
+               sums. No message waits for more than one other, since small data is sent to all devices at once.
     ep         expert parallel: each device has whole attention, its own sequences and its share of the experts. A token
-               is sent once to each other device that has one of its experts, and back: p - 1 messages, twice.
+               is sent once to each other device that has one of its experts, and back.
     pp         pipeline: each device has its share of the layers. The batch is cut into p parts, which follow each
                other; a token passes all devices in turn.
 
-The time of a collective is its bytes divided by the bandwidth, plus its messages times the latency (Thakur et al.
-2005). It does not overlap with computing. If there are fewer KV heads than devices, several devices hold and read the
-same heads; latents are held by all devices. A mixer says how far it can be cut (`cut` in spec/mixer.py).
+The least time of a collective is its bytes divided by the bandwidth (Thakur et al. 2005), plus the latency of the
+messages that follow each other. cost/collectives.py has measured times. It does not overlap with computing. If there
+are fewer KV heads than devices, several devices hold and read the same heads; latents are held by all devices. A mixer
+says how far it can be cut (`cut` in spec/mixer.py).
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def device_operations(forward: Forward, batch: Sequence[Slice], scheme: Scheme) 
     if scheme.pp > 1:
         tokens = sum(s.count * s.tokens for s in parts)
         sent = forward.precision.activation_bytes(tokens * forward.spec.hidden_size)
-        found.append(_collective("send", scheme.pp - 1, sent, 1))
+        found.append(_collective("send", scheme.pp - 1, sent, 1, 2))
     return tuple(found)
 
 
@@ -114,9 +116,10 @@ def _tensor_parallel(op: Operation, devices: int) -> Iterator[Operation]:
     )
     share = (devices - 1) / devices
     if op.reduced_bytes:
-        yield _collective("all-reduce", op.layers, 2 * share * op.reduced_bytes, 2 * (devices - 1))
+        sent = 2 * share * op.reduced_bytes
+        yield replace(_collective("all-reduce", op.layers, sent, 1, devices), reduced_bytes=op.reduced_bytes)
     if op.name == "head":
-        yield _collective("all-gather", 1, share * (op.activation_bytes - op.whole_bytes), devices - 1)
+        yield _collective("all-gather", 1, share * (op.activation_bytes - op.whole_bytes), 1, devices)
 
 
 def _expert_parallel(
@@ -141,10 +144,10 @@ def _expert_parallel(
         }  # fmt: skip
         yield replace(of_all, **divided)
         if op.name == "experts.down":
-            yield _collective("all-to-all", 2 * op.layers, sent * others, devices - 1)
+            yield _collective("all-to-all", 2 * op.layers, sent * others, 1, devices)
 
 
-def _collective(name: str, layers: int, link_bytes: float, messages: int) -> Operation:
+def _collective(name: str, layers: int, link_bytes: float, messages: int, devices: int) -> Operation:
     return Operation(
-        name, "other", layers, 0.0, 0.0, 0.0, 0.0, "float32", link_bytes=link_bytes, messages=messages
+        name, "other", layers, 0.0, 0.0, 0.0, 0.0, "float32", link_bytes=link_bytes, messages=messages, devices=devices
     )  # fmt: skip

@@ -178,7 +178,7 @@ def layouts(
     found: list[Layout] = []
     for deployment, price in deployments:
         for text, changed in _changed(deployment):
-            settings, _ = settings_within(changed, question.load, question.promise)
+            settings, _ = settings_within(changed, question.load, question.promise, None)
             found += [
                 Layout(s.deployment, s.figures, s.why, text, price) for s in settings if can_simulate(s.deployment)
             ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ridgeline.cost.footprint import Footprint, formula_bytes
 from ridgeline.plan.changes import FindDraft, change, published_draft, query_heads
+from ridgeline.plan.expected import Band, expected
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
 from ridgeline.plan.speculation import Speculation
 from ridgeline.plan.units import decimal_bytes
@@ -21,7 +22,8 @@ class Row:
     replica.
 
     largest_batch: largest batch that fits on each replica. pays_below: with drafts, the batch from which on they no
-    longer pay; None if they always pay or there are none. notes: remarks for the table.
+    longer pay; None if they always pay or there are none. notes: remarks for the table. expected: percentiles of the
+    tokens per second; None where too little is known of the machine.
     """
 
     text: str
@@ -33,6 +35,7 @@ class Row:
     best_tokens_per_s: float
     pays_below: int | None
     notes: tuple[str, ...] = ()
+    expected: Band | None = None
 
     @property
     def tokens_per_s_per_device(self) -> float:
@@ -59,11 +62,12 @@ def _row(deployment: Deployment, load: Load, text: str, gives_up: str, unchanged
     figures = planner.figures(load)
     largest = planner.memory.largest_batch(load.context)
     best = deployment.scheme.replicas * largest / planner.token_s(largest, load.context) if largest else 0.0
+    found = expected(planner, load, figures)
     pays = planner.speculation_pays_below(load.context)
     return Row(
         text, gives_up, figures, planner.footprint(load),
         _sequence_bytes(deployment, load.context), largest, best, pays,
-        tuple(_notes(planner, load, pays, text, unchanged)),
+        tuple(_notes(planner, load, pays, text, unchanged)), found.bands["tokens_per_s"] if found else None,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 
+from ridgeline.cost.efficiency import Efficiency
 from ridgeline.cost.footprint import Footprint, Memory
 from ridgeline.cost.operations import Slice
 from ridgeline.cost.precision import Precision
@@ -152,15 +153,23 @@ class Figures:
 
 
 class Planner:
-    """Computes what a deployment costs. Holds the parts that are equal for all loads."""
+    """Computes what a deployment costs. Holds the parts that are equal for all loads.
 
-    def __init__(self, deployment: Deployment) -> None:
+    efficiency: times are then those that are expected of the machine, and not its roof.
+    """
+
+    def __init__(self, deployment: Deployment, efficiency: Efficiency | None = None) -> None:
         d = self.deployment = deployment
-        self._steps = Steps(d.spec, d.precision, d.hardware, d.scheme)
+        self._steps = Steps(d.spec, d.precision, d.hardware, d.scheme, efficiency=efficiency)
+        self._request_s = efficiency.values["request_s"] if efficiency else 0.0
         self.forward = self._steps.forward
         self.drafts = d.speculation.depth if d.speculation else 0
         draft = d.draft.running(self.drafts) if d.draft else None
-        self._draft_steps = Steps(draft, d.precision, d.hardware, d.scheme, drafts=True) if draft is not None else None
+        self._draft_steps = (
+            Steps(draft, d.precision, d.hardware, d.scheme, drafts=True, efficiency=efficiency)
+            if draft is not None
+            else None
+        )
         self.memory = memory_of(d)
 
     def with_chunk(self, chunk: int) -> Planner:
@@ -229,7 +238,7 @@ class Planner:
         """Return the time to first token of a prompt alone. Its chunks overlap in a pipeline."""
         steps = [step.seconds for step in self.chunks(prompt)]
         stages = self.deployment.scheme.pp
-        return sum(steps) / stages * (1 + (stages - 1) / len(steps))
+        return self._request_s + sum(steps) / stages * (1 + (stages - 1) / len(steps))
 
     def tpot_s(self, load: Load) -> float:
         """Return the mean TPOT over the contexts of the answer, by Simpson's rule: exact if the time is linear in the

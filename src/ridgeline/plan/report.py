@@ -10,6 +10,7 @@ from typing import Any
 from ridgeline.cost.footprint import Footprint
 from ridgeline.cost.roofline import StepTime
 from ridgeline.plan.compare import Row
+from ridgeline.plan.expected import WHY, expected
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
 from ridgeline.plan.slo import Answer, Setting, kept
@@ -37,8 +38,23 @@ def plan_json(name: str, planner: Planner, load: Load) -> Json:
             "longest_context": planner.memory.longest_context(load.batch),
         },
         "time": {**figures_json(figures), "knee_batch": planner.knee(load), **_drafts_json(planner, load)},
+        **_expected_json(planner, load, figures),
         "decode": step_json(decode, d.hardware),
         "prefill": step_json(largest_chunk(planner, load.prompt), d.hardware),
+    }
+
+
+def _expected_json(planner: Planner, load: Load, roof: Figures) -> Json:
+    """Return the percentiles of the figures, and what they come from; nothing where too little is known."""
+    found = expected(planner, load, roof)
+    if found is None:
+        return {}
+    return {
+        "expected": {
+            "known": found.known,
+            "why": WHY[found.known],
+            "figures": {k: dict(v) for k, v in found.bands.items()},
+        }
     }
 
 
@@ -121,15 +137,18 @@ def compare_json(rows: Sequence[Row]) -> list[Json]:
             "change": row.text, "gives_up": row.gives_up, "notes": list(row.notes), "fits": row.footprint.fits,
             "sequence_bytes": row.sequence_bytes, "largest_batch": row.largest_batch,
             "best_tokens_per_s": row.best_tokens_per_s, "pays_below": row.pays_below,
+            "expected_tokens_per_s": dict(row.expected) if row.expected else None,
             "memory": footprint_json(row.footprint), "time": figures_json(row.figures),
         }
         for row in rows
     ]  # fmt: skip
 
 
-def slo_json(promise: Slo, answer: Answer) -> Json:
+def slo_json(promise: Slo, answer: Answer, confidence: float) -> Json:
+    """Return the settings for latency limits. confidence: probability with which each limit is kept."""
     return {
         "promise_s": promise.limits,
+        "confidence": confidence,
         "settings": [setting_json(promise, s) for s in answer.settings],
         "closest": setting_json(promise, answer.closest) if answer.closest else None,
         "otherwise": [setting_json(promise, s) for s in answer.otherwise],
@@ -137,8 +156,10 @@ def slo_json(promise: Slo, answer: Answer) -> Json:
 
 
 def setting_json(promise: Slo, s: Setting) -> Json:
+    """Return a setting. sure_...: times that are kept with the confidence; "time" has medians."""
     return {
         "changed": s.changed, "hardware": s.deployment.hardware.name, "batch": s.figures.load.batch,
         "chunk": s.deployment.chunk, "scheme": asdict(s.deployment.scheme), "bound_by": s.why,
-        "kept": kept(promise, s.figures), "is_bound": s.is_bound, "time": figures_json(s.figures),
+        "kept": kept(promise, s.figures, s.sure), "is_bound": s.is_bound, "sure_ttft_s": s.sure_ttft_s,
+        "sure_tpot_s": s.sure_tpot_s, "time": figures_json(s.figures),
     }  # fmt: skip

@@ -21,7 +21,8 @@ class Link:
     """A link between devices.
 
     bytes_per_s: rate of each device in one direction. latency_s: time of an empty message. source: source of the
-    figures. most_devices: most devices that one such link joins; None: no limit is known.
+    figures. most_devices: most devices that one such link joins; None: no limit is known. sums: whether the switch can
+    sum the data of all devices, so that each sends its own only once.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Link:
     latency_s: float
     source: str = ""
     most_devices: int | None = None
+    sums: bool = False
 
     def __post_init__(self) -> None:
         if not self.bytes_per_s > 0 or not self.latency_s >= 0:

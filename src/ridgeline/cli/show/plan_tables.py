@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from ridgeline.plan.slo import Answer, Setting
 
 Figure = tuple[str, Cell, Cell]  # a name, a value with its unit, and an explanation
+EXPECTED = {"ttft_s": "TTFT", "tpot_s": "TPOT", "tokens_per_s": "total", "served_ttft_s": "TTFT, served",
+            "served_tpot_s": "TPOT, served", "served_tokens_per_s": "served"}  # fmt: skip
 BARS = {"compute": "red", "weights": "blue", "state": "green", "activations": "yellow", "link": "magenta",
         "overhead": "white"}  # fmt: skip
 BOUND = "*"  # marks a row of a machine that was not measured, beside rows of one that was
 BOUND_WHY = (
-    "The times are lower bounds by the roofline, and those of the other rows are predictions of a measured machine; "
-    "the two cannot be compared."
+    "The times are lower bounds by the roofline, because too little is known of the machine; those of the other rows "
+    "are times to expect, and the two cannot be compared."
 )
 
 
@@ -33,14 +35,16 @@ def show_plan(report: dict[str, Any]) -> None:
     if "_rows" in report:
         parts += [_comparison(report["_rows"], load), _given_up(report["_rows"])]
         if "_within" in report:
-            title = f"Cheapest setting of each change within {_limits(report['_promise'])} in steady state"
-            parts += _settings(title, report["_within"], report["_promise"])
+            promise, confidence = report["_promise"], report["slo"]["confidence"]
+            title = f"Cheapest setting of each change within {_limits(promise, confidence)} in steady state"
+            parts += _settings(title, report["_within"], promise, confidence)
     elif "_answer" in report:
-        parts += _promise(report["_answer"], report["_promise"])
+        parts += _promise(report["_answer"], report["_promise"], report["slo"]["confidence"])
     else:
         parts += [
             figures_table("Memory per device", _memory(report, planner, load)),
             figures_table("Time", _time(report, load)),
+            *([expected_table(report["expected"])] if "expected" in report else []),
             operations_table("decode", report["decode"]),
             operations_table("prefill, one chunk", report["prefill"]),
             Line(f"{report['times']}.", style="dim"),
@@ -204,6 +208,20 @@ def figures_table(title: str, figures: Iterator[Figure]) -> Table:
     return table
 
 
+def expected_table(found: dict[str, Any]) -> Table:
+    """Return a table of what to expect: the median of each figure, and the band of four times in five."""
+    columns = (Column("", right=False), Column("expected"), Column("p10"), Column("p90"))
+    table = Table(f"Expected, with p10 to p90: {found['why']}", columns)
+    for name, label in EXPECTED.items():
+        band, text = found["figures"][name], seconds if name.endswith("_s") and "per" not in name else _rate
+        table.add_row(label, text(band["p50"]), text(band["p10"]), text(band["p90"]))
+    return table
+
+
+def _rate(value: float) -> str:
+    return f"{number(value)} tokens/s"
+
+
 def operations_table(title: str, step: dict[str, Any]) -> Table:
     """Return a table of a step's operations, the slowest first. step: as plan/report.py returns it."""
     columns = (
@@ -226,18 +244,18 @@ def operations_table(title: str, step: dict[str, Any]) -> Table:
 
 def _comparison(rows: tuple[Row, ...], load: Load) -> Table:
     columns = (
-        Column("change", right=False), Column("tokens/s"), Column("ratio"), Column("devices", drop=6), Column("TPOT"),
-        Column("TTFT", drop=5), Column("weights", drop=4), Column("state/seq", drop=3), Column("memory"),
-        Column("max batch", drop=2), Column("tokens/s there", drop=1),
+        Column("change", right=False), Column("tokens/s"), Column("expected", drop=7), Column("ratio"),
+        Column("devices", drop=6), Column("TPOT"), Column("TTFT", drop=5), Column("weights", drop=4),
+        Column("state/seq", drop=3), Column("memory"), Column("max batch", drop=2), Column("tokens/s there", drop=1),
     )  # fmt: skip
     table = Table(f"Ranked by total tokens/s, batch {load.batch:,} of {load.context:,} tokens", columns)
     base = next(row for row in rows if not row.gives_up).figures.tokens_per_s
     for row in rows:
         f, m = row.figures, row.footprint
-        used = decimal_bytes(m.used_bytes)
+        used, likely = decimal_bytes(m.used_bytes), number(row.expected["p50"]) if row.expected else "-"
         table.add_row(
-            row.text, number(f.tokens_per_s), f"{f.tokens_per_s / base:.2f} x", f"{f.devices}", seconds(f.tpot_s),
-            seconds(f.ttft_s), decimal_bytes(m.weight_bytes), decimal_bytes(row.sequence_bytes),
+            row.text, number(f.tokens_per_s), likely, f"{f.tokens_per_s / base:.2f} x", f"{f.devices}",
+            seconds(f.tpot_s), seconds(f.ttft_s), decimal_bytes(m.weight_bytes), decimal_bytes(row.sequence_bytes),
             used if m.fits else Text(f"{used}, does not fit", "red"), f"{row.largest_batch:,}",
             number(row.best_tokens_per_s), style="" if row.gives_up else "bold",
         )  # fmt: skip
@@ -253,24 +271,26 @@ def _given_up(rows: tuple[Row, ...]) -> Table:
     return table
 
 
-def _promise(answer: Answer, promise: Slo) -> list[Table | Line | Cell]:
+def _promise(answer: Answer, promise: Slo, confidence: float) -> list[Table | Line | Cell]:
+    asked = _limits(promise, confidence)
     if answer.settings:
-        return _settings(
-            f"Settings within {_limits(promise)} in steady state, the cheapest first", answer.settings, promise
-        )
-    title = f"No setting stays within {_limits(promise)} on this machine; the closest one, and changes that would help"
-    return _settings(title, ((answer.closest,) if answer.closest else ()) + answer.otherwise, promise)
+        title = f"Settings within {asked} in steady state, the cheapest first"
+        return _settings(title, answer.settings, promise, confidence)
+    title = f"No setting stays within {asked} on this machine; the closest one, and changes that would help"
+    return _settings(title, ((answer.closest,) if answer.closest else ()) + answer.otherwise, promise, confidence)
 
 
-def _limits(promise: Slo) -> str:
-    return ", ".join(f"{name} {seconds(limit)}" for name, limit in promise.limits.items())
+def _limits(promise: Slo, confidence: float) -> str:
+    limits = ", ".join(f"{name} {seconds(limit)}" for name, limit in promise.limits.items())
+    return f"{limits} at {confidence:.0%} confidence"
 
 
-def _settings(title: str, found: Sequence[Setting], promise: Slo) -> list[Table | Line | Cell]:
-    """Return a table of settings, and a line on the machines in it that were not measured."""
+def _settings(title: str, found: Sequence[Setting], promise: Slo, confidence: float) -> list[Table | Line | Cell]:
+    """Return a table of settings, and a line on the machines in it of which too little is known."""
     columns = (
         Column("setting", right=False, wraps=True), Column("devices", drop=2), Column("batch"), Column("chunk"),
-        Column("TTFT"), Column("TPOT"), Column("tokens/s"), Column("device-hours per 1M tokens", drop=3),
+        Column("TTFT", drop=5), Column(f"TTFT {confidence:.0%}"), Column("TPOT", drop=4),
+        Column(f"TPOT {confidence:.0%}"), Column("tokens/s"), Column("device-hours per 1M tokens", drop=3),
         Column("batch limited by", right=False, drop=1),
     )  # fmt: skip
     table = Table(title, columns)
@@ -278,7 +298,7 @@ def _settings(title: str, found: Sequence[Setting], promise: Slo) -> list[Table 
     for s in found:
         table.add_row(*_setting(s, promise, marked=mixed and s.is_bound))
     if not found:
-        table.add_row("no setting fits", *[""] * 8)
+        table.add_row("no setting fits", *[""] * 10)
     return [table, Line(f"{BOUND} {BOUND_WHY}", style="dim")] if mixed else [table]
 
 
@@ -290,7 +310,7 @@ def _setting(s: Setting, promise: Slo, *, marked: bool) -> tuple[Cell, ...]:
     name = s.changed + shared if s.changed else shared.strip() or "one device"
     return (
         f"{name} {BOUND}" if marked else name, f"{f.devices}", f"{f.load.batch:,}", f"{s.deployment.chunk:,}",
-        seconds(f.served_ttft_s), seconds(f.served_tpot_s), number(f.served_tokens_per_s),
-        number(f.device_seconds_per_token * 1e6 / 3600),
-        s.why if kept(promise, f) else Text(f"{s.why} too long", "red"),
+        seconds(f.served_ttft_s), seconds(s.sure_ttft_s), seconds(f.served_tpot_s), seconds(s.sure_tpot_s),
+        number(f.served_tokens_per_s), number(f.device_seconds_per_token * 1e6 / 3600),
+        s.why if kept(promise, f, s.sure) else Text(f"{s.why} too long", "red"),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from ridgeline.compress.prune.aims import parse_keep
 from ridgeline.compress.prune.choose import uniform
 from ridgeline.errors import RequestError
 from ridgeline.plan.changes import change
+from ridgeline.plan.expected import ROOF
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Figures, Load, Planner
 from ridgeline.plan.slo import kept
@@ -114,7 +115,7 @@ def find_candidates(
     Raises RequestError if the model keeps the limits as it is, and if no candidate keeps them.
     """
     before = Planner(deployment).figures(load)
-    if kept(slo, before):
+    if kept(slo, before, ROOF):
         raise RequestError(
             f"the model keeps {said(slo)} as it is: {said_of(slo, before)} predicted; there is nothing to make "
             "cheaper, so lower the limit"
@@ -122,7 +123,7 @@ def find_candidates(
     tried = list(_tried(deployment, load, on_tried))
     if not tried:
         raise RequestError("no change that is known suits this model; `ridgeline prune` and `convert` say why")
-    keeping = [one for one in tried if kept(slo, one.figures)]
+    keeping = [one for one in tried if kept(slo, one.figures, ROOF)]
     if not keeping:
         near = min(tried, key=lambda one: _miss(slo, one.figures))
         raise RequestError(

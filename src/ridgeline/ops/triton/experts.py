@@ -174,10 +174,12 @@ class Experts:
         x, token_scales = round_rows(packed, x, self._launch) if is_whole and not rounds else (x, None)
         input_scale = packed.input_scale
         block = (whole_block if is_whole else dense_block)(visits.block_tokens)
+        # Codes of 4 bits beside tokens that are rounded here need so many registers that three stages spill some.
+        compiled = Compiled(2, 2) if rounds and t.kind == "nibbles" else block.compiled
         clamped = act if isinstance(act, ClampedSwiGLU) else None
         blocks = visits.table.shape[1]
         self._launch(
-            expert_product, (blocks, -(-packed.row_tiles * ROWS // block.rows)), block.compiled,
+            expert_product, (blocks, -(-packed.row_tiles * ROWS // block.rows)), compiled,
             x=x, token_scales=token_scales, codes=matrices.codes, scales=matrices.scales,
             zero_points=matrices.zero_points, bias=matrices.bias, out=out, visits=visits.order, table=visits.table,
             num_blocks=visits.num_blocks, most_blocks=blocks, rows=packed.rows, columns=packed.columns,

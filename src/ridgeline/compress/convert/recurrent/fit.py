@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.compress.convert.recurrent.start import KINDS, Matrix, Projections, projections
+from ridgeline.compress.convert.recurrent.start import Kind, Matrix, Projections, projections
 from ridgeline.compress.deliver import OnProgress
 from ridgeline.nn import Capture, Model, PassingModel
 from ridgeline.nn.capture import EMBED, INPUT
@@ -74,26 +74,21 @@ class Fitting:
     Args:
         original: the model.
         spec: the model with recurrent mixers in every attention layer.
+        kind: the kind of these mixers.
         sequences: the text.
         changed: returns a mapping of weights for `spec` from those of converted layers.
     """
 
     def __init__(
-        self, original: LoadedModel, spec: ModelSpec, sequences: Sequence[Sequence[int]],
+        self, original: LoadedModel, spec: ModelSpec, kind: Kind, sequences: Sequence[Sequence[int]],
         changed: Callable[[ModelSpec, Mapping[int, Weights]], Mapping[str, Any]], on_progress: OnProgress,
     ) -> None:  # fmt: skip
-        self.original, self.spec, self._changed, self._on_progress = original, spec, changed, on_progress
+        self.original, self.spec, self._kind = original, spec, kind
+        self._changed, self._on_progress = changed, on_progress
         per_batch = max(1, BATCH_TOKENS // max(map(len, sequences)))
         self._batches = [sequences[i : i + per_batch] for i in range(0, len(sequences), per_batch)]
         whole = original.spec
-        self.layers: dict[int, Attention] = {
-            i: own for i in range(len(whole.layers)) if (own := whole.attention(i)) and self.kind(i)
-        }
-
-    def kind(self, layer: int) -> Any:
-        """Return the entry in KINDS of a layer's new mixer; None for a layer that stays."""
-        mixer = self.spec.layers[layer].mixer
-        return KINDS.get(type(mixer)) if mixer else None
+        self.layers: dict[int, Attention] = {i: own for i in range(len(whole.layers)) if (own := whole.attention(i))}
 
     def projections(self) -> dict[int, Projections]:
         """Return what each attention layer multiplies its inputs by."""
@@ -121,14 +116,11 @@ class Fitting:
 
     def _rates(self, own: Mapping[int, Projections]) -> dict[int, Matrix]:
         """Return the rate of decay of each head of each layer."""
-        rates = {i: self.kind(i).rates for i in self.layers}
-        count = max(map(len, rates.values()))
-        if count == 1:
-            return {i: np.full(own[i].q.shape[0], r[0]) for i, r in rates.items()}
-        tried = [
-            self._with_rates(own, {i: np.full(own[i].q.shape[0], r[min(j, len(r) - 1)]) for i, r in rates.items()})
-            for j in range(count)
-        ]
+        rates = self._kind.rates
+        equal = [{i: np.full(own[i].q.shape[0], rate) for i in self.layers} for rate in rates]
+        if len(rates) == 1:
+            return equal[0]
+        tried = [self._with_rates(own, each) for each in equal]
         products = [{i: _Products() for i in self.layers} for _ in tried]
         for seen, batch in self._seen("choosing decays", [f"layers.{i}.mixer.o{INPUT}" for i in self.layers]):
             for weights, each in zip(tried, products, strict=True):
@@ -139,13 +131,12 @@ class Fitting:
                     )
                     one.add(*heads)
         return {
-            i: np.asarray(r)[np.argmax([each[i].explained() for each in products[: len(r)]], axis=0)]
-            for i, r in rates.items()
+            i: np.asarray(rates)[np.argmax([each[i].explained() for each in products], axis=0)] for i in self.layers
         }
 
     def _with_rates(self, own: Mapping[int, Projections], rates: Mapping[int, Matrix]) -> dict[int, Weights]:
         return {
-            i: {**self.kind(i).weights(self.spec.layers[i].mixer, own[i], rates[i]), "out.weight": own[i].out}
+            i: {**self._kind.weights(self.spec.layers[i].mixer, own[i], rates[i]), "out.weight": own[i].out}
             for i in self.layers
         }
 

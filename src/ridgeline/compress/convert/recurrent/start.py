@@ -12,11 +12,12 @@ import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from ridgeline.spec import Attention, GatedDelta, LightningAttention, Mamba2, TokenMixer
+from ridgeline.spec import Attention, GatedDelta, LightningAttention, Mamba2
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -127,11 +128,12 @@ class Kind:
     rates: tuple[float, ...]
 
 
-KINDS: Mapping[type[TokenMixer], Kind] = {
-    Mamba2: Kind(mamba2_weights, RATES),
-    GatedDelta: Kind(delta_weights, RATES),
-    LightningAttention: Kind(lightning_weights, RATES[:1]),
-}
+# By the name that --to takes.
+KINDS: Mapping[str, Kind] = MappingProxyType({
+    "mamba2": Kind(mamba2_weights, RATES),
+    "delta": Kind(delta_weights, RATES),
+    "lightning": Kind(lightning_weights, RATES[:1]),
+})  # fmt: skip
 
 
 def random_weights(start: Mapping[str, Matrix], seed: int, layer: int) -> dict[str, Matrix]:

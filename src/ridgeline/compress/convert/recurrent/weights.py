@@ -11,7 +11,7 @@ from ridgeline.compress.changed import SameWeights
 from ridgeline.compress.convert.options import ConvertOptions
 from ridgeline.compress.convert.recurrent.fit import Fitting
 from ridgeline.compress.convert.recurrent.keep import kept_layers
-from ridgeline.compress.convert.recurrent.start import random_weights
+from ridgeline.compress.convert.recurrent.start import KINDS, random_weights
 from ridgeline.compress.data import Samples
 from ridgeline.compress.deliver import OnProgress
 from ridgeline.compress.folder import stored_types
@@ -19,7 +19,7 @@ from ridgeline.compress.grid import Floats
 from ridgeline.errors import RequestError
 from ridgeline.plan import rewrite
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.spec import Attention, ModelSpec, SharedAttention
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.dtype import DType
 
 
@@ -71,7 +71,7 @@ def recurrent_weights(
         return RecurrentWeights(made, *given, weights)
 
     every = rewrite.with_recurrent(spec, recurrent, None)
-    fitted = Fitting(original, every, samples.calibration, changed, on_progress).fit()
+    fitted = Fitting(original, every, KINDS[recurrent], samples.calibration, changed, on_progress).fit()
 
     def without(kept: Collection[int]) -> RecurrentWeights:
         """Return the model in which these layers keep their attention."""
@@ -101,8 +101,8 @@ def check_model(spec: ModelSpec, kind: str, to: str) -> tuple[rewrite.Recurrent,
         raise RequestError(
             f"--to {to:.60}: {kind!r:.30} is not a recurrent mixer that is known; use {', '.join(known)}"
         )
-    layers = [i for i in range(len(spec.layers)) if isinstance(spec.layers[i].mixer, Attention)]
-    shared = [i for i in range(len(spec.layers)) if isinstance(spec.layers[i].mixer, SharedAttention)]
+    layers = [i for i in range(len(spec.layers)) if spec.attention(i)]
+    shared = [i for i in layers if spec.state_layer(i) != i]
     if shared:
         raise RequestError(
             f"--to {to}: layer {shared[0]} shares keys and values with another one; such layers do not become recurrent"
