@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ridgeline import LLM, BeamSearchParams, SamplingParams
 from ridgeline.diffusion import denoiser
 from ridgeline.diffusion.commit import above, shares, surest, within_factor
 from ridgeline.errors import RequestError
+from ridgeline.runtime import layout
 from ridgeline.sched.blocks import BlockScheduler
 from ridgeline.settings import EngineOptions
 from ridgeline.spec import Blocks, Layer, MaskedDiffusion, ModelSpec, Sight, WholeSequence
@@ -282,7 +283,8 @@ def test_other_requests_and_settings_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bug(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Plant a bug by its name."""
+    """Plant a bug by its name, after the right answers were computed."""
+    alone(4, False)
     take, result, accept = denoiser.Denoiser.take, denoiser.Denoiser._result, BlockScheduler._accept
 
     def keep_noisy_rows(self: Any, seq: Any, work: Any, result: Any) -> Any:
@@ -315,6 +317,34 @@ BUGS = ["rows of a noisy pass are final", "noise by the batch's row", "an end in
 @pytest.mark.parametrize("bug", BUGS, indirect=True)
 def test_planted_bugs_are_seen(bug: None) -> None:
     assert served(blocks(4), PROMPTS) != alone(4, False)
+
+
+def position_in_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries and keys are rotated by their index in the block."""
+    positions = layout.Slices.positions
+    monkeypatch.setattr(layout.Slices, "positions", lambda self: positions(self) % 4)
+
+
+def next_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block sees the first tokens of the next one, wherever they are in the same step."""
+    last = Blocks.last
+    monkeypatch.setattr(Blocks, "last", lambda self, position: last(self, position) + 2)
+
+
+@pytest.mark.parametrize("plant", [position_in_block, next_block])
+def test_positions_and_sight_are_those_of_the_definition(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = blocks(4)
+    wanted = denoise(spec, wide(random_weights(spec)), prompt(21), 18, 4)
+    assert wanted.margin > MARGIN
+    params = greedy(max_tokens=18)
+    for device in ("cpu", "reference"):
+        (got,) = LLM(_folder(spec).name, device=device).generate([prompt(21)], params)
+        assert got.outputs[0].token_ids == wanted.tokens
+    plant(monkeypatch)
+    (got,) = LLM(_folder(spec).name, device="reference").generate([prompt(21)], params)
+    assert got.outputs[0].token_ids != wanted.tokens
 
 
 def test_a_mask_token_that_may_be_drawn_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
