@@ -19,7 +19,6 @@ from oracle.denoise import denoise
 from oracle.ours import FULL, LENGTH, MLP, NORM, WIDTH, model, random_weights, write
 from ridgeline import LLM, BeamSearchParams, SamplingParams
 from ridgeline.diffusion import denoiser
-from ridgeline.diffusion.commit import above, shares, surest, within_factor
 from ridgeline.errors import RequestError
 from ridgeline.runtime import layout
 from ridgeline.sched.blocks import BlockScheduler
@@ -353,39 +352,3 @@ def test_a_mask_token_that_may_be_drawn_is_seen(monkeypatch: pytest.MonkeyPatch)
     drawn = SamplingParams(max_tokens=200, seed=1, temperature=3.0, ignore_eos=True, n=4, denoising_passes=1)
     (output,) = load(blocks(8)).generate([prompt(9)], drawn)
     assert any(MASK in answer.token_ids for answer in output.outputs)
-
-
-# ---- how many tokens a pass keeps --------------------------------------------------------------------------------
-
-
-def test_shares_are_nearly_equal_and_none_is_empty() -> None:
-    for masked in range(1, 40):
-        for passes in range(1, 50):
-            found = shares(masked, passes)
-            assert sum(found) == masked
-            assert len(found) == min(masked, passes)
-            assert max(found) - min(found) <= 1
-            assert min(found) >= 1
-    assert shares(7, 3) == [3, 2, 2]
-
-
-def test_a_threshold_keeps_at_least_one() -> None:
-    assert above([0.2, 0.5, 0.4], 0.9) == [1]
-    assert sorted(above([0.95, 0.5, 0.9], 0.9)) == [0, 2]
-    assert within_factor([0.2, 0.5], 0.1) == [1]
-    assert within_factor([0.99, 0.5, 0.98], 0.2) == [0, 2]
-    assert surest([0.5, 0.7, 0.7], 2) == [1, 2]
-
-
-def test_sure_tokens_are_the_likeliest_together() -> None:
-    """Fast-dLLM's theorem 1 by brute force, on random joint distributions of three tokens at three positions."""
-    rng, met = np.random.default_rng(0), 0
-    for _ in range(4000):
-        joint = rng.dirichlet(np.full(27, rng.choice([0.02, 0.05, 0.2]))).reshape(3, 3, 3)
-        margins = [joint.sum(axis=tuple(a for a in range(3) if a != i)) for i in range(3)]
-        e = max(1 - float(margin.max()) for margin in margins)
-        if (3 + 1) * e <= 1:
-            met += 1
-            best = np.unravel_index(joint.argmax(), joint.shape)
-            assert [int(margin.argmax()) for margin in margins] == [int(i) for i in best]
-    assert met > 300
