@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ridgeline.errors import RequestError
 from ridgeline.spec import Blocks, MaskedDiffusion, ModelSpec
 
@@ -16,9 +14,6 @@ def as_blocks(spec: ModelSpec, size: int, mask_token: int) -> ModelSpec:
     a model that cannot see blocks.
     """
     try:
-        layers = tuple(
-            replace(layer, mixer=layer.mixer.seeing(Blocks(size))) if layer.mixer else layer for layer in spec.layers
-        )
-        return replace(spec, layers=layers, diffusion=MaskedDiffusion(mask_token, predicts_next=True))
+        return spec.seeing(Blocks(size), MaskedDiffusion(mask_token, predicts_next=True))
     except ValueError as e:
         raise RequestError(f"{spec.family} cannot become a diffusion model with blocks of {size}: {e}") from None

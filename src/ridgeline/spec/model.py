@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.errors import RequestError
 from ridgeline.spec.attention import Attention, SharedAttention
@@ -186,6 +186,13 @@ class ModelSpec:
     def block(self) -> int:
         """Return how many neighboring tokens see each other: 1 in autoregressive models."""
         return self.sight.block
+
+    def seeing(self, sight: Sight, diffusion: MaskedDiffusion | None) -> ModelSpec:
+        """Return the model whose tokens see so far ahead. Raises ValueError if they cannot."""
+        layers = tuple(
+            replace(layer, mixer=layer.mixer.seeing(sight)) if layer.mixer else layer for layer in self.layers
+        )
+        return replace(self, layers=layers, diffusion=diffusion)
 
     def require_autoregressive(self, purpose: str) -> None:
         """Raise RequestError for a diffusion model. purpose: a task that needs logits of earlier tokens alone."""
