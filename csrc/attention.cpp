@@ -56,7 +56,8 @@ std::vector<Piece> whole_pieces(const AttentionCase& c, int64_t most, const std:
         const int heads = heads_of(c, most, s.length, segments, threads);
         for (int64_t first = 0; first < s.length; first += size)
             for (int head = 0; head < c.kv_heads; head += heads) {
-                const int64_t last = std::min(s.length, first + size), end = (s.start + last - 1) / SEGMENT + 1;
+                const int64_t last = std::min(s.length, first + size);
+                const int64_t end = s.last_slot(last - 1, c.block) / SEGMENT + 1;
                 const int64_t begin = first_segment(c, s.lowest(first));
                 const AttentionWork w{&s, head, std::min(head + heads, c.kv_heads), first, last, begin, end, nullptr};
                 pieces.push_back({w, w.rows(c) * (end - begin), -1});

@@ -26,6 +26,7 @@
 // Drafts that form a tree are in neighboring slots, but a draft is at the position that it would have after its
 // ancestors alone. The keys of a draft are the known tokens and then its path, so that it has the bits of a chain.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -48,6 +49,7 @@ struct AttentionCase {
     int64_t window;  // number of keys, with the query's own; 0: all
     Pattern pattern;
     int64_t number;  // first tokens, step or stride of the pattern
+    int64_t block = 1;  // tokens that see each other and all before them; 1: causal attention. Above 1: no window
 
     int group() const { return heads / kv_heads; }
     int64_t lookback() const {  // tokens before a query that it may attend to, without first tokens
@@ -92,6 +94,12 @@ struct Sequence {
         const uint64_t drafts = path(query);
         return drafts ? limit - 1 + __builtin_popcountll(drafts) : start + query;
     }
+    // The end of the block of `at`, or the last query's slot if the block ends later.
+    int64_t end_of_block(int64_t at, int64_t block) const {
+        return block == 1 ? at : std::min(at / block * block + (block - 1), start + length - 1);
+    }
+    // The last slot that a query and those before it attend to.
+    int64_t last_slot(int64_t query, int64_t block) const { return end_of_block(start + query, block); }
     // No query from this one on is at a lower position.
     int64_t lowest(int64_t query) const { return paths && start + query > limit ? limit : start + query; }
 };

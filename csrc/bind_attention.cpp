@@ -12,15 +12,15 @@ namespace {
 constexpr int64_t MOST_DRAFTS = 63;  // of a tree: bits of a path without its sign
 
 AttentionCase make_case(int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap, int64_t window,
-                        const std::string& pattern, int64_t number) {
+                        const std::string& pattern, int64_t number, int64_t block) {
     const Pattern kind = pattern == "first_tokens" ? Pattern::first_tokens
                          : pattern == "dilated"    ? Pattern::dilated
                          : pattern == "strided"    ? Pattern::strided
                                                    : Pattern::none;
     if (kind == Pattern::none && !pattern.empty()) refuse("unknown pattern " + pattern);
     if (heads < 1 || kv_heads < 1 || heads % kv_heads || key_dim < 1 || value_dim < 1 || window < 0 ||
-        (kind != Pattern::none && number < 1))
-        refuse("heads, dimensions, window or pattern out of range");
+        (kind != Pattern::none && number < 1) || block < 1 || (block > 1 && window))
+        refuse("heads, dimensions, window, pattern or block out of range");
     return {.heads = heads,
             .kv_heads = kv_heads,
             .key_dim = key_dim,
@@ -29,7 +29,8 @@ AttentionCase make_case(int heads, int kv_heads, int key_dim, int value_dim, flo
             .softcap = softcap,
             .window = window,
             .pattern = kind,
-            .number = number};
+            .number = number,
+            .block = block};
 }
 
 // Numbers in their stored type: float32, bfloat16 as uint16, float16, int8, whose rows end with the four bytes of a
@@ -377,10 +378,12 @@ void bind_attention(nb::module_& m) {
     nb::class_<AttentionCase>(m, "Attention")
         .def("__init__",
              [](AttentionCase* c, int heads, int kv_heads, int key_dim, int value_dim, float scale, float softcap,
-                int64_t window, const std::string& pattern, int64_t number) {
+                int64_t window, const std::string& pattern, int64_t number, int64_t block) {
                  new (c) AttentionCase(
-                     make_case(heads, kv_heads, key_dim, value_dim, scale, softcap, window, pattern, number));
-             })
+                     make_case(heads, kv_heads, key_dim, value_dim, scale, softcap, window, pattern, number, block));
+             },
+             nb::arg("heads"), nb::arg("kv_heads"), nb::arg("key_dim"), nb::arg("value_dim"), nb::arg("scale"),
+             nb::arg("softcap"), nb::arg("window"), nb::arg("pattern"), nb::arg("number"), nb::arg("block") = 1)
         .def("paged", paged, nb::arg("pool"), array("q"), array("keys"), array("values"), array("starts"),
              array("lengths"), array("tables"), array("sinks").none(), array("out"), nb::arg("key_scale") = 1.f,
              nb::arg("value_scale") = 1.f, array("paths").none() = nb::none())

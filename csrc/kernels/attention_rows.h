@@ -74,8 +74,10 @@ RL_INLINE F masked(F x, uint64_t mask) {
 
 // Writes the masks of a piece's queries for the tile at a position. Returns the keys that some query uses.
 inline uint64_t seen_by(const AttentionCase& c, const AttentionWork& w, int64_t at, uint64_t* masks) {
+    const Sequence& s = *w.sequence;
     uint64_t any = 0;
-    for (int64_t i = 0; i < w.last - w.first; ++i) any |= masks[i] = seen(c, w.sequence->position(w.first + i), at);
+    for (int64_t i = 0; i < w.last - w.first; ++i)
+        any |= masks[i] = seen(c, s.end_of_block(s.position(w.first + i), c.block), at);
     return any;
 }
 
@@ -140,13 +142,12 @@ void run_segments(const AttentionStep& a, const AttentionWork& w, Results& m, Ru
     for (int64_t r = 0; r < rows; ++r) m.all_most[r] = NONE, m.all_sum[r] = 0;
     memset(m.all_values, 0, size_t(rows * m.width) * 4);
     float* partial = w.partial;
+    const int64_t end = w.sequence->last_slot(w.last - 1, a.c.block);
     for (int64_t segment = w.begin; segment < w.end; ++segment) {
         for (int64_t r = 0; r < rows; ++r) m.most[r] = NONE;
         memset(m.sums, 0, size_t(rows) * 16 * 4);
         memset(m.values, 0, size_t(rows * m.width) * 4);
-        for (int64_t at = segment * SEGMENT; at < (segment + 1) * SEGMENT && at <= w.sequence->start + w.last - 1;
-             at += TILE)
-            run_tile(at);
+        for (int64_t at = segment * SEGMENT; at < (segment + 1) * SEGMENT && at <= end; at += TILE) run_tile(at);
         for (int64_t r = 0; r < rows; ++r) {
             const float sum = fold(m.sums + r * 16);
             if (!partial) {

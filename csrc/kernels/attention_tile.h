@@ -132,7 +132,7 @@ template <class T>
 void find_lines(const AttentionStep& a, const AttentionWork& w, int64_t at, const Tile<T>& t, const T** lines) {
     const KeyValues& kv = a.kv;
     std::copy_n(t.values, TILE, lines);
-    if (at > w.sequence->start + w.last - 1) return;
+    if (at > w.sequence->last_slot(w.last - 1, a.c.block)) return;
     const int64_t slot = kv.transposed ? kv.key_head / kv.page_tokens : kv.key_row;
     find(kv, *w.sequence, at, 0, TILE - 1, kv.keys, kv.key_page, slot, lines);
 }

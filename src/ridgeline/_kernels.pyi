@@ -302,7 +302,7 @@ def move_rows(
     a page or slot that does not exist."""
 
 class Attention:
-    """Causal attention of one layer; see spec.Attention."""
+    """Attention of one layer; see spec.Attention."""
 
     def __init__(
         self,
@@ -315,8 +315,10 @@ class Attention:
         window: int,
         pattern: Literal["", "first_tokens", "dilated", "strided"],
         number: int,
+        block: int = 1,
     ) -> None:
-        """softcap, window: 0 for none. number: parameter of the pattern: first tokens, step or stride."""
+        """softcap, window: 0 for none. number: parameter of the pattern: first tokens, step or stride. block: tokens
+        that see each other and all before them."""
     def paged(
         self,
         pool: Pool,

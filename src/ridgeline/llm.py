@@ -20,7 +20,7 @@ from ridgeline.runtime.captured import Receive, capture
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.kv_notes import scale_notes
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
-from ridgeline.runtime.naive import NaiveGenerator
+from ridgeline.runtime.naive_blocks import open_naive
 from ridgeline.runtime.request import Frontend, Prompt, as_batch
 from ridgeline.sample.grammar import Grammars
 from ridgeline.sched.stats import Stats, StepShape
@@ -109,6 +109,7 @@ class LLM:
         )
         self._kv_cache_dtype, self._attention = storage_name(kv_cache_dtype), attention
         self.loaded: LoadedModel = self._load(model, tokenizer, progress_bar, on_wait)
+        _check_batching(self.loaded.spec, batching)
         self.tokenizer: Tokenizer | None = None
         self.tokenizer_folder: Path | None = None
         self.no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"  # reason for a missing tokenizer
@@ -116,7 +117,7 @@ class LLM:
             self.no_tokenizer = self._open_tokenizer(tokenizer)
         self.config: EngineConfig | None = None
         self.draft_spec: ModelSpec | HeadSpec | None = None  # of the draft model or head
-        source: generator.Generator = NaiveGenerator(self.loaded)
+        source: generator.Generator = open_naive(self.loaded)
         if cache == "on":
             draft = self._load_draft(options.speculative, progress_bar)
             self.draft_spec = None if draft is None else draft.spec
@@ -456,6 +457,12 @@ def _with_speculative(options: EngineOptions, speculative: str | None) -> Engine
             "leave one of them out"
         )
     return replace(options, speculative=speculative)
+
+
+def _check_batching(spec: ModelSpec, batching: str) -> None:
+    """Raise RequestError if the blocks of a diffusion model are to be filled in static batches."""
+    if spec.diffusion is not None and batching != "continuous":
+        raise RequestError(f"batching is {batching!r}, but a diffusion model has continuous batches only; leave it out")
 
 
 def _check_proposer(proposer: Proposer | None, options: EngineOptions, cache: str) -> None:

@@ -52,7 +52,8 @@ def test_logits_of_the_reference_device_equal_transformers(name: str, tmp_path: 
 
 def test_every_family_has_a_case() -> None:
     respelled = {"minimax_text_01", "minimax_m1"}  # other spellings of minimax, see pure/test_archs.py
-    assert {case.model_type for case in CASES.values()} == set(FAMILIES) - respelled
+    elsewhere = {"sdar"}  # transformers has Qwen 3, which test_sdar.py gives another mask
+    assert {case.model_type for case in CASES.values()} == set(FAMILIES) - respelled - elsewhere
 
 
 # One case for each variant of attention; the test above uses the fused kernel where it can.

@@ -24,6 +24,7 @@ from ridgeline.spec import (
     MLP,
     Activation,
     Attention,
+    Blocks,
     ClampedSwiGLU,
     Dilated,
     ExpertGroups,
@@ -39,6 +40,7 @@ from ridgeline.spec import (
     Rope,
     Strided,
     Ungated,
+    WholeSequence,
 )
 
 MEMORY = NumpyMemory()
@@ -170,6 +172,8 @@ ATTENTION = [
     Attention(4, 2, 8, 0.6, window=9, pattern=FirstTokens(4)),
     Attention(4, 2, 8, 0.6, window=9, pattern=Dilated(5)),
     Attention(4, 2, 8, 0.6, window=9, pattern=Strided(11), sinks=True),
+    Attention(4, 2, 8, 0.6, sight=Blocks(10)),
+    Attention(4, 1, 8, 0.6, sinks=True, sight=WholeSequence()),
 ]
 LATENT = [LatentAttention(3, 12, 5, 4, 7, 0.3, RMSNorm()), LatentAttention(4, 32, 16, 8, 20, 0.2, RMSNorm())]
 

@@ -15,7 +15,17 @@ from ridgeline.ops.api import DenseKeyValues, PagedLayout
 from ridgeline.ops.reference import primitives
 from ridgeline.ops.reference.backend import TorchMemory
 from ridgeline.runtime.layout import Slices, build_layout
-from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, Strided
+from ridgeline.spec import (
+    ALL,
+    Attention,
+    Blocks,
+    Dilated,
+    FirstTokens,
+    Sight,
+    Strided,
+    WholeSequence,
+)
+from ridgeline.spec.sight import CAUSAL
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels are not built: cmake -S . -B build")
 from tests.oracle import attention_bounds as bounds  # noqa: E402
@@ -31,6 +41,7 @@ POOLS = {n: kernels.Pool(n) for n in (1, 2, 4)}
 LOOKS: list[dict[str, Any]] = [
     {}, {"window": 7}, {"window": 100, "sinks": True}, {"softcap": 2.0}, {"window": 20, "pattern": FirstTokens(3)},
     {"window": 9, "pattern": Dilated(5)}, {"window": 30, "pattern": Strided(17), "sinks": True, "softcap": 5.0},
+    {"sight": Blocks(24)}, {"sight": WholeSequence(), "sinks": True},
 ]  # fmt: skip
 
 
@@ -134,7 +145,8 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int,
         chosen = np.array([i for i, n in enumerate(lengths) if done[i] < n and rng.random() < 0.7], np.int64)
         if not len(chosen):
             continue
-        counts = np.minimum(np.array(lengths)[chosen] - done[chosen], rng.integers(1, longest, len(chosen)))
+        wanted = -(-rng.integers(1, longest, len(chosen)) // case.sight.block) * case.sight.block
+        counts = np.minimum(np.array(lengths)[chosen] - done[chosen], wanted)
         layout = pages.layout(rows[chosen], done[chosen], counts)
         tokens = np.concatenate([offsets[i] + done[i] + np.arange(c) for i, c in zip(chosen, counts, strict=True)])
         out[tokens] = step(pages, layout, q[tokens], k[tokens], v[tokens], sinks, pool)
@@ -155,6 +167,7 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int,
     | st.builds(FirstTokens, st.integers(1, 40))
     | st.builds(Dilated, st.integers(1, 9))
     | st.builds(Strided, st.integers(1, 30)),
+    sight=st.sampled_from([CAUSAL, CAUSAL, Blocks(1), Blocks(4), Blocks(7), Blocks(64)]),
     page_tokens=st.sampled_from([1, 3, 4, 8, 16, 64]),
     lengths=st.lists(st.integers(1, 200), min_size=1, max_size=6),
     pool=st.sampled_from([1, 2, 4]),
@@ -162,15 +175,18 @@ def run_chunks(case: Attention, page_tokens: int, lengths: list[int], seed: int,
 )
 def test_chunks_pages_batches_and_threads_change_no_bit(
     heads: tuple[int, int], dim: int, window: int | None, softcap: float | None, sinks: bool, pattern: Any,
-    page_tokens: int, lengths: list[int], pool: int, seed: int,
+    sight: Sight, page_tokens: int, lengths: list[int], pool: int, seed: int,
 ) -> None:  # fmt: skip
+    window = window if sight == CAUSAL else None
     pattern = pattern if window else None
-    case = Attention(*heads, dim, 0.3, window=window, softcap=softcap, sinks=sinks, pattern=pattern)
+    case = Attention(*heads, dim, 0.3, window=window, softcap=softcap, sinks=sinks, pattern=pattern, sight=sight)
     run_chunks(case, page_tokens, lengths, seed, pool, 60)
 
 
 @pytest.mark.parametrize("page_tokens", [1, 16, 64])
-@pytest.mark.parametrize("look", [{}, {"window": 700}, {"window": 600, "pattern": FirstTokens(70)}], ids=str)
+@pytest.mark.parametrize(
+    "look", [{}, {"window": 700}, {"window": 600, "pattern": FirstTokens(70)}, {"sight": Blocks(96)}], ids=str
+)
 def test_contexts_of_many_segments(look: dict[str, Any], page_tokens: int) -> None:
     run_chunks(Attention(6, 2, 16, 0.3, **look), page_tokens, [1500, 700, 40], page_tokens, 4, 600)
 

@@ -4,6 +4,7 @@ any layout of steps, and tests that find planted errors of a kernel.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ridgeline.ops.reference import stored as reference
 from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import Attention, FirstTokens, LatentAttention, Layer, ModelSpec, RMSNorm, Strided
 from ridgeline.spec.groups import state_groups
+from ridgeline.spec.sight import CAUSAL
 from ridgeline.spec.storage import STORAGES, UNSCALED, KVScales, StateDType, Storage
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels are not built: cmake -S . -B build")
@@ -126,6 +128,8 @@ def test_float16_saturates(size: int) -> None:
 
 def pages_of(case: Any, storage: Storage, page_tokens: int, count: int) -> tuple[Array, ...]:
     """Return a layer's parts in an arena with other layers: all bytes are 255, which is NaN, or -1 times NaN."""
+    if isinstance(case, Attention):  # rows are the same however far ahead a token sees
+        case = replace(case, sight=CAUSAL)
     spec = ModelSpec("x", 1, 1, 1, (Layer(case, None, NORM),) * 3, NORM)
     (group,) = state_groups(spec, page_tokens=page_tokens, storage=storage)
     arena = MEMORY.pages(count, group.page_bytes)
@@ -158,7 +162,10 @@ class Steps:
             chosen = np.flatnonzero((done < self.lengths) & (self.rng.random(len(done)) < 0.7))
             if not len(chosen):
                 continue
-            counts = np.minimum(np.array(self.lengths)[chosen] - done[chosen], self.rng.integers(1, longest))
+            count = self.rng.integers(1, longest)
+            if isinstance(self.case, Attention):  # whole blocks, whose tokens see each other
+                count = -(-count // self.case.sight.block) * self.case.sight.block
+            counts = np.minimum(np.array(self.lengths)[chosen] - done[chosen], count)
             layout = self.layout(chosen, done[chosen], counts)
             spans = zip(chosen, counts, strict=True)
             tokens = np.concatenate([offsets[i] + done[i] + np.arange(c) for i, c in spans])

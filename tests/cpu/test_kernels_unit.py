@@ -16,7 +16,7 @@ import pytest
 
 from ridgeline.ops.api import DenseKeyValues, PagedKeyValues
 from ridgeline.ops.host import stored
-from ridgeline.spec import Attention, Dilated, FirstTokens, Strided
+from ridgeline.spec import Attention, Blocks, Dilated, FirstTokens, Strided
 from ridgeline.spec.storage import STORAGES, StateDType
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels are not built: cmake -S . -B build")
@@ -37,6 +37,7 @@ CASES = {
     "first tokens": Attention(2, 2, 24, 0.2, window=40, pattern=FirstTokens(30)),
     "dilated": Attention(4, 2, 16, 0.3, window=20, pattern=Dilated(5)),
     "strided": Attention(4, 2, 16, 0.3, window=30, pattern=Strided(17), sinks=True, softcap=5.0),
+    "blocks": Attention(9, 3, 64, 0.125, sight=Blocks(24)),
 }
 by_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 

@@ -16,7 +16,8 @@ from ridgeline.ops.api import Array, DenseKeyValues, Memory, PagedKeyValues
 from ridgeline.ops.host import attention as host
 from ridgeline.ops.reference import paged
 from ridgeline.runtime.layout import Slices, build_layout
-from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, Pattern, Strided
+from ridgeline.spec import ALL, Attention, Blocks, Dilated, FirstTokens, Pattern, Sight, Strided
+from ridgeline.spec.sight import CAUSAL
 
 REFERENCE = open_table("reference", {"attention": "reference"})
 TABLES = {"reference": REFERENCE, "cpu": open_table("cpu")}
@@ -58,7 +59,11 @@ class Pages:
 def run_chunks(
     case: Attention, page_tokens: int, lengths: list[int], seed: int, device: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a device's paged results over random chunks of all sequences, and dense results of the definition."""
+    """Return a device's paged results over random chunks of all sequences, and dense results of the definition.
+
+    Chunks end at the end of a block, or of the sequence: tokens of a block see each other.
+    """
+    block = case.sight.block
     rng, table = np.random.default_rng(seed), TABLES[device]
     heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
     q, k, v = (rng.normal(size=(sum(lengths), h, case.head_dim)).astype(np.float32) for h in heads)
@@ -79,7 +84,7 @@ def run_chunks(
         chosen = [i for i, n in enumerate(lengths) if done[i] < n and rng.random() < 0.7]
         if not chosen:
             continue
-        counts = [int(min(lengths[i] - done[i], rng.integers(1, 20))) for i in chosen]
+        counts = [int(min(lengths[i] - done[i], -(-rng.integers(1, 20) // block) * block)) for i in chosen]
         for i, count in zip(chosen, counts, strict=True):
             pages.grow(rows[i], done[i], done[i] + count)
         slices = Slices.plain(rows[chosen], np.array([done[i] for i in chosen]), np.array(counts))
@@ -107,6 +112,7 @@ def run_chunks(
     | st.builds(FirstTokens, st.integers(1, 40))
     | st.builds(Dilated, st.integers(1, 9))
     | st.builds(Strided, st.integers(1, 30)),
+    sight=st.sampled_from([CAUSAL, CAUSAL, Blocks(1), Blocks(4), Blocks(7), Blocks(32)]),
     page_tokens=st.sampled_from([1, 3, 16, 64]),
     lengths=st.lists(st.integers(1, 100), min_size=1, max_size=6),
     seed=st.integers(0, 2**16),
@@ -114,21 +120,22 @@ def run_chunks(
 )
 def test_paged_equals_dense(
     heads: tuple[int, int], window: int | None, softcap: float | None, sinks: bool, pattern: Pattern | None,
-    page_tokens: int, lengths: list[int], seed: int, device: str,
+    sight: Sight, page_tokens: int, lengths: list[int], seed: int, device: str,
 ) -> None:  # fmt: skip
+    window = window if sight == CAUSAL else None
     pattern = pattern if window else None
-    case = Attention(*heads, 8, 0.3, window=window, softcap=softcap, sinks=sinks, pattern=pattern)
+    case = Attention(*heads, 8, 0.3, window=window, softcap=softcap, sinks=sinks, pattern=pattern, sight=sight)
     out, dense = run_chunks(case, page_tokens, lengths, seed, device)
     np.testing.assert_allclose(out, dense, rtol=1e-5, atol=3e-6)
 
 
 @DEVICES
-@pytest.mark.parametrize("window", [None, 7])
-def test_blocks_of_queries_change_nothing(window: int | None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("look", [{}, {"window": 7}, {"sight": Blocks(8)}], ids=str)
+def test_blocks_of_queries_change_nothing(look: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """To bound memory, a long chunk against a long context is computed for a few queries and sequences at a time."""
     monkeypatch.setattr(paged, "CPU_BLOCK", 500)
     monkeypatch.setattr(host, "BLOCK", 500)
-    out, dense = run_chunks(Attention(6, 2, 8, 0.3, window=window), 4, [90, 40, 3], 1, device)
+    out, dense = run_chunks(Attention(6, 2, 8, 0.3, **look), 4, [90, 40, 3], 1, device)
     np.testing.assert_allclose(out, dense, rtol=1e-5, atol=3e-6)
 
 

@@ -22,8 +22,9 @@ from ridgeline.ops.host import stored
 from ridgeline.runtime.load import LoadOptions, load_model
 from ridgeline.runtime.rounded import round_attention
 from ridgeline.settings.attention import choose_attention
-from ridgeline.spec import Attention, FirstTokens, Strided
+from ridgeline.spec import Attention, Blocks, FirstTokens, Strided
 from ridgeline.spec.request import SamplingParams
+from ridgeline.spec.sight import CAUSAL, Sight
 from ridgeline.spec.storage import EXACT, STORAGES, StateDType
 from ridgeline.verify import verify
 
@@ -63,7 +64,8 @@ def rounding() -> Iterator[None]:
     heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (9, 3), (8, 1), (26, 2)]),
     dim=st.sampled_from([3, 16, 40, 64]),
     look=st.sampled_from([{}, {"window": 24, "sinks": True}, {"window": 7, "pattern": FirstTokens(30)},
-                          {"window": 30, "pattern": Strided(17), "softcap": 3.0}]),
+                          {"window": 30, "pattern": Strided(17), "softcap": 3.0}, {"sight": Blocks(7)},
+                          {"sight": Blocks(64), "sinks": True}]),
     dtype=st.sampled_from(TYPES),
     page_tokens=st.sampled_from([1, 3, 4, 16, 64]),
     lengths=st.lists(st.integers(1, 200), min_size=1, max_size=5),
@@ -132,9 +134,10 @@ def test_only_state_of_16_bits_is_rounded(dtype: StateDType, rounding: None) -> 
 @can_round
 @pytest.mark.usefixtures("rounding")
 @by_type
-def test_the_loss_is_within_its_bound(dtype: StateDType) -> None:
+@pytest.mark.parametrize("sight", [CAUSAL, Blocks(24)], ids=str)
+def test_the_loss_is_within_its_bound(sight: Sight, dtype: StateDType) -> None:
     """Against exact attention over the stored numbers: the errors of rounded inputs, and those of the arithmetic."""
-    case = Attention(4, 2, 64, 0.125)
+    case = Attention(4, 2, 64, 0.125, sight=sight)
     q, k, v, _ = draw(case, 300, 4)
     q = q / 8  # because a bound of first order needs small changes
     kept = [stored.as_floats(stored.store_rows(STORAGES[dtype])(x)) for x in (k, v)]

@@ -16,6 +16,7 @@ from torch import Tensor
 from oracle import definition_recurrent
 from ridgeline.spec import (
     Attention,
+    Blocks,
     DeepNormLayer,
     Dilated,
     FirstTokens,
@@ -29,6 +30,7 @@ from ridgeline.spec import (
     Rope,
     SharedAttention,
     Strided,
+    WholeSequence,
 )
 
 Weights = dict[str, Tensor]
@@ -73,8 +75,13 @@ def heads_of(x: Tensor, a: Attention, w: Weights, at: str, name: str) -> Tensor:
     return turn(out, a.rope)
 
 
-def seen_by(a: Attention, i: int) -> list[int]:
-    """Return the keys that the token at position i attends to."""
+def seen_by(a: Attention, i: int, count: int | None = None) -> list[int]:
+    """Return the keys that the token at position i attends to. count: tokens of its sequence; None: i + 1."""
+    count = i + 1 if count is None else count
+    if isinstance(a.sight, WholeSequence):
+        return list(range(count))
+    if isinstance(a.sight, Blocks):
+        return [j for j in range(count) if j // a.sight.size <= i // a.sight.size]
     if a.window is None:
         return list(range(i + 1))
     near = set(range(max(0, i - a.window + 1), i + 1))
@@ -92,7 +99,7 @@ def attend(a: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) 
     """Compute attention for one head and one query after the other."""
     rows = []
     for i in range(len(q)):
-        keys = seen_by(a, i)
+        keys = seen_by(a, i, len(q))
         for h in range(a.num_heads):
             own = h // (a.num_heads // a.num_kv_heads)
             scores = k[keys, own] @ q[i, h] * a.scale

@@ -41,9 +41,10 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "sim": frozenset({"spec", "sched", "cost", "plan", "settings"}),
     "sample": frozenset({"spec", "ops", "load", "_kernels"}),
     # The runtime may use only the plain data of the scheduler.
-    "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched", "sample"}),
+    "diffusion": frozenset({"spec", "ops", "sched", "sample"}),
+    "runtime": frozenset({"spec", "ops", "quant", "nn", "load", "sched", "sample", "diffusion"}),
     "propose": frozenset({"spec", "sched", "sample", "_kernels"}),
-    "engine": frozenset({"spec", "load", "sched", "settings", "sample", "runtime", "propose"}),
+    "engine": frozenset({"spec", "load", "sched", "settings", "sample", "diffusion", "runtime", "propose"}),
     "verify": frozenset({"spec", "ops", "sched", "settings", "sample", "runtime", "propose", "engine", "load"}),
     "evals": frozenset({"spec", "ops", "nn", "load", "sample", "runtime"}),
     "compress": frozenset(
@@ -102,6 +103,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "load": frozenset({"numpy", "safetensors", "tokenizers", "jinja2", "huggingface_hub"}),
     "runtime": frozenset({"numpy"}),
     "sample": frozenset({"numpy", "llguidance"}),
+    "diffusion": frozenset({"numpy"}),
     "propose": frozenset({"numpy"}),
     "engine": frozenset({"numpy"}),
     "verify": frozenset({"numpy"}),

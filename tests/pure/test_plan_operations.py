@@ -19,6 +19,7 @@ from ridgeline.cost.precision import Precision
 from ridgeline.spec import (
     ALL,
     Attention,
+    Blocks,
     Dilated,
     FirstTokens,
     GatedMLP,
@@ -29,6 +30,7 @@ from ridgeline.spec import (
     RMSNorm,
     Strided,
     Weight,
+    WholeSequence,
 )
 from ridgeline.spec.mixers import TokenMixer
 
@@ -45,8 +47,12 @@ def heads(num_heads: int = 32, kv: int = 32, **more: object) -> Attention:
 
 
 def sees(attention: Attention, query: int, key: int) -> bool:
-    """Return whether a query sees a key that is not after it, by the definitions in the papers."""
+    """Return whether a query sees a key, by the definitions in the papers."""
     distance, window = query - key, attention.window
+    if isinstance(attention.sight, Blocks):
+        return key // attention.sight.size <= query // attention.sight.size
+    if key > query:
+        return isinstance(attention.sight, WholeSequence)
     if window is None:
         return True
     match attention.pattern:
@@ -130,13 +136,14 @@ def test_experts_are_read_as_often_as_they_are_visited() -> None:
 @pytest.mark.parametrize("attention", [
     heads(), heads(window=5), heads(window=1), heads(window=6, pattern=FirstTokens(3)),
     heads(window=4, pattern=Dilated(3)), heads(window=5, pattern=Strided(4)), heads(window=7, pattern=Strided(7)),
+    heads(sight=Blocks(1)), heads(sight=Blocks(5)), heads(sight=Blocks(64)), heads(sight=WholeSequence()),
 ])  # fmt: skip
 @pytest.mark.parametrize("context", [1, 4, 5, 6, 63, 100])
 def test_pairs_are_those_that_each_query_sees(attention: Attention, context: int) -> None:
     """The count is compared with one that tests every pair of a query and a key by itself."""
     for tokens in {1, context // 2 or 1, context}:
         queries = range(context - tokens, context)
-        pairs = sum(sees(attention, i, j) for i in queries for j in range(i + 1))
+        pairs = sum(sees(attention, i, j) for i in queries for j in range(context))
         assert attention.attended(tokens, context) == pairs
         assert attention.work(tokens, context) == 2 * pairs * attention.num_heads * attention.head_dim
 

@@ -17,6 +17,7 @@ NAN, INF = math.nan, math.inf
 HUGE = 10**400  # JSON has no largest number, and this one exceeds every float
 WHOLE = (-2, 1.5, 2.0, NAN, INF, True, "3", [1])
 FLOATS = (-0.1, NAN, INF, -INF, True, "0.5", None, HUGE, [0.5])
+GIVEN = tuple(value for value in FLOATS if value is not None)  # where None is the default
 BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "n": ((*WHOLE, 0, None, 10**12), "1"),
     "max_tokens": ((*WHOLE, 0), "1"),
@@ -74,6 +75,10 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "seed": ((*WHOLE, -1, 2**63, HUGE), str(2**63 - 1)),
     "stop_token_ids": (((-1,), (1.0,), (True,), (3, NAN), ("a",), ([1],)), "0"),
     "ignore_eos": ((1, "no", None), ""),
+    "remasking": (("LOW", "", None, 1, ["random"]), "low_confidence, random, top_margin or entropy"),
+    "denoising_passes": ((*WHOLE, 0, -1), "1"),
+    "confidence_threshold": ((*GIVEN, 1.0000001), "1"),
+    "confidence_factor": (GIVEN, "0"),
     "num_speculative_tokens": ((*WHOLE, -1), "0"),
     "logprobs": ((*WHOLE, -1, 21, HUGE), "20"),
     "skip_special_tokens": ((0, "yes", None), ""),
@@ -123,6 +128,7 @@ def test_stop_tokens_are_a_list(value: Any) -> None:
         {"frequency_penalty": -2.0}, {"frequency_penalty": 2.0}, {"logit_bias": ((3, -100), (5, 100.0))},
         {"allowed_token_ids": (0,)}, {"allowed_token_ids": None}, {"bad_token_ids": (0, 7)}, {"min_tokens": 16},
         {"stop": ()}, {"stop": ("a", " ")}, {"prompt_logprobs": 0}, {"prompt_logprobs": 20},
+        {"remasking": "entropy"}, {"denoising_passes": 1}, {"confidence_threshold": 1}, {"confidence_factor": 3.0},
         {"logprobs_mode": "processed"}, {"include_stop_str_in_output": True}, {"top_n_sigma": -1}, {"dry_base": 1},
         {"xtc_probability": 1}, {"xtc_threshold": 1}, {"dry_allowed_length": 1}, {"dry_penalty_last_n": -1},
         {"dry_sequence_breakers": ()}, {"dry_sequence_breakers": ("a" * 40,) * 32},

@@ -18,6 +18,8 @@ from ridgeline.spec import (
     ALL,
     MLP,
     Attention,
+    Blocks,
+    Causal,
     ClampedSwiGLU,
     Dilated,
     DynamicNTKScaling,
@@ -30,6 +32,7 @@ from ridgeline.spec import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    MaskedDiffusion,
     ModelSpec,
     MoE,
     ParallelLayer,
@@ -37,10 +40,12 @@ from ridgeline.spec import (
     Rope,
     RopeScaling,
     SharedAttention,
+    Sight,
     State,
     Strided,
     Ungated,
     Weight,
+    WholeSequence,
     YarnScaling,
     from_json,
     to_json,
@@ -295,6 +300,25 @@ def test_other_json_is_refused(value: Any) -> None:
 
 # ---- invalid parts ------------------------------------------------------------------------------------------
 
+
+MASKED = MaskedDiffusion(15)
+
+
+def seeing(*sights: Sight, diffusion: MaskedDiffusion | None = MASKED) -> ModelSpec:
+    """Return a model with a layer for each way to see ahead."""
+    layers = tuple(Layer(Attention(4, 2, 8, 1.0, sight=sight), None, RMSNorm()) for sight in sights)
+    return ModelSpec("x", 16, 16, 4096, layers, RMSNorm(), diffusion=diffusion)
+
+
+@pytest.mark.parametrize("sight", [Causal(), Blocks(1), Blocks(20), WholeSequence()], ids=str)
+def test_a_diffusion_model_round_trips_and_its_pages_hold_whole_blocks(sight: Sight) -> None:
+    spec = seeing(sight, sight)
+    assert from_json(json.loads(json.dumps(to_json(spec)))) == spec
+    (group,) = state_groups(spec, page_tokens=16)
+    assert group.block == sight.block
+    assert group.page_tokens == (20 if sight == Blocks(20) else 16)
+
+
 LATENT = LatentAttention(3, 12, 5, 4, 7, 0.3, RMSNorm(), 6, Rope(4))
 LONG = LongRopeScaling((1.0, 2.0), (1.0, 2.0, 3.0), 8, 1.0)
 REFUSED: list[tuple[Callable[[], object], str]] = [
@@ -305,6 +329,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: Attention(2, 4, 8, 1.0), "num_heads 2 is not a multiple of num_kv_heads 4"),
     (lambda: Attention(4, 2, 8, 1.0, window=0), "window must be positive, not 0"),
     (lambda: Attention(4, 2, 8, 1.0, pattern=Strided(4)), "a pattern of keys needs a window"),
+    (lambda: Attention(4, 2, 8, 1.0, window=3, sight=Blocks(4)), "only causal attention can have a window"),
+    (lambda: Blocks(0), "the size of a block must be at least 1, not 0"),
+    (lambda: MaskedDiffusion(-1), "mask_token must be a token id, not -1"),
+    (lambda: seeing(Blocks(4), diffusion=None), "a model whose tokens see those after them needs `diffusion`"),
+    (lambda: seeing(Blocks(4), Blocks(8)), "all layers must see equally far ahead"),
+    (lambda: seeing(Blocks(4), diffusion=MaskedDiffusion(16)), "mask_token 16 is not below vocab_size 16"),
     (lambda: FirstTokens(0), "the first tokens that stay visible must be at least 1, not 0"),
     (lambda: Dilated(0), "the step of a dilated window must be at least 1, not 0"),
     (lambda: Strided(-2), "the stride of a pattern must be at least 1, not -2"),

@@ -28,6 +28,7 @@ from ridgeline.archs import (
     nemotron,
     olmo,
     qwen_next,
+    sdar,
 )
 from ridgeline.archs.config import HARMLESS, Config
 from ridgeline.archs.family import Family
@@ -38,7 +39,7 @@ from ridgeline.spec import ModelSpec, from_json
 
 MODULES = (
     llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi, bamba, granite,
-    nemotron,
+    nemotron, sdar,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 OUR_MODEL_TYPE = "ridgeline"

@@ -9,7 +9,18 @@ from typing import Literal
 from ridgeline.archs.config import REQUIRED, Config
 from ridgeline.archs.names import LLAMA, Names
 from ridgeline.archs.rope import FULL, SLIDING, stretched_context
-from ridgeline.spec import AnyLayer, Attention, ExpertGroups, GatedMLP, Layer, ModelSpec, Norm, RMSNorm, Rope
+from ridgeline.spec import (
+    AnyLayer,
+    Attention,
+    ExpertGroups,
+    GatedMLP,
+    Layer,
+    MaskedDiffusion,
+    ModelSpec,
+    Norm,
+    RMSNorm,
+    Rope,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +121,7 @@ def layer_windows(c: Config, default: Callable[[int], bool], window: int | None)
 def decoder(
     c: Config, layers: tuple[AnyLayer, ...], norm: Norm, *, tied: bool = False, max_len: int | None = None,
     embedding_scale: float = 1.0, logit_scale: float = 1.0, logit_softcap: float | None = None,
+    diffusion: MaskedDiffusion | None = None,
 ) -> ModelSpec:  # fmt: skip
     """Return the model around the layers. tied: the family's default for `tie_word_embeddings`."""
     rope = next((layer.mixer.rope for layer in layers if layer.mixer and layer.mixer.rope), None)
@@ -126,4 +138,5 @@ def decoder(
         embedding_scale=embedding_scale,
         logit_scale=logit_scale,
         logit_softcap=logit_softcap,
+        diffusion=diffusion,
     )

@@ -178,9 +178,15 @@ class _Chat:
         return (
             f"last answer    {new} tokens; first after {t.ttft_s * 1e3:.0f} ms{pace}; {t.tokens_per_s:.1f} tokens/s\n"
             f"prompt         {len(output.prompt_token_ids)} tokens, {output.num_cached_tokens} from the prefix cache\n"
-            f"context        {used} of {limit} tokens ({used / limit:.0%})"
+            f"{_passes(output, new)}context        {used} of {limit} tokens ({used / limit:.0%})"
             + "".join(f"\n{line}" for line in drafts(self._llm.stats()))
         )
+
+
+def _passes(output: RequestOutput, new: int) -> str:
+    """Return the line about the passes of a diffusion model; nothing for other models."""
+    count = output.num_passes
+    return f"passes         {count}, {new / count:.2f} tokens each\n" if count else ""
 
 
 def _say(text: str) -> None:

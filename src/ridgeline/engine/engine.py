@@ -17,6 +17,7 @@ from typing import Generic
 
 from ridgeline.engine.answers import Answer, OpenRequest
 from ridgeline.engine.beams import Beams
+from ridgeline.engine.blocks import BlockAnswer
 from ridgeline.engine.depth import DepthRule
 from ridgeline.engine.drafts import Drafting, ProposerDrafting
 from ridgeline.engine.late import LateRows
@@ -31,6 +32,7 @@ from ridgeline.runtime.runner import DeviceRunner
 from ridgeline.runtime.sampling import HostRow, Late, PromptTokens, Sampling
 from ridgeline.sample.rejection import Distribution
 from ridgeline.sample.sampler import SampleRow
+from ridgeline.sched.blocks import BlockScheduler
 from ridgeline.sched.loop import R, StepLoop
 from ridgeline.sched.policy import Priority
 from ridgeline.sched.scheduler import Scheduler
@@ -39,6 +41,7 @@ from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.sched.work import Result, StepPlan, Update, Work
 from ridgeline.settings import EngineConfig, PreemptCost
 from ridgeline.settings.config import CHAINS_ONLY
+from ridgeline.spec.diffusion import MaskedDiffusion
 from ridgeline.spec.regimes import NO_REGIMES, Regimes
 from ridgeline.spec.request import BeamSearchParams
 from ridgeline.spec.trees import as_parents
@@ -49,15 +52,16 @@ class RequestLoop(Generic[R]):
 
     vocab_size: the number of the model's tokens. eos: its end-of-sequence tokens. proposer: proposes draft tokens;
     without one, `propose` takes them. regimes: how rotary frequencies depend on the length of a sequence. drafting: a
-    draft model of the runner, instead of a proposer.
+    draft model of the runner, instead of a proposer. diffusion: how a diffusion model fills answers.
     """
 
     def __init__(
         self, runner: R, config: EngineConfig, vocab_size: int, eos: frozenset[int], *,
         proposer: Proposer | None = None, swap_cost: PreemptCost | None = None, regimes: Regimes = NO_REGIMES,
-        drafting: Drafting | None = None,
+        drafting: Drafting | None = None, diffusion: MaskedDiffusion | None = None,
     ) -> None:  # fmt: skip
         self.config = config
+        self._diffusion, self._block = diffusion, max(group.block for group in config.groups)
         self._runner, self._vocab_size, self._eos, self._swap_cost = runner, vocab_size, eos, swap_cost
         self._regimes = regimes
         self._ids = count()
@@ -68,7 +72,7 @@ class RequestLoop(Generic[R]):
 
     def _start(self) -> None:
         config = self.config
-        self._scheduler = Scheduler(
+        self._scheduler = (Scheduler if self._diffusion is None else BlockScheduler)(
             config.groups,
             config.num_pages,
             max_batch_tokens=config.max_num_batched_tokens,
@@ -117,8 +121,8 @@ class RequestLoop(Generic[R]):
         row = SampleRow.start(params, prompt, request.noise[0], self._eos, grammar=request.grammar)
         answers = []
         for index, key in enumerate(request.noise):
-            sequence = Sequence(next(self._ids), prompt, max_tokens, request.priority, root)
-            answers.append(Answer.start(request_id, index, row.again(key), sequence))
+            sequence = Sequence(next(self._ids), prompt, max_tokens, request.priority, root, block=self._block)
+            answers.append(self._answer(request_id, index, row.again(key), sequence))
         first, *others = (answer.sequence for answer in answers)
         self._scheduler.add(first, others)
         self._answers |= {answer.sequence.id: answer for answer in answers}
@@ -126,6 +130,11 @@ class RequestLoop(Generic[R]):
             answer.row.prepare()
         ids = [answer.sequence.id for answer in answers]
         self._requests[request_id] = OpenRequest(prompt, ids, set(ids), params.prompt_logprobs)
+
+    def _answer(self, request: int, index: int, row: SampleRow, sequence: Sequence) -> Answer:
+        if self._diffusion is None:
+            return Answer.start(request, index, row, sequence)
+        return BlockAnswer.begin(request, index, row, sequence, self._diffusion)
 
     def _root(self, salt: str, alone: str = "") -> bytes:
         return hash_root(cache_salt=salt, state_precision=self.config.kv_cache_dtype, alone=alone)
@@ -198,7 +207,8 @@ class RequestLoop(Generic[R]):
     @property
     def _depth(self) -> int:
         """Return how many steps may be in flight: beams and drafts need the tokens of the step before."""
-        return 1 if len(self._beams) or self._drafting.is_alone else self.config.steps_in_flight
+        waits = len(self._beams) or self._drafting.is_alone or self._diffusion is not None
+        return 1 if waits else self.config.steps_in_flight
 
     def _sampling(self, works: Seq[Work]) -> Sampling:
         """Return the rows that the runner samples by itself, and the prompt tokens that it scores."""
@@ -232,6 +242,8 @@ class RequestLoop(Generic[R]):
                 continue
             if answer is None:
                 rows[i] = self._beams.taker(work.sequence)
+            elif isinstance(answer, BlockAnswer):
+                rows[i] = answer.taker(work)
             elif answer.needs_host:
                 row = answer.host_row(work)
                 if not answer.is_over:
@@ -249,7 +261,7 @@ class RequestLoop(Generic[R]):
                 self._late.hold(answer, found)
             elif found.tokens:
                 answer.record(found.tokens)
-            else:  # an error, which ends the answer when its step is collected: until then it runs no more
+            elif found.error is not None:  # it ends the answer when its step is collected: until then it runs no more
                 self._scheduler.hold(works[i].sequence)
 
     def _fail(self, plan: StepPlan, results: Seq[Result]) -> list[Event]:
@@ -271,6 +283,8 @@ class RequestLoop(Generic[R]):
         events = []
         for update in updates:
             answer = self._answers.get(update.sequence)
+            if isinstance(answer, BlockAnswer) and not update.finished:
+                answer.open_block()
             if answer is None:
                 self._beams.commit(update.sequence)
             elif update.tokens:
@@ -372,6 +386,7 @@ class Engine(RequestLoop[DeviceRunner]):
             loaded.spec.vocab_size,
             loaded.eos_token_ids,
             drafting=_drafting(loaded, config, proposer, runner, draft),
+            diffusion=loaded.spec.diffusion,
             swap_cost=swap_cost,
             regimes=loaded.spec.regimes(config.max_model_len),
         )
@@ -388,6 +403,8 @@ def _drafting(
     draft: LoadedModel | LoadedHead | None,
 ) -> Drafting:  # fmt: skip
     most, rule, drafter = config.num_speculative_tokens, None, runner.drafter
+    if loaded.spec.diffusion is not None and proposer is not None:
+        raise RequestError("a diffusion model predicts several tokens in a step; it takes no proposer of drafts")
     if drafter is not None and drafter.most is not None:
         most = min(most, drafter.most)
     if config.draft_depth == "chosen":
@@ -399,4 +416,4 @@ def _drafting(
 
 
 def _shape(works: Seq[Work]) -> StepShape:
-    return tuple((len(w.tokens), w.start + len(w.tokens), w.sample + w.num_draft) for w in works)
+    return tuple((len(w.tokens), w.start + len(w.tokens), w.num_rows if w.sample else 0) for w in works)

@@ -115,6 +115,7 @@ class _Open:
         self._scheduled: float | None = None
         self._num_cached = 0
         self._num_preempted = [0] * n
+        self._num_passes = [0] * n
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     def take(self, event: Event) -> tuple[OutputChunk | None, bool]:
@@ -126,6 +127,7 @@ class _Open:
         self._first = self._first or self._last
         self._scheduled = self._scheduled or event.scheduled
         self._num_preempted[event.choice] = event.num_preempted
+        self._num_passes[event.choice] = event.num_passes
         if event.choice == 0:  # the other choices share its prompt
             self._num_cached = event.num_cached_tokens
         if event.prompt_logprobs is not None:
@@ -172,6 +174,7 @@ class _Open:
         return RequestOutput(
             request.prompt, list(request.prompt_token_ids), self._outputs, self._timing(), self._num_cached,
             prompt_logprobs=self._prompt_logprobs, num_preempted=sum(self._num_preempted),
+            num_passes=sum(self._num_passes),
         )  # fmt: skip
 
     def _timing(self) -> Timing:

@@ -21,6 +21,7 @@ def logit_blocks(loaded: LoadedModel, batch: Batch, head_block: int = HEAD_BLOCK
 
     Raises RequestError if a logit is NaN or infinite.
     """
+    loaded.spec.require_autoregressive("the likelihood of a text")
     memory, rows = loaded.table.memory, max(1, head_block // loaded.spec.vocab_size)
     stream = loaded.model.forward(loaded.dense_step(batch.sequences))
     for start in range(0, len(batch.rows), rows):

@@ -12,6 +12,7 @@ from ridgeline.catalog.models import find_writer
 from ridgeline.cost.precision import products_type, storage_of, storage_type, wide_type
 from ridgeline.errors import RequestError
 from ridgeline.plan import rewrite
+from ridgeline.plan.blocks import BlockPasses
 from ridgeline.plan.planner import Deployment
 from ridgeline.plan.speculation import (
     DRAFT_COST,
@@ -66,6 +67,10 @@ def change(deployment: Deployment, text: str, find_draft: FindDraft = published_
             raise RequestError(f"{part.strip()}: {e}") from None
         except ValueError as e:
             raise RequestError(f"change {part!r}: write {form} ({e})") from None
+        if after.blocks is not None and after.speculation is not None:
+            raise RequestError(
+                f"{part.strip()}: a diffusion model predicts several tokens in a step; it takes no drafts"
+            )
         given_up.append(cost)
     return Changed(text, after, "; ".join(dict.fromkeys(given_up)))
 
@@ -174,6 +179,13 @@ def _speculate(d: Deployment, value: str, find: FindDraft = published_draft) -> 
     return replace(d, speculation=drafts), "nothing in the output; rejected drafts are computed in vain"
 
 
+def _diffusion(d: Deployment, value: str) -> Applied:
+    size, _, kept = value.partition(":")
+    passes = BlockPasses(_whole(size), float(kept or "1"))
+    after = replace(d, spec=rewrite.with_blocks(d.spec, passes.size), diffusion=passes)
+    return after, "needs training; more tokens a pass are less likely together (2505.22618)"
+
+
 def _prune(d: Deployment, value: str) -> Applied:
     part, sign, share = value.partition(":")
     if not sign:
@@ -237,6 +249,10 @@ CHANGES: Mapping[str, tuple[str, Callable[[Deployment, str], Applied]]] = Mappin
     "speculate": (
         "speculate=0.8:4: acceptance and number of drafts (:0.05, the cost of one in steps); or speculate=MODEL:4:0.8, "
         "a draft model, the folder of a head or ngram, with the number of drafts and the acceptance", _speculate,
+    ),
+    "diffusion": (
+        "diffusion=16:4: tokens of a block, and mean tokens that a pass over it keeps",
+        _diffusion,
     ),
     "prune": ("prune=mlp:0.25: share to remove from mlp, layers or heads", _prune),
     "chunk": ("chunk=2048: prompt tokens in one step", _chunk),

@@ -21,9 +21,9 @@ class Row:
     """One deployment of a comparison. sequence_bytes: state of a sequence by the formula, over all devices of a
     replica.
 
-    largest_batch: largest batch that fits on each replica. pays_below: with drafts, the batch from which on they no
-    longer pay; None if they always pay or there are none. notes: remarks for the table. expected: percentiles of the
-    tokens per second; None where too little is known of the machine.
+    largest_batch: largest batch that fits on each replica. pays_below: with drafts or passes over blocks, the batch
+    from which on they no longer pay; None if they always pay or there are none. notes: remarks for the table. expected:
+    percentiles of the tokens per second; None where too little is known of the machine.
     """
 
     text: str
@@ -63,7 +63,7 @@ def _row(deployment: Deployment, load: Load, text: str, gives_up: str, unchanged
     largest = planner.memory.largest_batch(load.context)
     best = deployment.scheme.replicas * largest / planner.token_s(largest, load.context) if largest else 0.0
     found = expected(planner, load, figures)
-    pays = planner.speculation_pays_below(load.context)
+    pays = planner.speculation_pays_below(load.context) or planner.diffusion_pays_below(load.context)
     return Row(
         text, gives_up, figures, planner.footprint(load),
         _sequence_bytes(deployment, load.context), largest, best, pays,
@@ -83,6 +83,11 @@ def _notes(planner: Planner, load: Load, pays_below: int | None, text: str, unch
         notes.append(f"{drafts.tokens:.2f} tokens expected per verification of {drafts.depth} drafts")
         if drafts.draft is not None:
             notes += _draft_notes(planner, drafts, load)
+    if deployment.blocks is not None:
+        at = load.batch, load.context
+        one = planner.decode(*at, tokens=1).seconds
+        notes.append(f"a pass over {deployment.blocks.size} tokens takes {planner.decode(*at).seconds / one:.2f} steps")
+    if deployment.speculation or deployment.blocks:
         if pays_below is None:
             notes.append("faster at every batch size")
         else:

@@ -114,13 +114,18 @@ def _time(planner: Planner, load: Load) -> Iterator[Line]:
     figures = planner.figures(load)
     if d.speculation is not None:
         yield from _speculation(planner, d.speculation, load)
+    if d.blocks is not None:
+        whole = planner.block_s(d.blocks, load.batch, load.context)
+        yield (
+            "token of a block",
+            f"{d.blocks.passes:g} passes, the first with the block before it {seconds(whole)} / {d.blocks.size} tokens "
+            f"= {seconds(whole / d.blocks.size)}",
+        )
     yield "TPOT", f"(t({load.prompt + 1:,}) + 4 t(middle) + t({load.context:,})) / 6 = {seconds(figures.tpot_s)}"
+    later = max(load.output - figures.first, 0)
     yield (
         "latency",
-        (
-            f"TTFT {seconds(figures.ttft_s)} + {load.output - 1:,} x TPOT {seconds(figures.tpot_s)} = "
-            f"{seconds(figures.latency_s)}"
-        ),
+        (f"TTFT {seconds(figures.ttft_s)} + {later:,} x TPOT {seconds(figures.tpot_s)} = {seconds(figures.latency_s)}"),
     )
     if d.scheme.devices == d.scheme.replicas:
         held = planner.memory.weight_bytes + load.batch * planner.memory.sequence_bytes(load.context)

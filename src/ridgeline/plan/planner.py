@@ -1,7 +1,9 @@
 """Compute what a model costs on a machine: memory, step time and latencies.
 
-    step     one token for every sequence of the batch, all at the full context
-    TTFT     time to first token of a prompt alone on the machine: the sum of its chunks
+    step     one token for every sequence of the batch, all at the full context; in a diffusion model a pass over a
+             block of each
+    TTFT     time to first token of a prompt alone on the machine: the sum of its chunks; in a diffusion model the time
+             to the first block, whose tokens come together
     TPOT     time per output token: (time of the last - time of the first) / (tokens - 1), the mean over the contexts
              of the answer, in steps without prefill
     latency  TTFT + (tokens - 1) TPOT
@@ -27,11 +29,14 @@ from ridgeline.cost.precision import Precision
 from ridgeline.cost.roofline import StepTime
 from ridgeline.cost.shard import Scheme
 from ridgeline.errors import RequestError
+from ridgeline.plan import rewrite
+from ridgeline.plan.blocks import BlockPasses
 from ridgeline.plan.offload import Offload
 from ridgeline.plan.speculation import Draft, Speculation
 from ridgeline.plan.steps import Steps
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.hardware import HardwareSpec
+from ridgeline.spec.sight import BEYOND
 
 PAGE_TOKENS, CHUNK_TOKENS = 16, 512  # the engine's defaults if memory allows them (settings/fit.py)
 
@@ -41,8 +46,9 @@ class Deployment:
     """A model, a machine, and how the model runs on it.
 
     page_tokens: tokens of a page of the KV cache. chunk: prompt tokens in one step. prefix_hit: share of each prompt
-    that is in the prefix cache. offload: shares of weights and state in the host's memory. Raises RequestError for
-    values out of range.
+    that is in the prefix cache. offload: shares of weights and state in the host's memory. diffusion: passes over the
+    blocks of a diffusion model; None: one token a pass if the model is one. Raises RequestError for values out of
+    range.
     """
 
     spec: ModelSpec
@@ -54,6 +60,7 @@ class Deployment:
     prefix_hit: float = 0.0
     speculation: Speculation | None = None
     offload: Offload = field(default_factory=Offload)
+    diffusion: BlockPasses | None = None
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1 or self.chunk < 1:
@@ -64,6 +71,13 @@ class Deployment:
         self.offload.check(self.hardware)
         if self.draft is not None:
             self._check_draft(self.draft)
+
+    @property
+    def blocks(self) -> BlockPasses | None:
+        """Return the passes over blocks; None if the model is autoregressive."""
+        if self.diffusion is None and self.spec.diffusion is not None and self.spec.block < BEYOND:
+            return BlockPasses(self.spec.block)
+        return self.diffusion
 
     @property
     def draft(self) -> Draft | None:
@@ -106,7 +120,7 @@ class Figures:
     """The figures of one load, in seconds; the module's docstring defines them.
 
     tokens_per_s: decode rate of all replicas. served_...: figures of the steady state, with prefill. naive_step_s: the
-    same step without a KV cache, so that the whole history is computed again.
+    same step without a KV cache, so that the whole history is computed again. first: tokens that come first, together.
     """
 
     load: Load
@@ -117,14 +131,15 @@ class Figures:
     chunks: int
     replicas: int
     devices: int
+    first: int = 1
 
     @property
     def latency_s(self) -> float:
-        return self.ttft_s + (self.load.output - 1) * self.tpot_s
+        return self.ttft_s + max(self.load.output - self.first, 0) * self.tpot_s
 
     @property
     def served_tpot_s(self) -> float:
-        gaps = max(self.load.output - 1, 1)
+        gaps = max(self.load.output - self.first, 1)
         return self.tpot_s + (self.load.batch - 1) * self.ttft_s / gaps
 
     @property
@@ -143,7 +158,7 @@ class Figures:
     @property
     def served_tokens_per_s(self) -> float:
         """Return the output tokens per second of all replicas in the steady state."""
-        life = self.load.batch * self.ttft_s + max(self.load.output - 1, 1) * self.tpot_s
+        life = self.load.batch * self.ttft_s + max(self.load.output - self.first, 1) * self.tpot_s
         return self.replicas * self.load.batch * self.load.output / life
 
     @property
@@ -183,10 +198,12 @@ class Planner:
         """Return the time of a step with any mix of sequences. With pipeline stages, the step ends on the last one."""
         return self.deployment.offload.timed(self._steps.time(batch), self.deployment.hardware)
 
-    def decode(self, batch: int, context: int, tokens: int = 1) -> StepTime:
+    def decode(self, batch: int, context: int, tokens: int | None = None) -> StepTime:
         """Return the time of a decode step: the last `tokens` tokens of `context` for each of `batch` sequences, with
-        logits for all.
+        logits for all. None: one token, or a pass over the block of a diffusion model.
         """
+        blocks = self.deployment.blocks
+        tokens = tokens or (1 if blocks is None else blocks.size)
         context = max(context, tokens)
         return self.step([Slice(batch, tokens, context, tokens)])
 
@@ -195,12 +212,20 @@ class Planner:
         return self.step([Slice(batch, context, context)])
 
     def token_s(self, batch: int, context: int) -> float:
-        """Return the seconds per token of a sequence at a context, speculation included."""
+        """Return the seconds per token of a sequence at a context, speculation and passes over blocks included."""
+        if (blocks := self.deployment.blocks) is not None:
+            return self.block_s(blocks, batch, context) / blocks.size
         step = self.decode(batch, context).seconds
         spec = self.deployment.speculation
         if spec is None:
             return step
         return (self.verification_s(batch, context) + self.drafting_s(batch, context)) / spec.tokens
+
+    def block_s(self, blocks: BlockPasses, batch: int, context: int) -> float:
+        """Return the seconds of all passes over a block of each of `batch` sequences, which ends at `context`."""
+        size, end = blocks.size, max(context, 2 * blocks.size)
+        first = self.step([Slice(batch, 2 * size, end, size)]).seconds
+        return first + (blocks.passes - 1) * self.decode(batch, context).seconds
 
     def verification_s(self, batch: int, context: int) -> float:
         """Return the seconds of a step that verifies all drafts of `batch` sequences."""
@@ -221,6 +246,16 @@ class Planner:
                 timed[one] = self._draft_steps.time([one]).seconds
         return sum(timed[one] for one in slices)
 
+    def diffusion_pays_below(self, context: int, most: int = 1 << 14) -> int | None:
+        """Return the least batch, among powers of two and the sizes halfway between them, at which one token after the
+        other is as fast as passes over blocks; None if it never is, or if the model is autoregressive.
+        """
+        if self.deployment.blocks is None:
+            return None
+        plain = Planner(replace(self.deployment, spec=rewrite.autoregressive(self.deployment.spec), diffusion=None))
+        sizes = batch_sizes(most)
+        return next((n for n in sizes if plain.token_s(n, context) <= self.token_s(n, context)), None)
+
     def chunks(self, prompt: int) -> Iterator[StepTime]:
         """Yield the steps that compute a prompt alone."""
         start = min(int(prompt * self.deployment.prefix_hit), prompt - 1)
@@ -238,7 +273,9 @@ class Planner:
         """Return the time to first token of a prompt alone. Its chunks overlap in a pipeline."""
         steps = [step.seconds for step in self.chunks(prompt)]
         stages = self.deployment.scheme.pp
-        return self._request_s + sum(steps) / stages * (1 + (stages - 1) / len(steps))
+        blocks = self.deployment.blocks
+        own = 0.0 if blocks is None else self.block_s(blocks, 1, prompt + blocks.size)
+        return self._request_s + sum(steps) / stages * (1 + (stages - 1) / len(steps)) + own
 
     def tpot_s(self, load: Load) -> float:
         """Return the mean TPOT over the contexts of the answer, by Simpson's rule: exact if the time is linear in the
@@ -251,11 +288,11 @@ class Planner:
     def figures(self, load: Load) -> Figures:
         """Return the figures of one load. Raises RequestError for a context beyond the model's positions."""
         self.check(load.context)
-        scheme = self.deployment.scheme
+        scheme, blocks = self.deployment.scheme, self.deployment.blocks
         return Figures(
             load, self.decode(load.batch, load.context).seconds, self.ttft_s(load.prompt), self.tpot_s(load),
             self.naive(load.batch, load.context).seconds, self.num_chunks(load.prompt), scheme.replicas,
-            scheme.devices,
+            scheme.devices, 1 if blocks is None else blocks.size,
         )  # fmt: skip
 
     def check(self, context: int) -> None:
@@ -298,6 +335,8 @@ class Planner:
 def memory_of(d: Deployment) -> Memory:
     """Return the memory of a deployment, with the weights and the state of what proposes drafts."""
     drafts = d.speculation.depth if d.speculation else 0
+    if d.blocks is not None:
+        drafts = d.blocks.size - 1  # each of its rows has logits
     return Memory(
         d.spec, d.precision, d.hardware, d.scheme, page_tokens=d.page_tokens, chunk=d.chunk, drafts=drafts,
         draft=d.draft.spec if d.draft else None, kept_weights=1 - d.offload.weights, kept_state=1 - d.offload.state,

@@ -81,6 +81,7 @@ def deployment_json(d: Deployment) -> Json:
         "prefix_hit": d.prefix_hit,
         "speculation": speculation_json(d.speculation) if d.speculation else None,
         "offload": asdict(d.offload),
+        "blocks": asdict(d.blocks) if d.blocks else None,
     }
 
 

@@ -15,11 +15,13 @@ from ridgeline.errors import RequestError
 from ridgeline.spec import (
     AnyLayer,
     Attention,
+    Blocks,
     GatedDelta,
     LatentAttention,
     LightningAttention,
     Mamba,
     Mamba2,
+    MaskedDiffusion,
     ModelSpec,
     Norm,
     RMSNorm,
@@ -28,6 +30,7 @@ from ridgeline.spec import (
     TokenMixer,
 )
 from ridgeline.spec.parts import Part, size_of, with_heads, with_size
+from ridgeline.spec.sight import CAUSAL
 
 Recurrent = Literal["mamba", "mamba2", "lightning", "delta"]
 RECURRENT: tuple[Recurrent, ...] = ("mamba", "mamba2", "lightning", "delta")
@@ -62,6 +65,22 @@ def with_latents(
 def without_qk_norms(spec: ModelSpec) -> ModelSpec:
     """Return the model without norms of queries and keys."""
     return _each_attention(spec, lambda own, _: replace(own, qk_norm=None))
+
+
+def with_blocks(spec: ModelSpec, size: int) -> ModelSpec:
+    """Return the model as a block diffusion model that predicts the next token, with any mask token (2503.09573).
+
+    Raises RequestError for a model that cannot see blocks.
+    """
+    try:
+        return spec.seeing(Blocks(size), MaskedDiffusion(spec.vocab_size - 1, predicts_next=True))
+    except ValueError as e:
+        raise RequestError(f"the model cannot have blocks of {size}: {e}") from None
+
+
+def autoregressive(spec: ModelSpec) -> ModelSpec:
+    """Return a diffusion model with the same weights whose tokens see only those before them."""
+    return spec.seeing(CAUSAL, None)
 
 
 def with_windows(spec: ModelSpec, window: int, local: int | None, whole: Collection[int] | None = None) -> ModelSpec:

@@ -59,7 +59,8 @@ class Event:
     finish_reason: set on the answer's last event. num_cached_tokens: prompt tokens found in the prefix cache.
     prompt_logprobs: an entry for each prompt token after the first, on one event of a request that wants them. score:
     set for an answer of a beam search, which comes whole. scheduled: when its first step began (time.perf_counter).
-    num_preempted: how often it was preempted so far; 0 for an answer of a beam search.
+    num_preempted: how often it was preempted so far; 0 for an answer of a beam search. num_passes: passes of a
+    diffusion model over blocks of the answer so far.
     """
 
     request: int
@@ -74,6 +75,7 @@ class Event:
     score: float | None = None
     scheduled: float | None = None
     num_preempted: int = 0
+    num_passes: int = 0
 
 
 class Generator(Protocol):

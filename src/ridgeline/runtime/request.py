@@ -8,12 +8,13 @@ from functools import cached_property
 from operator import index
 from typing import Any
 
+from ridgeline.diffusion import check_params
 from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sample.breakers import BreakerIndex
 from ridgeline.sample.sampler import NoiseKey
-from ridgeline.spec import ModelSpec
+from ridgeline.spec import ModelSpec, WholeSequence
 from ridgeline.spec.prompt import OPTION_KEYS, PromptOptions, Side, truncated
 from ridgeline.spec.request import Params, SamplingParams
 
@@ -137,6 +138,7 @@ class Frontend:
         draws from the model's seed and its number. Raises RequestError or TokenizerError.
         """
         ids = self.encode(prompt, answer_tokens(params)) if ids is None else self.check_ids(ids)
+        self._check_diffusion(ids, params)
         self.check_length(ids, params)
         params = self._with_bad_words(params)
         params = self._with_breakers(params)
@@ -152,6 +154,15 @@ class Frontend:
         kind, value, options = _parts(prompt)
         whole = kind == "prompt" and options.truncate_prompt_tokens is None
         return GenerationRequest(ids, params, noise, value if whole else None, priority, options.cache_salt)
+
+    def _check_diffusion(self, ids: Sequence[int], params: Params) -> None:
+        """Raise RequestError for a request that this kind of model cannot serve."""
+        if isinstance(self._spec.sight, WholeSequence):
+            raise RequestError(
+                f"{self._spec.family} predicts whole sequences, whose state is never final; Ridgeline generates with "
+                "diffusion models that see blocks (spec `Blocks`), and computes logits of this one"
+            )
+        check_params(params, self._spec.diffusion, ids)
 
     def _with_bad_words(self, params: Params) -> Params:
         """Return params with bad_words as token ids: each word as it is at the start of a text, and after a space."""

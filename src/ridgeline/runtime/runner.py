@@ -187,8 +187,10 @@ class DeviceRunner:
             if isinstance(row, SampleRow):
                 targets[i] = self._target(step, i, row, at)
             else:
-                row(logits[at : at + 1])
-                found[i] = Result()
+                result = row(logits[at : at + step.plan.works[i].num_rows])
+                found[i] = result or Result()
+                if result is not None:
+                    self._keep(step, i, result)
         sample_targets(logits, list(targets.values()))
         step.logits = None
         for i, target in targets.items():
@@ -283,7 +285,7 @@ class DeviceRunner:
                 step.left[i] = at
             else:
                 targets[i] = self._target(step, i, row, at)
-            at += 1 + work.num_draft
+            at += work.num_rows
         sample_targets(logits, list(targets.values()))
         for i, target in targets.items():
             self._keep(step, i, target.result())

@@ -21,8 +21,9 @@ from ridgeline.spec.trees import ROOT, child_with, children
 
 PATIENCE_SECONDS = 0.002  # a step waits so long for masks; most of them take a tenth of that
 
-# A row that the host samples: one with edits, or a function that takes a row of logits [1, vocabulary] (beam search).
-HostRow = SampleRow | Callable[[Floats], None]
+# A row that the host samples: one with edits, or a function that takes the logits of a work [n, vocabulary] and may
+# return its result (beam search, and passes of diffusion models).
+HostRow = SampleRow | Callable[[Floats], Result | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,5 +187,5 @@ def sampled_rows(works: Sequence[Work], skipped: Collection[int] = ()) -> Ints |
         return None
     ends = accumulate(len(w.tokens) for w in works)
     pairs = enumerate(zip(works, ends, strict=True))
-    rows = [np.arange(end - w.num_draft - 1, end) for i, (w, end) in pairs if w.sample and i not in skipped]
+    rows = [np.arange(end - w.num_rows, end) for i, (w, end) in pairs if w.sample and i not in skipped]
     return np.concatenate(rows)

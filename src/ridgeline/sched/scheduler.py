@@ -254,7 +254,7 @@ class Scheduler:
 
     def _chunk_end(self, seq: Sequence, limit: int) -> int:
         """Return where a chunk that could go to `limit` ends; `planned` if it has to wait."""
-        start, fork_at = seq.planned, len(seq.tokens) - 1
+        start, fork_at = seq.planned, seq.fork_at
         if seq.children:  # they begin at the prompt's last token, once the tokens before it are computed
             limit = min(limit, fork_at)
         if start == seq.snapshot_at and seq.computed < start:  # its snapshot is published at the commit, then copied
@@ -331,7 +331,7 @@ class Scheduler:
 
     def _branch_children(self, seq: Sequence) -> None:
         """Let the children go on from the prompt's last token, on the same pages, once all before it is computed."""
-        if not seq.children or seq.computed != len(seq.tokens) - 1:
+        if not seq.children or seq.computed != seq.fork_at:
             return
         children, seq.children = seq.children, []
         for child in children:
@@ -406,7 +406,7 @@ class Scheduler:
         self._live[seq.id] = seq
 
     def _queue(self, seq: Sequence, children: list[Sequence]) -> None:
-        if len(seq.tokens) > 1:
+        if seq.fork_at:
             seq.children = children
         else:  # nothing to share
             for child in children:

@@ -54,6 +54,7 @@ class Sequence:
     children: list[Sequence] = field(default_factory=list)  # waiting for the prompt, to share its pages
     drafts: tuple[int, ...] = ()  # for the next step
     parents: tuple[int, ...] = ()  # of the drafts, if they form a tree (trees.py)
+    block: int = 1  # tokens whose rows are final together; above 1 only in diffusion models (blocks.py)
     # progress
     row: int = -1  # -1: not running
     epoch: int = 0
@@ -83,6 +84,16 @@ class Sequence:
         self.bound = self.max_length = self.num_prompt + self.max_tokens
 
     @property
+    def settled(self) -> int:
+        """Return the number of tokens in whole blocks: their rows are final once they are computed together."""
+        return len(self.tokens) // self.block * self.block
+
+    @property
+    def fork_at(self) -> int:
+        """Return how many tokens the choices of a request share: each of them computes the last block itself."""
+        return (len(self.tokens) - 1) // self.block * self.block
+
+    @property
     def is_shared(self) -> bool:
         """Return whether another sequence can share its pages."""
         return True
@@ -93,7 +104,8 @@ class Sequence:
 
         A sequence that is held is not idle: it continues by itself.
         """
-        return not self.pending and not self.held and self.computed == self.planned == len(self.tokens)
+        waits = self.pending or self.held or self.drafts
+        return not waits and self.computed == self.planned == len(self.tokens)
 
     def prefix_hash(self, position: int, grid: int) -> PageKey:
         """Return the hash of tokens [0, position) under the root. position: a multiple of `grid`, tokens per link."""

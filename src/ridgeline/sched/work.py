@@ -6,6 +6,8 @@ A runner runs plans in the order of their numbers, and each plan in this order:
     2. the deltas of every Work into the page tables [group][row][index]
     3. the forward pass over all works
 
+In a diffusion model, drafts are the open block: none of them is accepted (blocks.py), and all tokens may be drafts.
+
 A Work runs the tokens at positions [start, start + len(tokens)). A token LAST is the one that its row sampled in the
 step before. The drafts begin at limit = start + len(tokens) - num_draft.
 
@@ -73,6 +75,11 @@ class Work(NamedTuple):
     deltas: tuple[PageDelta, ...] = ()
     floor: int = 0
     parents: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Return the rows of logits that are sampled: of the last known token, if there is one, and of the drafts."""
+        return min(self.num_draft + 1, len(self.tokens))
 
     @property
     def depth(self) -> int:

@@ -30,6 +30,7 @@ from ridgeline.settings.config import EngineOptions
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import StateGroup, state_groups, with_layers
 from ridgeline.spec.heads import HeadSpec
+from ridgeline.spec.sight import BEYOND
 from ridgeline.spec.storage import SNAPSHOTS, Storage
 from ridgeline.spec.trees import head_rows
 
@@ -85,6 +86,8 @@ class Problem:
     def least(self, page_tokens: int, length: int) -> Settings:
         """Return settings with the fewest tokens and sequences of a step."""
         drafts = self.options.num_speculative_tokens or 0
+        if isinstance(self.spec, ModelSpec) and self.spec.diffusion and self.spec.block < BEYOND:
+            drafts = self.spec.block  # a pass has logits for the whole block
         groups = own = self._groups(self.spec, page_tokens)
         count = partial(Workspace, on_cpu=self.on_host, drafts=drafts, float_bytes=self.float_bytes)
         counts: list[Workspace | HeadWorkspace] = [count(self.spec, own)]

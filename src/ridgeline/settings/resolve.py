@@ -9,6 +9,7 @@ from ridgeline.cost.memory import BOOKKEEPING_BYTES
 from ridgeline.errors import RequestError
 from ridgeline.settings.advice import Advice
 from ridgeline.settings.attention import choose_attention
+from ridgeline.settings.blocks import NO_DRAFTS, check_options, check_tokens
 from ridgeline.settings.config import DraftDepth, EngineConfig, EngineOptions
 from ridgeline.settings.fit import PAGE_TOKENS, Problem, Settings
 from ridgeline.settings.speculative import AUTO, NGRAM, OFF, Choice, afforded, choose_speculative
@@ -58,7 +59,7 @@ def resolve(
     the draft model or head, whose state shares the pages. undrafted: why no drafts may be chosen where the user leaves
     it open, or None.
     """
-    given, chosen = _given(options), _drafting(options, advice, undrafted, draft)
+    given, chosen = _given(options), _drafting(spec, options, advice, undrafted, draft)
     storage, why_storage = choose_storage(kv_cache_dtype, weights)
     arithmetic, why_attention = choose_attention(attention, storage.dtype, spec)
     _check_snapshots(spec, options)
@@ -81,7 +82,7 @@ def resolve(
         block_size=found.page_tokens,
         state_snapshot_tokens=found.state_snapshot_tokens,
         kv_cache_dtype=storage.dtype,
-        steps_in_flight=options.steps_in_flight or (1 if device_is_host else 2),
+        steps_in_flight=options.steps_in_flight or (1 if device_is_host or spec.diffusion else 2),
         groups=found.groups,
         num_pages=pages,
         num_host_pages=host_pages,
@@ -98,10 +99,12 @@ def resolve(
 
 
 def _drafting(
-    options: EngineOptions, advice: Advice | None, undrafted: str | None, draft: ModelSpec | HeadSpec | None
-) -> Choice:
-    """Choose what proposes drafts, and how many. Raises RequestError for trees that it cannot propose."""
-    chosen = choose_speculative(options, advice, undrafted)
+    spec: ModelSpec, options: EngineOptions, advice: Advice | None, undrafted: str | None,
+    draft: ModelSpec | HeadSpec | None,
+) -> Choice:  # fmt: skip
+    """Choose what proposes drafts, and how many. Raises RequestError for drafts that cannot work."""
+    check_options(spec, options)
+    chosen = choose_speculative(options, advice, NO_DRAFTS if spec.diffusion else undrafted)
     chosen = chosen._replace(options=with_drafts(chosen.options))
     check_tree(chosen.options, draft)
     return chosen
@@ -113,6 +116,8 @@ def _solved(problem: Problem, why_swap: str) -> tuple[Problem, Settings | None, 
     if found is None and problem.options.swap_space_bytes is None:  # its bookkeeping may take too much
         problem, why_swap = replace(problem, swap=0), "none: the device has no memory for the workspace of swaps"
         found = problem.solve()
+    if found is not None:
+        check_tokens(problem.spec, found.tokens)
     return problem, found, why_swap
 
 

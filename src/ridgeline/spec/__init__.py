@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from ridgeline.spec.codec import from_json, to_json
     from ridgeline.spec.convolution import GatedConvolution, ShortConvolution
     from ridgeline.spec.delta import DeltaMixer, GatedDelta, KimiDelta
+    from ridgeline.spec.diffusion import MaskedDiffusion
     from ridgeline.spec.latent import LatentAttention
     from ridgeline.spec.lightning import LightningAttention
     from ridgeline.spec.mamba import Mamba, Mamba2
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         YarnScaling,
     )
     from ridgeline.spec.s4 import S4, S4D
+    from ridgeline.spec.sight import Blocks, Causal, Sight, WholeSequence
     from ridgeline.spec.state import ALL, State
     from ridgeline.spec.taylor import TaylorAttention
     from ridgeline.spec.weight import Weight, linear
@@ -41,6 +43,8 @@ __all__ = [
     "Activation",
     "AnyLayer",
     "Attention",
+    "Blocks",
+    "Causal",
     "ChannelMixer",
     "ClampedSwiGLU",
     "DeepNormLayer",
@@ -62,6 +66,7 @@ __all__ = [
     "LongRopeScaling",
     "Mamba",
     "Mamba2",
+    "MaskedDiffusion",
     "MoE",
     "ModelSpec",
     "Norm",
@@ -74,12 +79,14 @@ __all__ = [
     "RopeScaling",
     "SharedAttention",
     "ShortConvolution",
+    "Sight",
     "State",
     "Strided",
     "TaylorAttention",
     "TokenMixer",
     "Ungated",
     "Weight",
+    "WholeSequence",
     "YarnScaling",
     "from_json",
     "linear",
@@ -93,6 +100,7 @@ _HOMES = {
     "codec": ("from_json", "to_json"),
     "convolution": ("GatedConvolution", "ShortConvolution"),
     "delta": ("DeltaMixer", "GatedDelta", "KimiDelta"),
+    "diffusion": ("MaskedDiffusion",),
     "latent": ("LatentAttention",),
     "lightning": ("LightningAttention",),
     "mamba": ("Mamba", "Mamba2"),
@@ -113,6 +121,7 @@ _HOMES = {
         "YarnScaling",
     ),
     "s4": ("S4", "S4D"),
+    "sight": ("Blocks", "Causal", "Sight", "WholeSequence"),
     "state": ("ALL", "State"),
     "taylor": ("TaylorAttention",),
     "weight": ("Weight", "linear"),

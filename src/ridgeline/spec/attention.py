@@ -10,6 +10,7 @@ from ridgeline.spec.mixer import AnyMixer, Cut, Mixer, Traffic, require
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.pattern import Pattern, capped
 from ridgeline.spec.rope import Rope
+from ridgeline.spec.sight import CAUSAL, Causal, Sight
 from ridgeline.spec.state import ALL, State
 from ridgeline.spec.weight import Weight, linear
 from ridgeline.spec.workspace import FLOAT, INT, KeysRead, Phases, StepSize
@@ -17,7 +18,7 @@ from ridgeline.spec.workspace import FLOAT, INT, KeysRead, Phases, StepSize
 
 @dataclass(frozen=True, slots=True)
 class Attention(Mixer):
-    """Causal softmax attention with grouped keys and values: MHA, GQA and MQA by `num_kv_heads` (arXiv:2305.13245).
+    """Softmax attention with grouped keys and values: MHA, GQA and MQA by `num_kv_heads` (arXiv:2305.13245).
 
     Args:
         scale: Factor on q @ k.
@@ -28,6 +29,7 @@ class Attention(Mixer):
             apply to it.
         pattern: Which keys a token sees instead of, or in addition to, those of the window.
         out_gate: Results are multiplied by sigmoid(out_gate(x)), number by number (arXiv:2505.06708).
+        sight: How far ahead a token sees. Only causal attention can have a window.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
@@ -46,6 +48,7 @@ class Attention(Mixer):
     sinks: bool = False
     pattern: Pattern | None = None
     out_gate: bool = False
+    sight: Sight = CAUSAL
 
     def __post_init__(self) -> None:
         heads, kv = self.num_heads, self.num_kv_heads
@@ -53,6 +56,8 @@ class Attention(Mixer):
         require(heads % kv == 0, f"num_heads {heads} is not a multiple of num_kv_heads {kv}")
         require(self.window is None or self.window > 0, f"window must be positive, not {self.window}")
         require(self.pattern is None or self.window is not None, "a pattern of keys needs a window")
+        ahead = not isinstance(self.sight, Causal)
+        require(self.window is None or not ahead, "only causal attention can have a window")
         require(self.scale > 0, f"the attention scale must be positive, not {self.scale}")
         require(self.softcap is None or self.softcap > 0, f"softcap must be positive, not {self.softcap}")
         if self.rope:
@@ -84,19 +89,19 @@ class Attention(Mixer):
     def state(self) -> State:
         part = (self.num_kv_heads, self.head_dim)
         if self.window is None:
-            return State((part, part))
+            return State((part, part), block=self.sight.block)
         if self.pattern is None:
             return State((part, part), self.window - 1)
         return State((part, part), self.pattern.lookback(self.window), first_tokens=self.pattern.first_tokens)
 
     def attended(self, tokens: int, context: int) -> int:
         """Return the number of pairs of a query and a key that it sees, for the last `tokens` of `context` tokens."""
-        return self._attended(context) - self._attended(context - tokens)
-
-    def _attended(self, count: int) -> int:
         if self.window is None:
-            return count * (count + 1) // 2
-        return self.pattern.attended(count, self.window) if self.pattern else capped(count, self.window)
+            return self.sight.attended(tokens, context)
+        return self._attended(context, self.window) - self._attended(context - tokens, self.window)
+
+    def _attended(self, count: int, window: int) -> int:
+        return self.pattern.attended(count, window) if self.pattern else capped(count, window)
 
     def work(self, tokens: int, context: int) -> int:
         return 2 * self.attended(tokens, context) * self.num_heads * self.head_dim
@@ -109,6 +114,9 @@ class Attention(Mixer):
 
     def cut(self) -> Cut:
         return Cut(self.num_heads, self.num_kv_heads)
+
+    def seeing(self, sight: Sight) -> Self:
+        return replace(self, sight=sight)
 
     def workspace(self, step: StepSize, width: int, keys: KeysRead) -> Phases:
         q = FLOAT * step.tokens * self.num_heads * self.head_dim
@@ -211,6 +219,9 @@ class SharedAttention(Mixer):
     def cost_key(self) -> Self:
         return replace(self, source=0)
 
+    def seeing(self, sight: Sight) -> Self:
+        return replace(self, attention=self.attention.seeing(sight))
+
     def replaced_by(self, other: AnyMixer) -> Self:
         if not isinstance(other, Attention):
             raise ValueError("its layers share keys and values; such layers do not become another kind of mixer")
@@ -224,6 +235,8 @@ class SharedAttention(Mixer):
                 return f"{name} is {a} here and {b} there"
         if own.rope != owner.rope:
             return "its queries must be rotated as the keys are"
+        if own.sight != owner.sight:
+            return "it must see as far ahead as that layer"
         reads, kept = own.state(), owner.state()
         if reads.lookback > kept.lookback:
             seen = "all tokens" if reads.lookback == ALL else f"{reads.lookback} tokens"

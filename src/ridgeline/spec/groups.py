@@ -3,6 +3,7 @@
     kind                    page_tokens   lookback     page_bytes                              snapshot
     MHA / GQA / MQA         16            ALL          2 * kv_heads * head_dim * 16 * dtype    no
     sliding window          16            window - 1   same                                    no
+    blocks of B tokens      multiple of B ALL          same                                    no
     MLA latent              16            ALL          (latent + rope) * 16 * dtype            no
     recurrent               snapshots   1            conv + state, whatever page_tokens is   yes
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ridgeline.spec.model import AnyLayer
+from ridgeline.spec.sight import BEYOND
 from ridgeline.spec.state import ALL, State
 from ridgeline.spec.storage import ALIGNMENT, EXACT, StateDType, Storage
 
@@ -57,6 +59,7 @@ class StateGroup:
     page_bytes: bytes of one page, all layers. snapshot: a page is one state rather than page_tokens rows.
     slots: the content of a page, layer by layer in the model's order; the scheduler does not use it.
     first_tokens: first tokens of a sequence that every later token reads; their pages are kept as long as the sequence.
+    block: tokens whose rows are final together. page_tokens is a multiple of it, unless it is longer than any sequence.
     """
 
     name: str
@@ -66,6 +69,7 @@ class StateGroup:
     snapshot: bool = False
     slots: tuple[LayerSlot, ...] = ()
     first_tokens: int = 0
+    block: int = 1
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1 or self.lookback < 0 or self.page_bytes < 0:
@@ -160,6 +164,9 @@ def state_groups(
     and recurrent states are stored. Layers of a group may have different shapes. Layers without state are in no group.
     """
     members: dict[tuple[int, int, bool], list[LayerSlot]] = {}
+    block = max((layer.mixer.state().block for layer in spec.layers if layer.mixer), default=1)
+    if block < BEYOND:  # a page that ends within a block would not be final when it is full
+        page_tokens = -(-page_tokens // block) * block
     for i, layer in enumerate(spec.layers):
         state = layer.mixer.state() if layer.mixer else State(())
         if not state.elements:
@@ -177,6 +184,7 @@ def state_groups(
             snapshot=snapshot,
             slots=tuple(slots),
             first_tokens=first_tokens,
+            block=block,
         )
         for (lookback, first_tokens, snapshot), slots in members.items()
     )

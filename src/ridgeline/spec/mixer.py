@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
 
+from ridgeline.spec.sight import Sight
 from ridgeline.spec.state import State
 from ridgeline.spec.weight import Weight
 from ridgeline.spec.workspace import FLOAT, KeysRead, Phases, StepSize
@@ -119,6 +120,10 @@ class Mixer(ABC):
     def cost_key(self) -> Self:
         """Return an equal mixer for all layers that cost the same, without fields that do not change the cost."""
         return self
+
+    def seeing(self, sight: Sight) -> Self:
+        """Return the mixer with tokens that see so far ahead. Raises ValueError if they cannot."""
+        raise ValueError(f"layers of kind {self.kind} cannot see ahead")
 
     def replaced_by(self, other: AnyMixer) -> AnyMixer | Self:
         """Return the mixer of a layer whose attention becomes `other`. Raises ValueError where that is impossible."""

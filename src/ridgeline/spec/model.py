@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ridgeline.errors import RequestError
 from ridgeline.spec.attention import Attention, SharedAttention
+from ridgeline.spec.diffusion import MaskedDiffusion
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.regimes import Regimes, regimes_of
 from ridgeline.spec.rope import Rope
 from ridgeline.spec.s4 import S4, S4D
+from ridgeline.spec.sight import BEYOND, CAUSAL, Sight
 from ridgeline.spec.weight import Weight, linear
 
 
@@ -108,7 +110,8 @@ class ModelSpec:
     family: the name of the architecture in messages. max_position_embeddings: the longest context that it can
     serve, in tokens, stretched rotations included. num_position_embeddings: rows of a learned position
     table, 0 for none (GPT-2). embedding_scale and logit_scale multiply the embeddings and the logits
-    (Gemma, Granite); logit_softcap bounds the logits (Gemma 2).
+    (Gemma, Granite); logit_softcap bounds the logits (Gemma 2). diffusion: how a diffusion language model fills an
+    answer; None for autoregressive models.
     """
 
     family: str
@@ -122,6 +125,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    diffusion: MaskedDiffusion | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
@@ -137,6 +141,30 @@ class ModelSpec:
             if isinstance(m := layer.mixer, S4 | S4D) and m.channels != self.hidden_size:
                 rule = f"channels {m.channels} is not hidden_size {self.hidden_size}"
                 raise ValueError(f"layers[{i}].mixer: {rule}, and {type(m).__name__} has no projection before it")
+        self._check_sight()
+
+    def _check_sight(self) -> None:
+        """Raise ValueError unless all layers see equally far ahead, and only a diffusion model sees ahead at all."""
+        sights = {self._sight_of(i) for i, layer in enumerate(self.layers) if layer.mixer}
+        if len(sights) > 1:
+            raise ValueError("all layers must see equally far ahead: one `sight`, and no other mixer beside it")
+        if self.sight != CAUSAL and self.diffusion is None:
+            raise ValueError("a model whose tokens see those after them needs `diffusion`: it fills masked tokens")
+        if self.diffusion is None:
+            return
+        if self.diffusion.mask_token >= self.vocab_size:
+            raise ValueError(f"mask_token {self.diffusion.mask_token} is not below vocab_size {self.vocab_size}")
+        if any(layer.mixer and layer.mixer.is_recurrent for layer in self.layers):
+            raise ValueError("a diffusion model has no recurrent layers: their state cannot take a token back")
+        if any(rope.follows_length for rope in self.ropes()):
+            raise ValueError("a diffusion model has no rotations that depend on the length of a sequence")
+        if self.sight.block < BEYOND and self.max_position_embeddings < self.sight.block:
+            size = self.max_position_embeddings
+            raise ValueError(f"max_position_embeddings {size} is shorter than a block of {self.sight.block}")
+
+    def _sight_of(self, index: int) -> Sight:
+        own = self.attention(index)
+        return own.sight if own else CAUSAL
 
     def weights(self) -> Iterator[Weight]:
         yield Weight("embed.weight", (self.vocab_size, self.hidden_size), "out")
@@ -148,6 +176,31 @@ class ModelSpec:
         yield from self.norm.weights("norm", self.hidden_size)
         if not self.tie_word_embeddings:
             yield from linear("head", self.hidden_size, self.vocab_size)
+
+    @property
+    def sight(self) -> Sight:
+        """Return how far ahead a token sees, in all layers."""
+        return self._sight_of(next(i for i, layer in enumerate(self.layers) if layer.mixer))
+
+    @property
+    def block(self) -> int:
+        """Return how many neighboring tokens see each other: 1 in autoregressive models."""
+        return self.sight.block
+
+    def seeing(self, sight: Sight, diffusion: MaskedDiffusion | None) -> ModelSpec:
+        """Return the model whose tokens see so far ahead. Raises ValueError if they cannot."""
+        layers = tuple(
+            replace(layer, mixer=layer.mixer.seeing(sight)) if layer.mixer else layer for layer in self.layers
+        )
+        return replace(self, layers=layers, diffusion=diffusion)
+
+    def require_autoregressive(self, purpose: str) -> None:
+        """Raise RequestError for a diffusion model. purpose: a task that needs logits of earlier tokens alone."""
+        if self.diffusion is not None:
+            raise RequestError(
+                f"{purpose} needs an autoregressive model; {self.family} is a diffusion model, whose tokens are "
+                "predicted together"
+            )
 
     def state_layer(self, index: int) -> int:
         """Return the index of the layer whose state layer `index` reads: its own, unless it shares another's."""
@@ -193,6 +246,8 @@ class ModelSpec:
     def resolve_max_model_len(self, wanted: int | None) -> int:
         """Return the longest context to serve, in tokens. Raises RequestError for one that the model cannot serve."""
         limit = self.max_position_embeddings
+        if self.block < BEYOND:
+            limit = limit // self.block * self.block  # the last block is computed whole
         if wanted is None:
             return limit
         if type(wanted) is not int or not 1 <= wanted <= limit:

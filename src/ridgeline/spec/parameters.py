@@ -34,6 +34,7 @@ class Stage(Enum):
     FILTER = "filters"
     DRAW = "the draw"
     END = "the end of an answer"
+    PASSES = "the passes of a diffusion model"
     SPEED = "the speed"
     REPORT = "what is reported"
     SEARCH = "beam search"

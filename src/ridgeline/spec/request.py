@@ -41,6 +41,7 @@ MAX_LENGTH_PENALTY = 10.0  # keeps any length to this power within a float
 MAX_SEED = 2**63 - 1
 FinishReason = Literal["stop", "length", "error"]
 LogprobsMode = Literal["raw", "processed"]
+Remasking = Literal["low_confidence", "random", "top_margin", "entropy"]
 EarlyStopping = bool | Literal["never"]
 
 
@@ -177,6 +178,25 @@ class SamplingParams:
     ))
     ignore_eos: bool = declare(False, Flag(
         stage=Stage.END, help="Continue after an end-of-sequence token.",
+    ))
+    remasking: Remasking = declare("low_confidence", Choice(
+        stage=Stage.PASSES, values=("low_confidence", "random", "top_margin", "entropy"),
+        help="Order in which a diffusion model keeps the tokens of a pass: by their probability, at random, by the "
+        "distance of the best probability to the second, or by the entropy of the distribution.",
+    ))
+    denoising_passes: int | None = declare(None, Whole(
+        stage=Stage.PASSES, low=1, none="as many as the block has tokens",
+        help="Number of passes in which a diffusion model fills a block. Fewer are faster, and answers get worse.",
+    ))
+    confidence_threshold: float | None = declare(None, Number(
+        stage=Stage.PASSES, low=0.0, high=1.0, none="as many tokens in a pass as denoising_passes says",
+        help="Probability from which a diffusion model keeps a token of a pass; the likeliest one is always kept "
+        "(arXiv:2505.22618). 0.9 is usual.",
+    ))
+    confidence_factor: float | None = declare(None, Number(
+        stage=Stage.PASSES, low=0.0, none="as many tokens in a pass as denoising_passes says",
+        help="A diffusion model keeps the n likeliest tokens of a pass, for the largest n with (n + 1) (1 - p) below "
+        "this number, where p is the least of their probabilities (arXiv:2505.22618).",
     ))
     num_speculative_tokens: int | None = declare(None, Whole(
         stage=Stage.SPEED, low=0, flag=False, none="as many as --num-speculative-tokens says",
@@ -355,7 +375,8 @@ class RequestOutput:
 
     prompt: the text; None if token ids were given. num_cached_tokens: number of prompt tokens that were found in the
     prefix cache. prompt_logprobs: None unless requested; otherwise an entry for each prompt token, and None for the
-    first one, which nothing predicts. num_preempted: number of preemptions of its answers.
+    first one, which nothing predicts. num_preempted: number of preemptions of its answers. num_passes: passes of a
+    diffusion model over blocks of its answers; 0 for other models.
     """
 
     prompt: str | None
@@ -365,6 +386,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     num_preempted: int = 0
+    num_passes: int = 0
 
     def __repr__(self) -> str:
         prompt = _counted(self.prompt_token_ids, "prompt token")
@@ -388,6 +410,8 @@ class RequestOutput:
                 "tokens_per_s": self.timing.tokens_per_s,
             },
         }
+        if self.num_passes:
+            out["timing"]["passes"] = self.num_passes
         if self.prompt_logprobs is not None:
             out["prompt_logprobs"] = [p and _logprobs(p) for p in self.prompt_logprobs]
         return out

@@ -16,12 +16,14 @@ class State:
     lookback: how many already computed tokens the next token reads.
     snapshot: the state is one summary of everything before it (recurrent layers), not a row per token.
     first_tokens: number of first tokens of the sequence that every later token reads, whatever the lookback.
+    block: how many neighboring tokens see each other, so that their rows are final together (spec/sight.py).
     """
 
     parts: tuple[tuple[int, ...], ...]
     lookback: int = ALL
     snapshot: bool = False
     first_tokens: int = 0
+    block: int = 1
 
     @property
     def elements(self) -> int:

@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 
 from ridgeline.ops.noise import gumbel
-from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.generator import GenerationRequest, Generator
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.naive import NaiveGenerator
+from ridgeline.runtime.naive_blocks import NaiveBlocks, open_naive
 from ridgeline.sample.filters import Uniform, filter_scores
 from ridgeline.sample.logits import Floats
 from ridgeline.sample.noise import PURPOSE_SAMPLE
@@ -21,6 +21,7 @@ from ridgeline.verify.requests import params_of
 
 NEAR_LOGITS = 1e-4  # between two logits: the rounding of float32 products depends on the number of rows
 NEAR_LIMIT = 1e-5  # probability between a token and the limit of a filter
+NUDGES = 16  # times that an answer of a diffusion model is computed again with logits that are moved a little
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,13 @@ class Baseline:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
-        self._generator = NaiveGenerator(loaded)
+        self._generator = open_naive(loaded)
         self._answers: dict[tuple[Sequence[int], SamplingParams, NoiseKey], Answer] = {}
 
     def answer(self, request: GenerationRequest, choice: int) -> Answer:
         """Return the answer that a choice of a request must get. Raises RequestError if there is none."""
         params, key = replace(params_of(request), n=1), request.noise[choice]
-        if params.temperature == 0:  # draws nothing
+        if params.temperature == 0 and self._loaded.spec.diffusion is None:  # draws nothing
             params, key = replace(params, logprobs=2), NoiseKey(0, 0)
         cached = tuple(request.prompt_token_ids), params, key
         if cached not in self._answers:
@@ -57,8 +58,11 @@ class Baseline:
         """Return how close `token`, which came at `position`, is to the expected token.
 
         Greedy: the difference of their logits. Sampled: how much its logit would have to rise for it to be drawn, where
-        top_p and xtc_threshold may be off by NEAR_LIMIT; None for a token that the filters remove.
+        top_p and xtc_threshold may be off by NEAR_LIMIT; None for a token that the filters remove. Diffusion models:
+        see `_nudged`.
         """
+        if self._loaded.spec.diffusion is not None:
+            return self._nudged(request, choice, position, token)
         answer, params = self.answer(request, choice), params_of(request)
         row = SampleRow.start(params, request.prompt_token_ids, request.noise[choice], (), answer.tokens[:position])
         prompt = request.prompt_token_ids
@@ -74,23 +78,50 @@ class Baseline:
         found = [_distance(scores, each, uniform, gumbels, token) for each in _nearby(params)]
         return min((d * params.temperature for d in found if d is not None), default=None)
 
+    def _nudged(self, request: GenerationRequest, choice: int, position: int, token: int) -> float | None:
+        """Return a distance in logits that gives `token` in place of the expected one; None if none was found.
+
+        A token of a diffusion model depends on which positions were kept in each pass before it. So the answer is
+        computed again a few times, with all logits moved at random by as little as rounding may move them.
+        """
+        model, params = self._loaded.spec.diffusion, replace(params_of(request), n=1)
+        assert model is not None
+        wanted = (*self.answer(request, choice).tokens[:position], token)
+        for seed in range(NUDGES):
+            generator = NaiveBlocks(self._loaded, model, partial(_moved, np.random.default_rng(seed)))
+            found = _run(generator, replace(request, params=params, noise=(request.noise[choice],)))
+            if found.tokens[: position + 1] == wanted:
+                return NEAR_LOGITS / 2
+        return None
+
     def _compute(self, request: GenerationRequest) -> Answer:
-        tokens: list[int] = []
-        leads: list[float] = []
-        self._generator.add(0, request)
-        while len(self._generator):
-            for event in self._generator.step():
-                if event.error is not None:
-                    raise event.error
-                tokens += event.tokens
-                leads += [e.top[0][1] - e.top[1][1] for e in event.logprobs if len(e.top) > 1]
-        return Answer(tuple(tokens), tuple(leads))
+        return _run(self._generator, request)
 
     def _logits(self, tokens: Sequence[int], num_prompt: int) -> Floats:
         """Return the logits of the token after `tokens`: float64 [vocabulary]."""
         memory, model = self._loaded.table.memory, self._loaded.model
         step = self._loaded.dense_step([tokens], [num_prompt])
         return np.asarray(memory.get(model.logits(model.forward(step), step.last_rows(memory)))[0], np.float64)
+
+
+def _moved(rng: np.random.Generator, logits: Floats) -> Floats:
+    """Return logits that are moved at random, by at most half of NEAR_LOGITS."""
+    by = rng.uniform(-NEAR_LOGITS / 2, NEAR_LOGITS / 2, logits.shape)
+    return np.asarray(logits + by, logits.dtype)
+
+
+def _run(generator: Generator, request: GenerationRequest) -> Answer:
+    """Return the answer to one request. Raises RequestError if there is none."""
+    tokens: list[int] = []
+    leads: list[float] = []
+    generator.add(0, request)
+    while len(generator):
+        for event in generator.step():
+            if event.error is not None:
+                raise event.error
+            tokens += event.tokens
+            leads += [e.top[0][1] - e.top[1][1] for e in event.logprobs if len(e.top) > 1]
+    return Answer(tuple(tokens), tuple(leads))
 
 
 def _nearby(params: SamplingParams) -> Iterator[SamplingParams]:

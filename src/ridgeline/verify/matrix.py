@@ -67,6 +67,7 @@ class Scale:
     longest: most tokens of a prompt and its answer. new_tokens: tokens of every answer. windows: the windows of the
     model's layers, in tokens, ascending. text: there is a tokenizer. quick: use few values of each axis. states: some
     layers are recurrent. only_states: all are, so a sequence needs no more pages at its end than at its beginning.
+    block: tokens of a block of a diffusion model; None: the model is autoregressive.
     """
 
     longest: int
@@ -76,6 +77,7 @@ class Scale:
     quick: bool = False
     states: bool = False
     only_states: bool = False
+    block: int | None = None
 
     @property
     def room(self) -> int:
@@ -145,7 +147,7 @@ AXES: dict[str, tuple[Value, ...]] = {
 
 def cases(scale: Scale, seed: int) -> list[Case]:
     """Return the matrix for one model. Equal scales and seeds give equal cases."""
-    found = [DEFAULT, *_around_default(scale), *_combinations(scale, seed)]
+    found = [_default(scale), *_around_default(scale), *_combinations(scale, seed)]
     return [_checked(replace(case, number=i), scale) for i, case in enumerate(found)]
 
 
@@ -185,10 +187,39 @@ def _pages(tokens: int, page: int) -> int:
 
 
 def _around_default(scale: Scale) -> Iterator[Case]:
-    for axis, values in (*AXES.items(), ("window", _window_values(scale)), ("prompt", _text_values(scale))):
+    axes = _axes(scale)
+    for axis, values in (*axes.items(), ("window", _window_values(scale)), ("prompt", _text_values(scale))):
         for value in values:
             if value.quick or not scale.quick:
-                yield replace(DEFAULT, axis=axis, value=value.label, **value.change)
+                yield replace(_default(scale), axis=axis, value=value.label, **value.change)
+
+
+def _default(scale: Scale) -> Case:
+    """Return the case around which values are chosen. Pages of a diffusion model hold whole blocks."""
+    if scale.block is None:
+        return DEFAULT
+    page = _pages(DEFAULT.page, scale.block)
+    return replace(DEFAULT, page=page, value=f"whole prompt, cold, alone, n 1, pages of {page}")
+
+
+def _axes(scale: Scale) -> Mapping[str, Sequence[Value]]:
+    """Return the axes of a kind of model. A diffusion model has no drafts, and one step in flight."""
+    if scale.block is None:
+        return AXES
+    size = scale.block
+    chunks = dict.fromkeys((size, 2 * size - 1, 3 * size, 1000 + size))
+    pages = dict.fromkeys((size, _pages(24, size), _pages(64, size)))
+    none = (Value("-", {"impossible": "a step of a diffusion model predicts several tokens already"}, quick=True),)
+    return {
+        "chunks": tuple(Value(f"of {n}", {"chunk": n}, quick=n == 2 * size - 1) for n in chunks),
+        "prefix": AXES["prefix"],
+        "batch": AXES["batch"],
+        "preempted": tuple(v for v in AXES["preempted"] if "steps_in_flight" not in v.change),
+        "drafts": none,
+        "forks": AXES["forks"],
+        "pages": tuple(Value(f"of {n}", {"page": n}, quick=n == size) for n in pages),
+        "in flight": none,
+    }
 
 
 def _text_values(scale: Scale) -> Sequence[Value]:
@@ -212,11 +243,11 @@ def _window_values(scale: Scale) -> Sequence[Value]:
 def _combinations(scale: Scale, seed: int) -> Iterator[Case]:
     """Yield cases with random values of about half of the axes, without those that cannot be combined."""
     rng = np.random.default_rng([seed, 1])
-    axes = (*AXES.values(), _window_values(scale))
+    axes = (*_axes(scale).values(), _window_values(scale))
     wanted = NUM_QUICK_COMBINATIONS if scale.quick else NUM_COMBINATIONS
     for _ in range(1000):
         drawn = [values[int(rng.integers(len(values)))] for values in axes if rng.integers(2)]
-        case = replace(DEFAULT, axis="combined")
+        case = replace(_default(scale), axis="combined")
         for value in drawn:
             case = replace(case, **value.change)
         if case.n > 1:  # they are many sequences already
@@ -231,17 +262,18 @@ def _combinations(scale: Scale, seed: int) -> Iterator[Case]:
 def _goes_together(case: Case, scale: Scale) -> bool:
     """Return whether every setting of a combination takes effect.
 
-    In steps of one token only one sequence runs at a time, so there are no other requests and no preemption. A case of
-    preemption chooses its own prompt lengths; if a page is longer than a window and prompts begin with whole pages, it
-    may not run short of pages. Drafts need the token before them, and more than one token in a step. With drafts it is
-    not known where the others are when an answer reaches a new page, and an answer may be over before another prompt is
-    computed in chunks. Sequences of one page each run short of pages only if several begin in one step.
+    In steps of one token only one sequence runs at a time, and in steps of few blocks only one request, so there are no
+    other requests and no preemption. A case of preemption chooses its own prompt lengths; if a page is longer than a
+    window and prompts begin with whole pages, it may not run short of pages. Drafts need the token before them, and
+    more than one token in a step. With drafts it is not known where the others are when an answer reaches a new page,
+    and an answer may be over before another prompt is computed in chunks. Sequences of one page each run short of pages
+    only if several begin in one step.
     """
     several = case.others or case.n > 1
     in_chunks = case.chunk is not None and case.chunk < max(lengths(case, scale).prompts)
     if case.drafts and (case.chunk == 1 or case.steps_in_flight > 1 or case.preempt or (case.others and in_chunks)):
         return False
-    if case.chunk == 1:
+    if case.chunk is not None and case.chunk < (case.n + 1) * (scale.block or 1):
         return not (case.others or case.preempt)
     if not case.preempt:
         return True

@@ -60,7 +60,8 @@ class Observed:
     """Observations of an engine in a case.
 
     first_token: steps until the first request's first token. least_first_token: the least steps that the settings
-    allow. slack: steps more that it may take, for a state snapshot where prompts diverge. most_running: most sequences
+    allow. slack: steps more that it may take, for a state snapshot where prompts diverge, or for a
+    block whose last tokens the answer does not need. most_running: most sequences
     at once. hits: requests that found a prefix. cached_tokens: prompt tokens found in the prefix cache. shared_pages:
     most references to pages beyond the first to each. draft_tokens: drafts that were run. accepted_tokens: drafts that
     were accepted.

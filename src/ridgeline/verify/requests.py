@@ -23,6 +23,14 @@ REPEATING = SamplingParams(
     temperature=1, dry_multiplier=2, dry_allowed_length=1, xtc_probability=0.5, xtc_threshold=0.05, ignore_eos=True
 )
 KINDS = (GREEDY, SAMPLED, PENALIZED, REPEATING)
+# Passes of a diffusion model: one token each; those that are sure; a fixed number of them; in a drawn order. In a case
+# of preemption the second request still runs when the first one needs a page.
+BLOCK_KINDS = (
+    GREEDY,
+    SamplingParams(temperature=0, confidence_threshold=0.3, ignore_eos=True),
+    SamplingParams(temperature=1, top_p=0.9, denoising_passes=2, ignore_eos=True),
+    SamplingParams(temperature=1, remasking="random", denoising_passes=3, ignore_eos=True),
+)
 NUM_ALLOWED = 16
 DISTINCT = 12  # distinct requests of a large batch, each computed once by the baseline; a multiple of the kinds
 TEXTS = (
@@ -96,7 +104,8 @@ def _request(case: Case, scale: Scale, prompts: Prompts, number: int) -> Generat
     tokens = (*prompts.tokens(0, found.shared), *prompts.tokens(index + 1, length - found.shared))
     if case.text:
         tokens = prompts.text(number, length)
-    params = replace(KINDS[index % len(KINDS)], n=case.n, max_tokens=scale.new_tokens)
+    kinds = KINDS if scale.block is None else BLOCK_KINDS
+    params = replace(kinds[index % len(kinds)], n=case.n, max_tokens=scale.new_tokens)
     if params.presence_penalty or params.dry_multiplier:
         params = replace(params, allowed_token_ids=prompts.tokens(DISTINCT + 2, NUM_ALLOWED))
     noise = tuple(NoiseKey(prompts.seed, (index + 1) << 32 | choice) for choice in range(case.n))

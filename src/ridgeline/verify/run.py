@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ridgeline.engine import Engine
+from ridgeline.errors import RequestError
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.propose import NgramProposer
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.settings import EngineConfig, EngineOptions, resolve
-from ridgeline.spec import ModelSpec
+from ridgeline.spec import ModelSpec, WholeSequence
 from ridgeline.spec.groups import state_groups
 from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.state import ALL
@@ -46,9 +47,11 @@ def verify(
 
     tokenizer: adds prompts of real text. quick: use few values of each axis, few combinations and short answers. seed:
     for prompts, noise, arrivals and combinations. new_tokens: tokens of each answer. An exception in a case becomes the
-    result of the case.
+    result of the case. Raises RequestError for a model that the engine does not serve.
     """
     start = time.perf_counter()
+    if isinstance(loaded.spec.sight, WholeSequence):
+        raise RequestError(f"{loaded.spec.family} predicts whole sequences, which the engine does not serve yet")
     scale = scale_of(loaded, tokenizer, quick, new_tokens)
     prompts = _prompts(loaded, tokenizer, seed)
     baseline = Baseline(loaded)
@@ -71,7 +74,7 @@ def scale_of(loaded: LoadedModel, tokenizer: Tokenizer | None, quick: bool, new_
     states = [g.snapshot for g in groups]
     return Scale(
         longest, min(tokens, max(1, longest // 4)), tuple(windows), tokenizer is not None, quick, any(states),
-        all(states),
+        all(states), None if loaded.spec.diffusion is None else loaded.spec.block,
     )  # fmt: skip
 
 
@@ -82,7 +85,8 @@ def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, ba
     start, run = time.perf_counter(), None
     try:
         proposer = Proposer(baseline, loaded.spec.vocab_size, case, prompts.seed)
-        run = Serving(_engine(poisoned(loaded), engine_config(loaded, case, scale), case), case, proposer)
+        engine = _engine(poisoned(loaded), engine_config(loaded, case, scale), case)
+        run = Serving(engine, case, proposer, scale.block)
         for each in rounds(case, scale, prompts):
             run.serve(each)
         scores, differences = run.compare(baseline)
@@ -118,7 +122,7 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
         min(longest, loaded.max_model_len),
         EngineOptions(
             max_num_seqs=seqs,
-            max_num_batched_tokens=case.chunk or (case.others + 1) * longest,
+            max_num_batched_tokens=case.chunk or (case.others + 1) * (longest + (scale.block or 0)),
             block_size=case.page,
             state_snapshot_tokens=_state_snapshot_tokens(loaded.spec, case),
             steps_in_flight=case.steps_in_flight,
@@ -166,6 +170,8 @@ def _few_pages(spec: ModelSpec, config: EngineConfig, case: Case, scale: Scale) 
 
 def _prompts(loaded: LoadedModel, tokenizer: Tokenizer | None, seed: int) -> Prompts:
     special = set(loaded.eos_token_ids)
+    if loaded.spec.diffusion is not None:
+        special.add(loaded.spec.diffusion.mask_token)
     texts = []
     if tokenizer is not None:
         special |= {i for i in tokenizer.special_ids if i < loaded.spec.vocab_size}

@@ -33,11 +33,15 @@ class Proposer:
 
 @dataclass(slots=True)
 class Serving:
-    """One case on its engine: the tokens that it returned, and observations."""
+    """One case on its engine: the tokens that it returned, and observations.
+
+    block: tokens of a block of a diffusion model; None: the model is autoregressive.
+    """
 
     engine: Engine
     case: Case
     proposer: Proposer
+    block: int | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
     tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)  # request -> tokens of its prompt found in the prefix cache
@@ -94,16 +98,18 @@ class Serving:
     def observed(self) -> Observed:
         """Return what was observed of the engine."""
         stats = self.engine.stats()
-        least = 0
+        least, slack = 0, self.case.steps_in_flight if self._has_snapshots and self.case.prefix == "hit" else 0
         if self.requests and 0 in self.cached:
-            least = self._least_steps(self.cached[0], len(self.requests[0].prompt_token_ids))
-            least += self.case.steps_in_flight - 1
+            start, prompt = self.cached[0], len(self.requests[0].prompt_token_ids)
+            least = self._least_steps(start, prompt) + self.case.steps_in_flight - 1
+            if self.block is not None:
+                least, slack = self._block_steps(self.block, start, prompt)
         return Observed(
             requests=len(self.requests),
             steps=self.steps,
             first_token=self.first_token,
             least_first_token=least,
-            slack=self.case.steps_in_flight if self._has_snapshots and self.case.prefix == "hit" else 0,
+            slack=slack,
             most_running=self.most_running,
             hits=sum(n > 0 for n in self.cached.values()),
             cached_tokens=sum(self.cached.values()),
@@ -123,6 +129,19 @@ class Serving:
             start = last if self._has_snapshots and reach - start > 1 and last > start else reach
             steps += 1
         return steps
+
+    def _block_steps(self, size: int, start: int, prompt: int) -> tuple[int, int]:
+        """Return the least steps until the first block is done, one token a pass, and how many more it may take.
+
+        An answer that ends within the block is over once its own tokens are known.
+        """
+        steps, settled = 0, prompt // size * size
+        while self.case.chunk and settled + size - start > self.case.chunk:
+            start = min(settled, start + self.case.chunk // size * size)
+            steps += 1
+        masks = settled + size - prompt
+        least = min(masks, params_of(self.requests[0]).max_tokens or masks)
+        return steps + least, masks - least
 
     @property
     def _has_snapshots(self) -> bool:

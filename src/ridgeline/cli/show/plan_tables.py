@@ -148,16 +148,26 @@ def _time(report: dict[str, Any], load: Load) -> Iterator[Figure]:
     t, step = report["time"], report["decode"]
     causes = {name: s / step["seconds"] for name, s in step["by_cause"].items() if s / step["seconds"] > 0.005}
     shares = ", ".join(f"{name} {share:.0%}" for name, share in sorted(causes.items(), key=lambda x: -x[1]))
+    blocks = report["deployment"]["blocks"]
+    one, first = (f"a pass over {blocks['size']} tokens", blocks["size"]) if blocks else ("decode", 1)
     yield (
         "step",
         seconds(t["step_s"]),
-        f"decode at batch {load.batch:,}, {load.context:,} tokens each; limited by {shares}",
+        f"{one} at batch {load.batch:,}, {load.context:,} tokens each; limited by {shares}",
     )
-    yield "TTFT", seconds(t["ttft_s"]), f"a prompt of {load.prompt:,} tokens alone, in chunks of {_chunk(report):,}"
+    yield (
+        "TTFT",
+        seconds(t["ttft_s"]),
+        f"a prompt of {load.prompt:,} tokens alone, in chunks of {_chunk(report):,}"
+        + (", and its first block" if blocks else ""),
+    )
     yield "TPOT", seconds(t["tpot_s"]), "mean time per token after the first, in steps without prefill"
     if speculation := report["deployment"]["speculation"]:
         yield "drafts", f"{speculation['tokens']:.2f} tokens", _drafts(speculation, t)
-    yield "latency", seconds(t["latency_s"]), f"TTFT + {load.output - 1:,} x TPOT"
+    if blocks:
+        kept = f"{blocks['tokens_per_pass']:g} kept in each pass; fewer passes need `diffusion={blocks['size']}:TOKENS`"
+        yield "passes", f"{blocks['size'] / blocks['tokens_per_pass']:g}", f"over a block: {kept}"
+    yield "latency", seconds(t["latency_s"]), f"TTFT + {max(load.output - first, 0):,} x TPOT"
     yield "per request", f"{number(t['request_tokens_per_s'])} tokens/s", "1 / TPOT"
     yield "total", f"{number(t['tokens_per_s'])} tokens/s", "batch x replicas / TPOT"
     yield (

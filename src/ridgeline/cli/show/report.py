@@ -92,6 +92,8 @@ def summary(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> list[
         f"{_many(len(outputs), 'prompt')} with {_many(prompt_tokens, 'token')}, {_many(new, 'new token')} in "
         f"{seconds:.1f} s: {new / seconds if seconds else 0.0:,.1f} tokens/s"
     ]
+    if passes := sum(o.num_passes for o in outputs):
+        lines.append(f"passes over blocks: {passes:,}, each of which gave {new / passes:.2f} tokens")
     if (stats := llm.stats()) is not None:
         pages = " and ".join(f"{g.peak_pages:,} of {g.num_pages:,}" for g in stats.groups)
         swapped = f", {stats.preempted_swap:,} of them to the host" if stats.preempted_swap else ""

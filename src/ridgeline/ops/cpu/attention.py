@@ -92,7 +92,8 @@ def paths_of(layout: PagedLayout) -> Ints | None:
 def bind(case: Attention) -> Case:
     """Build the kernels' description of a case."""
     dim, softcap = case.head_dim, case.softcap or 0.0
-    make = partial(Case, case.num_heads, case.num_kv_heads, dim, dim, case.scale, softcap, case.window or 0)
+    sizes = case.num_heads, case.num_kv_heads, dim, dim
+    make = partial(Case, *sizes, case.scale, softcap, case.window or 0, block=case.sight.block)
     match case.pattern:
         case None:
             return make("", 0)

@@ -11,6 +11,7 @@ from ridgeline.ops.api import Array, Bucket, BucketTree, DenseKeyValues, PagedKe
 from ridgeline.ops.host.memory import Ndarray
 from ridgeline.ops.host.stored import as_floats, keys_of, latents_of, read_rows, values_of, write_rows
 from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, LatentAttention, Strided
+from ridgeline.spec.sight import CAUSAL
 from ridgeline.spec.storage import UNSCALED, KVScales
 from ridgeline.spec.trees import MOST_DRAFTS
 
@@ -42,8 +43,9 @@ def _attend_sequence(
     step = max(1, BLOCK // (case.num_heads * min(n, 2 * reach)))
     for start in range(0, n, step):
         end, first = min(start + step, n), max(0, start - reach + 1)
-        seen = sees(case, keys_at[start:end, None], keys_at[first:end])
-        k, v = keys[None, first:end], values[None, first:end]
+        last = end if case.sight == CAUSAL else n
+        seen = sees(case, keys_at[start:end, None], keys_at[first:last])
+        k, v = keys[None, first:last], values[None, first:last]
         out[start:end] = attend_block(case, q[None, start:end], k, v, seen[None], sinks)[0]
 
 
@@ -88,7 +90,7 @@ def exponentials(scores: Ndarray, sinks: Ndarray | None = None) -> Ndarray:
 def sees(case: Attention, query: Ndarray, key: Ndarray) -> Ndarray:
     """Return whether the token at position `query` attends to the one at `key`; both broadcast. A window includes the
     query itself."""
-    seen: Ndarray = key <= query
+    seen: Ndarray = key <= case.sight.last(query)
     if case.window is None:
         return seen
     near = key > query - case.window
@@ -195,12 +197,13 @@ def _attend_bucket(
     if state.lookback != ALL:
         used &= (keys_at >= b.positions[:, :1] - state.lookback) | (keys_at < state.first_tokens)
     values[~used] = 0.0
+    seen_held = held if case.sight == CAUSAL else used  # a block may end after the last query
     step = max(1, BLOCK // (len(b.rows) * case.num_heads * keys_at.shape[1]))
     blocks = []
     for at in range(0, b.rows.shape[1], step):
         some = slice(at, at + step)
         seen = bucket_sees(case, b, some, keys_at)  # [n, block, S]
-        seen &= held[:, None]
+        seen &= seen_held[:, None]
         blocks.append(attend_block(case, q[b.rows[:, some]], keys, values, seen, sinks))
     out = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, 1)
     return out.reshape(-1, out.shape[-1])

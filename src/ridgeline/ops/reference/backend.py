@@ -20,6 +20,7 @@ from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
 from ridgeline.ops.table import REFERENCE
 from ridgeline.spec import Attention
+from ridgeline.spec.sight import CAUSAL
 from ridgeline.spec.storage import StateDType
 from ridgeline.system import free_bytes
 
@@ -91,6 +92,8 @@ class SdpaBackend:
             return "does not support sinks"
         if isinstance(case, Attention) and case.pattern is not None:
             return "supports whole windows only"
+        if isinstance(case, Attention) and case.sight != CAUSAL:
+            return "supports causal attention only"
         return None
 
     def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:
@@ -119,7 +122,7 @@ def _sdpa(case: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) ->
     blocks = []
     for start in range(0, n, p.QUERY_BLOCK):  # bounds the mask to a block of queries by its window
         end, first = min(start + p.QUERY_BLOCK, n), max(0, start - case.window + 1)
-        mask = p.visible(start, end, case, q.device)[:, first:]
+        mask = p.visible(start, end - start, end, case, q.device)[:, first:]
         keys, values = k[:, :, first:end], v[:, :, first:end]
         blocks.append(F.scaled_dot_product_attention(q[:, :, start:end], keys, values, mask, scale=case.scale))
     return torch.cat(blocks, 2)[0].transpose(0, 1)

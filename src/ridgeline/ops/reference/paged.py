@@ -12,6 +12,7 @@ from ridgeline.ops.reference.primitives import sees, softmax
 from ridgeline.ops.reference.stored import planes, read_pages
 from ridgeline.ops.reference.stored import write_pages as write_rows
 from ridgeline.spec import ALL, Attention, LatentAttention
+from ridgeline.spec.sight import CAUSAL
 from ridgeline.spec.storage import UNSCALED, KVScales
 from ridgeline.spec.trees import MOST_DRAFTS
 
@@ -102,10 +103,11 @@ def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor
     if state.lookback != ALL:
         used &= (keys_at >= b.positions[:, :1] - state.lookback) | (keys_at < state.first_tokens)
     values.masked_fill_(~used[:, None, :, None], 0.0)  # a copy already
+    seen_held = held if case.sight == CAUSAL else used  # a block may end after the last query
     step = max(1, block_size(q) // (b.rows.shape[0] * case.num_heads * keys_at.shape[1]))
     blocks = []
     for at, rows in zip(range(0, b.rows.shape[1], step), b.rows.split(step, 1), strict=True):
-        seen = bucket_sees(case, b, at, rows.shape[1], keys_at) & held[:, None]  # [n, block, S]
+        seen = bucket_sees(case, b, at, rows.shape[1], keys_at) & seen_held[:, None]  # [n, block, S]
         blocks.append(_attend(case, q[rows], keys, values, seen, sinks))
     return torch.cat(blocks, 1).flatten(0, 1)
 

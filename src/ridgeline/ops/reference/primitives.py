@@ -23,6 +23,7 @@ from ridgeline.spec import (
     Strided,
     Ungated,
 )
+from ridgeline.spec.sight import CAUSAL
 
 QUERY_BLOCK = 512  # rows of scores that are computed at once; this bounds memory and changes no result
 
@@ -105,11 +106,11 @@ def _attend_sequence(case: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Te
     blocks = []
     for start in range(0, q.shape[0], QUERY_BLOCK):
         rows = q[start : start + QUERY_BLOCK].transpose(0, 1)
-        end = start + rows.shape[1]
+        end = start + rows.shape[1] if case.sight == CAUSAL else q.shape[0]
         scores = rows @ k[:, :end].transpose(1, 2) * case.scale
         if case.softcap:
             scores = case.softcap * torch.tanh(scores / case.softcap)
-        seen = visible(start, end, case, q.device)
+        seen = visible(start, rows.shape[1], end, case, q.device)
         weights = softmax(scores.masked_fill(~seen, -torch.inf), None if sinks is None else sinks[:, None])
         blocks.append((weights @ v[:, :end]).transpose(0, 1))
     return torch.cat(blocks)
@@ -126,15 +127,15 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
 
-def visible(start: int, end: int, case: Attention, device: torch.device) -> Tensor:
-    """Return which of the keys [0, end) each query of [start, end) attends to: [end - start, end]."""
-    return sees(case, torch.arange(start, end, device=device)[:, None], torch.arange(end, device=device))
+def visible(start: int, count: int, end: int, case: Attention, device: torch.device) -> Tensor:
+    """Return which of the keys [0, end) each of `count` queries from `start` on attends to: [count, end]."""
+    return sees(case, torch.arange(start, start + count, device=device)[:, None], torch.arange(end, device=device))
 
 
 def sees(case: Attention, query: Tensor, key: Tensor) -> Tensor:
     """Return whether the token at position `query` attends to the one at `key`; both broadcast. A window includes the
     query itself."""
-    seen = key <= query
+    seen = key <= case.sight.last(query)
     if case.window is None:
         return seen
     near = key > query - case.window  # a matrix of distances, eight times as large as a mask, is avoided where possible

@@ -16,6 +16,7 @@ from ridgeline.ops.api import DenseKeyValues, PagedKeyValues
 from ridgeline.ops.reference import stored
 from ridgeline.ops.reference.paged import paged_attention as definition
 from ridgeline.spec import Attention
+from ridgeline.spec.sight import CAUSAL
 
 PROMPT_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION]  # best first
 FA3, FLASH = "flash_attn_interface", "flash_attn"  # modules
@@ -35,6 +36,8 @@ def refuses_prompts(case: Attention) -> str | None:
 def _refuses(case: Attention) -> str | None:
     if case.softcap is not None or case.sinks or case.pattern is not None:
         return "these kernels have no soft caps, sinks or patterns"
+    if case.sight != CAUSAL:
+        return "these kernels are called for causal attention only"
     return None
 
 

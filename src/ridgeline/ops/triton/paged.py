@@ -15,6 +15,7 @@ from ridgeline.ops.reference.stored import planes
 from ridgeline.ops.triton.attention import attend
 from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.spec import Attention, Dilated, FirstTokens, Strided
+from ridgeline.spec.sight import CAUSAL
 from ridgeline.spec.storage import KVScales
 
 SPLIT = 512  # keys of a split, at fixed positions: no fact of a batch
@@ -110,6 +111,8 @@ def refuses_attention(case: Attention) -> str | None:
     """Return why no kernel serves a case of attention; None if one does."""
     if case.head_dim > LARGEST_HEAD:
         return f"heads have {case.head_dim} numbers; kernels take {LARGEST_HEAD} at most"
+    if case.sight != CAUSAL:
+        return "kernels for GPUs are causal: a token sees itself and those before it"
     return None
 
 

@@ -142,6 +142,9 @@ def _requests(page: Page, report: Report) -> None:
                 [({"source": source}, n) for source, n in sources])  # fmt: skip
     page.values("counter", "vllm:request_success_total", "Number of finished sequences, by finish reason.",
                 [({"finished_reason": reason}, n) for reason, n in sorted(m.finished.items())])  # fmt: skip
+    page.value("counter", "ridgeline:block_passes_total",
+               "Number of passes over blocks of finished answers; 0 if the model is no diffusion model.",
+               m.block_passes)  # fmt: skip
     for name, text, histogram in _histograms(report):
         page.histogram(name, text, histogram)
 

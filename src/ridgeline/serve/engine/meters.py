@@ -64,7 +64,8 @@ class EngineMeters:
     that ran a forward pass. forwards: number of forward passes. sequences: sequences in all forward passes. step_bytes,
     step_flops: bytes moved and operations of all forward passes by the cost model. predicted_s, roof_s: their predicted
     time, and their least time by the roofline. resident_bytes: memory that the process has in RAM. finished: finished
-    sequences by reason. page_checks: checks of the page tables by result, "agreed" or "wrong".
+    sequences by reason. block_passes: passes over blocks of finished answers, in a diffusion model. page_checks: checks
+    of the page tables by result, "agreed" or "wrong".
     """
 
     prompt_tokens: int = 0
@@ -82,6 +83,7 @@ class EngineMeters:
     predicted_s: float = 0.0
     roof_s: float = 0.0
     resident_bytes: int = 0
+    block_passes: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     page_checks: Counter[str] = field(default_factory=Counter)
     ttft: RecentHistogram = field(default_factory=lambda: RecentHistogram(TTFT))
@@ -103,6 +105,7 @@ class EngineMeters:
         timing, tokens = output.timing, sum(len(o.token_ids) for o in output.outputs)
         self.prompt_tokens += len(output.prompt_token_ids)
         self.cached_tokens += output.num_cached_tokens
+        self.block_passes += output.num_passes
         self.finished.update(str(o.finish_reason) for o in output.outputs)
         self.e2e.observe(timing.total_s)
         self.queue.observe(timing.queued_s)

@@ -1,0 +1,7 @@
+"""Fill the answers of diffusion language models: which positions get a token in a pass, and which token."""
+
+from ridgeline.diffusion.denoiser import Denoiser
+from ridgeline.diffusion.limits import check_params
+from ridgeline.diffusion.start import as_blocks
+
+__all__ = ["Denoiser", "as_blocks", "check_params"]

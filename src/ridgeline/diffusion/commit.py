@@ -1,0 +1,41 @@
+"""Choose how many predictions of a pass are kept: at least one, so that a block of n tokens takes at most n passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def shares(masked: int, passes: int) -> list[int]:
+    """Return how many tokens each pass keeps of a block with `masked` masks: nearly equal, larger ones first (LLaDA).
+
+    passes: number of passes wanted; no pass is without a token, so there may be fewer.
+    """
+    passes = min(passes, masked)
+    base, more = divmod(masked, passes) if passes else (0, 0)
+    return [base + (i < more) for i in range(passes)]
+
+
+def surest(confidences: Sequence[float], count: int) -> list[int]:
+    """Return the indices of the `count` largest confidences, surest first; of equal ones, the lower index first."""
+    order = sorted(range(len(confidences)), key=lambda i: (-confidences[i], i))
+    return order[:count]
+
+
+def above(probabilities: Sequence[float], threshold: float) -> list[int]:
+    """Return the indices whose probability is at least `threshold`, and always that of the largest one.
+
+    The tokens of n positions with probabilities above 1 - e are the most likely ones together where (n + 1) e <= 1
+    (Fast-dLLM, arXiv:2505.22618, theorem 1).
+    """
+    order = surest(probabilities, len(probabilities))
+    return [i for rank, i in enumerate(order) if rank == 0 or probabilities[i] >= threshold]
+
+
+def within_factor(probabilities: Sequence[float], factor: float) -> list[int]:
+    """Return the n surest indices for the largest n with (n + 1) (1 - p_n) < factor, and always at least one.
+
+    p_n is the n-th largest probability (Fast-dLLM, arXiv:2505.22618, section 3.3).
+    """
+    order = surest(probabilities, len(probabilities))
+    most = max((n for n, i in enumerate(order, 1) if (n + 1) * (1 - probabilities[i]) < factor), default=1)
+    return order[:most]

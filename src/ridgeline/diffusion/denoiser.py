@@ -1,0 +1,189 @@
+"""Fill the answer of one sequence, block after block, by passes over the open block.
+
+The open block is the tokens after the last whole block, and masks up to the block's end. A pass predicts all masks.
+Some predictions are kept, and the others become masks again. Once no mask is left, the block is done and the next one
+opens. A preemption or other company changes nothing: the state is here, and noise depends on the seed, the answer, the
+pass and the position alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ridgeline.diffusion.commit import above, shares, surest, within_factor
+from ridgeline.diffusion.confidence import CONFIDENCES
+from ridgeline.errors import RequestError
+from ridgeline.ops.noise import Key
+from ridgeline.sample.logits import Floats, log_softmax, row_logprobs
+from ridgeline.sample.noise import PURPOSE_ORDER
+from ridgeline.sample.sampler import BROKEN, NOTHING_LEFT, NoiseKey, SampledToken, SampleRow, sample
+from ridgeline.sched.work import Result, Work
+from ridgeline.spec.diffusion import MaskedDiffusion
+from ridgeline.spec.request import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class PassNoise(NoiseKey):
+    """Noise of one pass over a block. The first pass has the noise of an autoregressive model."""
+
+    number: int = 0
+
+    def key(self, position: int, purpose: int, index: int = 0) -> Key:
+        return NoiseKey.key(self, position, purpose, index + (self.number << 32))
+
+
+@dataclass(slots=True)
+class Block:
+    """The open block. start: its first position. tokens: mask tokens included. masks: indices of those, ascending."""
+
+    start: int
+    tokens: list[int]
+    masks: list[int]
+    counts: list[int]
+    number: int = 0  # of the next pass
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+
+class Denoiser:
+    """Fills the answer of one sequence; see the top of the file.
+
+    block: tokens of a block. row: the row of the answer at the end of its prompt. passes: passes that were computed.
+    """
+
+    def __init__(self, model: MaskedDiffusion, block: int, row: SampleRow, prompt: int, max_length: int) -> None:
+        self._model, self._block, self._row = model, block, row
+        self._prompt, self._max_length = prompt, max_length
+        self._confidence = CONFIDENCES[row.params.remasking]
+        self._edits = Edits(row, model.mask_token)
+        self._open = Block(-1, [], [], [])
+        self._before: Floats | None = None  # logits of the last token before the block, for `predicts_next`
+        self.passes = 0
+
+    def open_block(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return the open block of a sequence. tokens: the prompt, and the answer so far."""
+        start = len(tokens) // self._block * self._block
+        if start + len(self._open.tokens) <= len(tokens) or start != self._open.start:
+            tail = list(tokens[start:])
+            masks = list(range(len(tail), self._block))
+            counts = shares(len(masks), self._row.params.denoising_passes or len(masks))
+            self._open = Block(start, tail + [self._model.mask_token] * len(masks), masks, counts)
+        return tuple(self._open.tokens)
+
+    def take(self, logits: Floats, work: Work) -> Result:
+        """Take the logits of a pass; return all new tokens if the block is done, and no tokens otherwise.
+
+        logits [n, vocabulary]: a row for the last token before the block, if the work has it, and for each of its own.
+        """
+        has_before = len(work.tokens) > work.num_draft
+        own = logits[1:] if has_before else logits
+        if has_before and self._model.predicts_next:
+            self._before = logits[0].copy()
+        if not work.num_draft:
+            return Result()
+        self.passes += 1
+        block = self._open
+        raw = np.stack([self._predicting(own, i) for i in block.masks])
+        found, confidences, probabilities = [], [], []
+        for i, scores in zip(block.masks, raw, strict=True):
+            one, logprobs = self._draw(scores, block.start + i)
+            if isinstance(one, RequestError):
+                return Result(error=one)
+            noise = self._noise().uniform(block.start + i, PURPOSE_ORDER)
+            found.append(one)
+            confidences.append(self._confidence(logprobs, one.token, noise))
+            probabilities.append(float(np.exp(logprobs[one.token])))
+        kept = self._kept(confidences, probabilities)
+        for i in kept:
+            self._commit(block.masks[i], found[i], raw[i])
+        chosen = set(kept)
+        block.masks = [index for i, index in enumerate(block.masks) if i not in chosen]
+        block.number += 1
+        return self._result()
+
+    def _predicting(self, own: Floats, index: int) -> Floats:
+        """Return the logits that predict the block's token `index`. own: the logits of the block's tokens."""
+        at = index - self._model.predicts_next
+        if at < 0:
+            assert self._before is not None, "the token before the block was not computed"
+            return self._before
+        row: Floats = own[at]
+        return row
+
+    def _noise(self) -> PassNoise:
+        noise = self._row.noise
+        return PassNoise(noise.seed, noise.choice, self._open.number)
+
+    def _draw(self, logits: Floats, position: int) -> tuple[SampledToken | RequestError, Floats]:
+        """Return the token that is drawn for a position, and the log probabilities of all tokens after edits."""
+        best = logits.max()
+        scores = self._edits.apply(logits, position - self._prompt)
+        if np.isfinite(best) and scores.max() == -np.inf:
+            return RequestError(NOTHING_LEFT), scores
+        if not np.isfinite(best):
+            return RequestError(BROKEN), scores
+        row = self._row
+        params = row.params if row.params.logprobs_mode == "processed" else replace(row.params, logprobs=None)
+        here = SampleRow(params, self._noise(), position, row.eos, row.ends, None, row.filters)
+        (found,) = sample(scores[None], [here])
+        return found, log_softmax(scores[None])[0]
+
+    def _kept(self, confidences: Sequence[float], probabilities: Sequence[float]) -> list[int]:
+        """Return which predictions of a pass are kept."""
+        params, block = self._row.params, self._open
+        if params.confidence_threshold is not None:
+            return above(probabilities, params.confidence_threshold)
+        if params.confidence_factor is not None:
+            return within_factor(probabilities, params.confidence_factor)
+        return surest(confidences, block.counts[block.number])
+
+    def _commit(self, index: int, found: SampledToken, raw: Floats) -> None:
+        block, params = self._open, self._row.params
+        block.tokens[index] = found.token
+        if params.logprobs is None:
+            return
+        reported = found.logprobs or row_logprobs(raw[None], [found.token], [params.logprobs])[0]
+        block.logprobs[index] = reported
+
+    def _result(self) -> Result:
+        """Return the new tokens if all of them are known up to the end of the block, or up to the answer's end."""
+        block = self._open
+        first = max(self._prompt, block.start) - block.start if block.start < self._prompt else 0
+        stop = min(len(block.tokens), self._max_length - block.start)
+        known = min(block.masks, default=len(block.tokens))
+        new = block.tokens[first : min(stop, known)]
+        end = next((i for i, token in enumerate(new) if self._row.is_end(token)), None)
+        if end is not None:
+            new = new[: end + 1]
+        elif known < stop:
+            return Result()
+        entries = () if self._row.params.logprobs is None else tuple(block.logprobs[first + i] for i in range(len(new)))
+        return Result(tuple(new), end is not None, entries)
+
+
+class Edits:
+    """The changes of scores that do not depend on other tokens: masks and biases."""
+
+    def __init__(self, row: SampleRow, mask_token: int) -> None:
+        params: SamplingParams = row.params
+        allowed = params.allowed_token_ids
+        self._allowed = None if allowed is None else np.array(allowed, np.int64)
+        single = [sequence[0] for sequence in params.bad_token_sequences]
+        self._bad = np.array([mask_token, *params.bad_token_ids, *single], np.int64)
+        self._ends, self._min_tokens = np.array(sorted(row.ends), np.int64), params.min_tokens
+        self._biased = np.array([token for token, _ in params.logit_bias], np.int64)
+        self._bias = np.array([bias for _, bias in params.logit_bias], np.float32)
+
+    def apply(self, logits: Floats, index: int) -> Floats:
+        """Return the edited logits [vocabulary] of the answer's token `index`; the mask token is never left."""
+        scores = np.array(logits, np.float32)
+        if self._allowed is not None:
+            scores = np.full_like(scores, -np.inf)
+            scores[self._allowed] = logits[self._allowed]
+        scores[self._biased] += self._bias
+        scores[self._bad] = -np.inf
+        if index < self._min_tokens:
+            scores[self._ends] = -np.inf
+        return scores

@@ -1,0 +1,49 @@
+"""Refuse the parameters of a request that its kind of model cannot serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ridgeline.errors import RequestError
+from ridgeline.spec.diffusion import MaskedDiffusion
+from ridgeline.spec.request import SAMPLING, Params, SamplingParams
+
+ONLY_HERE = ("remasking", "denoising_passes", "confidence_threshold", "confidence_factor")
+# Parameters that follow an answer from left to right, token by token.
+IN_ORDER = (
+    "structured_outputs", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "bad_words",
+    "prompt_logprobs",
+)  # fmt: skip
+_DEFAULTS = {name: default for name, default, _ in SAMPLING}
+
+
+def check_params(params: Params, model: MaskedDiffusion | None, prompt: Sequence[int]) -> None:
+    """Raise RequestError for a parameter, or a prompt, that a model cannot serve. model: None if autoregressive."""
+    if model is None:
+        if isinstance(params, SamplingParams) and (found := _given(params, ONLY_HERE)):
+            raise RequestError(f"{found} needs a diffusion model, which fills several tokens together; leave it out")
+        return
+    if not isinstance(params, SamplingParams):
+        raise RequestError(
+            "a diffusion model cannot search with beams: they rank answers by tokens from left to right; use n"
+        )
+    if found := _given(params, IN_ORDER):
+        raise RequestError(
+            f"{found} needs the tokens before a token, but a diffusion model fills them in any order; leave it out"
+        )
+    if any(len(sequence) > 1 for sequence in params.bad_token_sequences):
+        raise RequestError(
+            "bad_token_sequences of several tokens need the tokens before a token, but a diffusion model fills them in "
+            "any order; give single tokens"
+        )
+    if params.confidence_threshold is not None and params.confidence_factor is not None:
+        raise RequestError("confidence_threshold and confidence_factor both say how many tokens a pass keeps; give one")
+    if model.mask_token in prompt:
+        raise RequestError(
+            f"the prompt has the mask token {model.mask_token}, which stands for unknown tokens; take it out"
+        )
+
+
+def _given(params: SamplingParams, names: Sequence[str]) -> str | None:
+    """Return the first parameter that has another value than its default; None if all have the default."""
+    return next((name for name in names if getattr(params, name) != _DEFAULTS[name]), None)

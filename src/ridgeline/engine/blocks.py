@@ -1,0 +1,51 @@
+"""The answers of diffusion models, which are filled block after block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ridgeline.diffusion import Denoiser
+from ridgeline.engine.answers import Answer
+from ridgeline.runtime.generator import Event
+from ridgeline.sample.logits import Floats
+from ridgeline.sample.sampler import SampleRow
+from ridgeline.sched.sequence import Sequence
+from ridgeline.sched.work import Result, Work
+from ridgeline.spec.diffusion import MaskedDiffusion
+from ridgeline.spec.request import TokenLogprobs
+
+
+@dataclass(slots=True, kw_only=True)
+class BlockAnswer(Answer):
+    """One answer of a diffusion model. Its open block is in the drafts of its sequence."""
+
+    denoiser: Denoiser
+
+    @classmethod
+    def begin(cls, request: int, index: int, row: SampleRow, sequence: Sequence, model: MaskedDiffusion) -> BlockAnswer:
+        """Return an answer without tokens. row: its row at the end of the prompt."""
+        denoiser = Denoiser(model, sequence.block, row, sequence.num_prompt, sequence.max_length)
+        answer = cls(request, index, row, sequence, [], denoiser=denoiser)
+        answer.open_block()
+        return answer
+
+    def open_block(self) -> None:
+        """Give the sequence its open block, as it is after the last pass that was committed."""
+        self.sequence.propose(self.denoiser.open_block(self.sequence.tokens))
+
+    @property
+    def needs_host(self) -> bool:
+        return True
+
+    def taker(self, work: Work) -> Callable[[Floats], Result]:
+        """Return the function that takes the logits of a pass, and returns its result."""
+        return partial(self.denoiser.take, work=work)
+
+    def record(self, tokens: Seq[int]) -> None:
+        """Do nothing: the denoiser knows the tokens."""
+
+    def event(self, result: Result, finished: bool, entries: tuple[TokenLogprobs, ...] | None) -> Event:
+        return replace(Answer.event(self, result, finished, entries), num_passes=self.denoiser.passes)

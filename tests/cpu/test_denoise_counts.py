@@ -1,0 +1,111 @@
+"""How many tokens a pass of a diffusion model keeps, against joint distributions that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ridgeline.diffusion import Denoiser
+from ridgeline.diffusion.commit import above, shares, surest, within_factor
+from ridgeline.sample.sampler import NoiseKey, SampleRow
+from ridgeline.sched.work import Work
+from ridgeline.spec import MaskedDiffusion
+from ridgeline.spec.request import SamplingParams
+
+A, B, MASK = range(3)
+NEVER = -60.0  # a logit of no chance
+
+
+def test_shares_are_nearly_equal_and_none_is_empty() -> None:
+    for masked in range(1, 40):
+        for passes in range(1, 50):
+            found = shares(masked, passes)
+            assert sum(found) == masked
+            assert len(found) == min(masked, passes)
+            assert max(found) - min(found) <= 1
+            assert min(found) >= 1
+    assert shares(7, 3) == [3, 2, 2]
+
+
+def test_a_threshold_keeps_at_least_one() -> None:
+    assert above([0.2, 0.5, 0.4], 0.9) == [1]
+    assert sorted(above([0.95, 0.5, 0.9], 0.9)) == [0, 2]
+    assert within_factor([0.2, 0.5], 0.1) == [1]
+    assert within_factor([0.99, 0.5, 0.98], 0.2) == [0, 2]
+    assert surest([0.5, 0.7, 0.7], 2) == [1, 2]
+
+
+def joint_of(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
+    """Return a random joint distribution of n positions with `size` tokens each, mostly with one likely outcome."""
+    joint = rng.dirichlet(np.full(size**n, rng.choice([0.01, 0.03, 0.1]))).reshape((size,) * n)
+    return np.asarray(joint)
+
+
+def marginals(joint: np.ndarray) -> list[np.ndarray]:
+    """Return the distribution of each position by itself."""
+    return [joint.sum(axis=tuple(a for a in range(joint.ndim) if a != i)) for i in range(joint.ndim)]
+
+
+@pytest.mark.parametrize("rule", ["factor", "threshold"])
+def test_kept_tokens_are_the_likeliest_together(rule: str) -> None:
+    """Fast-dLLM's theorem 1 by brute force: n tokens that are each unsure by at most e, where (n + 1) e <= 1.
+
+    A factor of 1 keeps as many as the theorem allows. A threshold keeps as many where n is the number of all positions.
+    """
+    rng, several = np.random.default_rng(0), 0
+    for _ in range(3000):
+        n, size = int(rng.integers(2, 5)), int(rng.integers(2, 4))
+        joint = joint_of(rng, n, size)
+        best = [int(p.argmax()) for p in marginals(joint)]
+        chances = [float(p.max()) for p in marginals(joint)]
+        kept = within_factor(chances, 1.0) if rule == "factor" else above(chances, 1 - 1 / (n + 1))
+        if len(kept) == 1:
+            continue  # the likeliest token is kept whatever it is
+        several += 1
+        among = joint.sum(axis=tuple(i for i in range(n) if i not in kept))
+        assert [best[i] for i in sorted(kept)] == [int(i) for i in np.unravel_index(among.argmax(), among.shape)]
+    assert several > 500
+
+
+def test_beyond_the_theorem_kept_tokens_may_be_unlikely_together() -> None:
+    """A factor of 3 keeps more than the theorem allows, and the brute force sees it."""
+    rng, wrong = np.random.default_rng(1), 0
+    for _ in range(2000):
+        joint = joint_of(rng, 3, 3)
+        best = [int(p.argmax()) for p in marginals(joint)]
+        kept = within_factor([float(p.max()) for p in marginals(joint)], 3.0)
+        among = joint.sum(axis=tuple(i for i in range(3) if i not in kept))
+        wrong += [best[i] for i in sorted(kept)] != [int(i) for i in np.unravel_index(among.argmax(), among.shape)]
+    assert wrong > 20
+
+
+def pairs(passes: int, count: int) -> list[tuple[int, ...]]:
+    """Return answers of two tokens from the joint distribution {AB, BA}, each with probability one half.
+
+    Logits are those of an exact model: a position is A or B with equal chance, or the other one's opposite.
+    """
+    params = SamplingParams(max_tokens=2, temperature=1.0, denoising_passes=passes, remasking="random")
+    found = []
+    for choice in range(count):
+        row = SampleRow.start(params, [A, A], NoiseKey(7, choice), ())
+        denoiser = Denoiser(MaskedDiffusion(MASK), 2, row, 2, 4)
+        tokens: tuple[int, ...] = ()
+        while not tokens:
+            block = denoiser.open_block([A, A])
+            logits = np.full((2, 3), NEVER, np.float32)
+            for at, other in ((0, block[1]), (1, block[0])):
+                logits[at, [A, B] if other == MASK else [B if other == A else A]] = 0.0
+            logits[:, MASK] = 1.0  # never taken, although it is the likeliest
+            tokens = denoiser.take(logits, Work(0, 0, 0, 2, block, True, 2, 2)).tokens
+        assert denoiser.passes == passes
+        found.append(tokens)
+    return found
+
+
+def test_one_pass_gives_invalid_pairs_at_the_predicted_rate_and_two_give_none() -> None:
+    count = 800
+    invalid = sum(a == b for a, b in pairs(1, count))
+    assert abs(invalid - count / 2) < 4 * np.sqrt(count / 4)  # tokens of one pass are independent
+    valid = pairs(2, count)
+    assert set(valid) == {(A, B), (B, A)}
+    assert abs(valid.count((A, B)) - count / 2) < 4 * np.sqrt(count / 4)

@@ -1,0 +1,99 @@
+"""Answers of block diffusion models from their definition: every pass computes the whole sequence again in float64.
+
+It judges the engine, and shares no code with it. Each rule is written from its paper; there is no cache and no batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from oracle.definition import Weights, define
+from ridgeline.spec import ModelSpec
+
+
+@dataclass
+class Denoised:
+    """An answer. margin: the least distance between a choice and the next one; a smaller error changes nothing.
+
+    passes: number of forward passes.
+    """
+
+    tokens: list[int]
+    margin: float = math.inf
+    passes: int = 0
+
+    def near(self, values: list[float], threshold: float | None = None) -> None:
+        """Note how close values are to each other, or to a threshold."""
+        ranked = sorted(values, reverse=True)
+        gaps = [a - b for a, b in pairwise(ranked)] if threshold is None else []
+        gaps += [] if threshold is None else [abs(value - threshold) for value in values]
+        self.margin = min([self.margin, *gaps])
+
+
+def surety(kind: str, p: Tensor, token: int) -> float:
+    if kind == "low_confidence":
+        return float(p[token])
+    if kind == "top_margin":
+        best = p.topk(2).values
+        return float(best[0] - best[1])
+    assert kind == "entropy"
+    return float((p[p > 0] * p[p > 0].log()).sum())
+
+
+def denoise(
+    spec: ModelSpec, weights: Weights, prompt: list[int], count: int, size: int, *, remasking: str = "low_confidence",
+    passes: int | None = None, threshold: float | None = None, factor: float | None = None, ends: tuple[int, ...] = (),
+    edit: Callable[[Tensor, int], None] = lambda scores, index: None,
+) -> Denoised:  # fmt: skip
+    """Return a greedy answer of `count` tokens. size: tokens of a block. edit: changes scores of an answer's token."""
+    assert spec.diffusion is not None
+    mask, shift = spec.diffusion.mask_token, spec.diffusion.predicts_next
+    x, out = list(prompt), Denoised([])
+    while len(x) < len(prompt) + count:
+        first, end = len(x), (len(x) // size + 1) * size
+        x += [mask] * (end - first)
+        given, number = passes or end - first, 0
+        while mask in x[first:]:
+            logits = define(spec, weights, x)
+            out.passes += 1
+            open_ones = [i for i in range(first, end) if x[i] == mask]
+            found: dict[int, int] = {}
+            sure: dict[int, float] = {}
+            p_of: dict[int, float] = {}
+            for i in open_ones:
+                scores = logits[i - shift].clone()
+                edit(scores, i - len(prompt))
+                scores[mask] = -math.inf
+                best = scores.topk(2)
+                out.margin = min(out.margin, float(best.values[0] - best.values[1]))
+                found[i] = int(best.indices[0])
+                p = torch.softmax(scores, 0)
+                sure[i], p_of[i] = surety(remasking, p, found[i]), float(p[found[i]])
+            if threshold is not None:
+                out.near(list(p_of.values()), threshold)
+                kept = [i for i in open_ones if p_of[i] >= threshold] or [max(p_of, key=lambda i: p_of[i])]
+            elif factor is not None:
+                order = sorted(open_ones, key=lambda i: -p_of[i])
+                kept = order[:1]
+                for n in range(1, len(order) + 1):
+                    if (n + 1) * (1 - p_of[order[n - 1]]) < factor:
+                        kept = order[:n]
+            else:
+                total, steps = end - first, min(given, end - first)
+                share = total // steps + (1 if number < total % steps else 0)
+                if share < len(open_ones):
+                    out.near(list(sure.values()))
+                kept = sorted(open_ones, key=lambda i: -sure[i])[:share]
+            for i in kept:
+                x[i] = found[i]
+            number += 1
+    answer = x[len(prompt) : len(prompt) + count]
+    stop = next((i for i, token in enumerate(answer) if token in ends), None)
+    out.tokens = answer if stop is None else answer[: stop + 1]
+    return out
