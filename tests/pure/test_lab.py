@@ -49,7 +49,8 @@ def test_every_claim_is_told_once_and_judged_by_one_experiment_at_most() -> None
     assert set(files) == set(NAMES)
     assert all(len(path.read_text("utf-8").splitlines()) <= 150 for path in files.values())
     text = (Path(__file__).parents[2] / "docs" / "lab.md").read_text("utf-8")
-    assert all(f"\n### {name}\n" in text and f"| `{name}` |" in text for name in NAMES)
+    headings = {"recall": "Associative recall"}  # the bare word has another meaning in this project's prose
+    assert all(f"\n### {headings.get(name, name)}\n" in text and f"| `{name}` |" in text for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
