@@ -17,7 +17,8 @@ import pytest
 import ridgeline.lab.experiments
 from ridgeline.catalog.machines import hardware
 from ridgeline.cli.main import main
-from ridgeline.lab import NAMES, Experiment, Record, Setup, Verdict, find, run
+from ridgeline.errors import RequestError
+from ridgeline.lab import NAMES, Experiment, Record, Setup, Verdict, find, run, run_all
 from ridgeline.lab.claim import claims
 from ridgeline.lab.experiment import Figure, Series, Untried
 from ridgeline.lab.judgement import at_least, at_most, equal, within
@@ -107,6 +108,19 @@ def test_what_cannot_be_tried_says_what_is_needed(tmp_path: Path) -> None:
         assert (judgement.verdict, judgement.text) == (Verdict.untried, "this needs a GPU")
 
 
+def test_a_refusal_ends_one_experiment_and_not_several(tmp_path: Path) -> None:
+    def refuse(setup: Setup) -> dict[str, Any]:
+        raise RequestError("the model has no windows")
+
+    for part in ("predict", "measure"):
+        refusing = experiment(**{part: refuse})
+        with pytest.raises(RequestError, match="no windows"):
+            run(refusing, SETUP)
+        found = run_all([refusing, experiment(name="other")], SETUP, tmp_path / part, lambda record: None)
+        assert [j.verdict for r in found for j in r.judgements] == [Verdict.untried, Verdict.holds]
+        assert found[0].judgements[0].text == "the model has no windows"
+
+
 class Links(HTMLParser):
     """Collects what a page would load, and the elements that it opened and did not close."""
 
@@ -170,6 +184,8 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         (("orka",), "did you mean orca"),
         (("46",), "no number of a claim"),
         (("list", "orca"), "`list` stands alone"),
+        (("orka", "all"), "`all` stands alone"),
+        (("orca", "--seed", "-1"), "--seed is -1"),
         (("orca", "--out", "/dev/null/x"), "cannot be written"),
     ],
 )

@@ -82,9 +82,10 @@ def _chosen(names: Sequence[str]) -> list[Experiment]:
     from ridgeline.errors import RequestError
     from ridgeline.lab import NAMES, find
 
-    if LIST in names and len(names) > 1:
-        raise RequestError("`list` stands alone: ridgeline lab list")
-    given = NAMES if set(names) & {LIST, ALL} else names
+    for word in (LIST, ALL):
+        if word in names and len(names) > 1:
+            raise RequestError(f"`{word}` stands alone: ridgeline lab {word}")
+    given = NAMES if names[0] in (LIST, ALL) else names
     return list({found.name: found for found in map(find, given)}.values())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ridgeline.errors import RequestError
 from ridgeline.lab.judgement import Judgement
 from ridgeline.spec.hardware import HardwareSpec
 
@@ -23,6 +24,8 @@ class Setup:
     quick: measure less. seed: random seed of everything that is drawn. model: a folder, a hub id or a built-in model,
     which is measured where a model is needed. threads: threads of the kernels; None: one for each core. machine: the
     machine as predictions see it. on_part: is called with the name of each part before it is measured.
+
+    Raises RequestError for a negative seed.
     """
 
     quick: bool
@@ -31,6 +34,10 @@ class Setup:
     threads: int | None
     machine: HardwareSpec
     on_part: Callable[[str], None] = lambda name: None
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise RequestError(f"--seed is {self.seed}; it must be at least 0")
 
 
 @dataclass(frozen=True, slots=True)

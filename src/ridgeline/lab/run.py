@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ridgeline.cost.calibration import fingerprint
+from ridgeline.errors import RidgelineError
 from ridgeline.lab.experiment import Experiment, Facts, Figure, Setup, Untried
 from ridgeline.lab.judgement import Judgement, untried
 from ridgeline.measure.quiet import OthersLoad
@@ -55,17 +57,24 @@ class Record:
         return {"format": FORMAT} | found | {"judgements": [asdict(j) for j in self.judgements]}
 
 
-def run(experiment: Experiment, setup: Setup, folder: Path | None = None) -> Record:
+def run(experiment: Experiment, setup: Setup, folder: Path | None = None, *, refuses: bool = True) -> Record:
     """Predict, measure and judge. folder: keep the prediction there before anything is measured, and then the record.
 
-    A record that this folder has already, of the same setup, version and machine, is returned instead.
+    A record that this folder has already, of the same setup, version and machine, is returned instead. refuses: raise
+    the RidgelineError of a model or machine that the experiment cannot use; else its claims cannot be tried here.
     """
     facts = _facts(setup)
     path = folder / f"{experiment.name}.json" if folder else None
     if path is not None and (kept := _kept(path, experiment, facts)):
         return kept
     setup.on_part(f"{experiment.name}: predicting")
-    predicted, at = _plain(experiment.predict(setup)), _now()
+    try:
+        predicted = _plain(experiment.predict(setup))
+    except RidgelineError as e:
+        if refuses:
+            raise
+        experiment, predicted = replace(experiment, measure=partial(_cannot, str(e))), {}
+    at = _now()
     begun = {"format": FORMAT, "name": experiment.name, "setup": facts, "predicted_at": at, "predicted": predicted}
     if path is not None:
         write_whole(path, json.dumps(begun, indent=1))
@@ -74,7 +83,9 @@ def run(experiment: Experiment, setup: Setup, folder: Path | None = None) -> Rec
     try:
         measured = _plain(experiment.measure(setup))
         judgements = experiment.judge(predicted, measured)
-    except Untried as e:
+    except (Untried, RidgelineError) as e:
+        if refuses and isinstance(e, RidgelineError):
+            raise
         measured, judgements = {}, tuple(untried(number, str(e)) for number in experiment.claims)
     seconds = time.perf_counter() - start
     found = _record(experiment, facts, at, predicted, measured, judgements, _now(), seconds, others.share())
@@ -89,12 +100,20 @@ def run_all(
     folder: Path | None,
     on_record: Callable[[Record], None] = lambda r: None,
 ) -> tuple[Record, ...]:
-    """Run experiments one after the other, as `run` does. on_record: is called with each record."""
+    """Run experiments one after the other, as `run` does; one of several that cannot be tried does not end the others.
+
+    on_record: is called with each record.
+    """
     found = []
     for experiment in experiments:
-        found.append(run(experiment, setup, folder))
+        found.append(run(experiment, setup, folder, refuses=len(experiments) == 1))
         on_record(found[-1])
     return tuple(found)
+
+
+def _cannot(why: str, setup: Setup) -> Facts:
+    """Raise Untried."""
+    raise Untried(why)
 
 
 def _record(
