@@ -90,3 +90,14 @@ def test_a_config_without_its_blocks_is_refused(tmp_path: Path) -> None:
     rename(tmp_path, 4, canvas=3)
     with pytest.raises(ConfigError, match="canvas"):
         LLM(str(tmp_path))
+
+
+def test_a_recommended_penalty_is_named_and_not_applied(tmp_path: Path) -> None:
+    """Every request was refused for a penalty that only generation_config.json asked for."""
+    build(CASES["qwen3"], tmp_path)
+    rename(tmp_path, 4)
+    (tmp_path / "generation_config.json").write_text('{"repetition_penalty": 1.1, "temperature": 0.5}')
+    llm = LLM(str(tmp_path))
+    assert "not applied: repetition_penalty" in " ".join(llm.loaded.notes)
+    assert llm.loaded.checkpoint.sampling_defaults == {"temperature": 0.5}
+    assert llm.generate([[5, 6, 7]])[0].outputs[0].token_ids

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.errors import RequestError
-from ridgeline.spec.diffusion import MaskedDiffusion
+from ridgeline.spec.diffusion import IN_ORDER, MaskedDiffusion
 from ridgeline.spec.request import SAMPLING, Params, SamplingParams
 
 ONLY_HERE = ("remasking", "denoising_passes", "confidence_threshold", "confidence_factor")
-# Parameters that follow an answer from left to right, token by token.
-IN_ORDER = (
-    "structured_outputs", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "bad_words",
-    "prompt_logprobs",
-)  # fmt: skip
 _DEFAULTS = {name: default for name, default, _ in SAMPLING}
 
 

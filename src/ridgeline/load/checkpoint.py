@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ridgeline.errors import ConfigError
 from ridgeline.load.gguf.model import GgufModel, open_gguf
 from ridgeline.load.gguf.paths import is_gguf
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.diffusion import IN_ORDER
 from ridgeline.spec.folders import read_json
 from ridgeline.spec.request import SAMPLING
 
@@ -29,7 +30,9 @@ _OTHER_FIELDS = frozenset(
 )
 # Fields that have no effect when they are 1. All fields have no effect when they are null, false, 0 or empty. A note
 # names all remaining fields, because they are not applied.
-_NEUTRAL_AT_ONE = frozenset("num_beams num_beam_groups length_penalty encoder_repetition_penalty".split())
+_NEUTRAL_AT_ONE = frozenset(
+    "num_beams num_beam_groups length_penalty encoder_repetition_penalty repetition_penalty".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,17 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     spec = spec_from_config(config)
     path = folder / "generation_config.json"
     generation = read_json(path) if path.exists() else {}
+    fields = tuple(name for name in SAMPLING_FIELDS if spec.diffusion is None or name not in IN_ORDER)
     family = family_of(config)
     language = config if family.within is None else {**config, **config[family.within]}
     scheme = quantization_of(config)
     return Checkpoint(
         folder, config, spec, family,
         eos_token_ids=_token_ids(generation, language, "eos_token_id", spec.vocab_size),
-        sampling_defaults=_sampling_defaults(generation),
-        notes=((family.note,) if family.note else ()) + _unapplied(generation) + (scheme.notes if scheme else ()),
+        sampling_defaults=_sampling_defaults(generation, fields),
+        notes=(
+            *((family.note,) if family.note else ()), *_unapplied(generation, fields), *(scheme.notes if scheme else ())
+        ),
         quantization=scheme,
     )  # fmt: skip
 
@@ -111,9 +117,9 @@ def _token_ids(generation: Mapping[str, Any], config: Mapping[str, Any], name: s
     return tuple(i for i in ids if 0 <= i < vocab)
 
 
-def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+def _sampling_defaults(generation: Mapping[str, Any], fields: Sequence[str]) -> dict[str, float]:
     out: dict[str, float] = {}
-    for name in SAMPLING_FIELDS:
+    for name in fields:
         value = generation.get(name)
         if value is None:
             continue
@@ -124,12 +130,12 @@ def _sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
     return {"temperature": 0.0} if generation.get("do_sample") is False else out
 
 
-def _unapplied(generation: Mapping[str, Any]) -> tuple[str, ...]:
+def _unapplied(generation: Mapping[str, Any], fields: Sequence[str]) -> tuple[str, ...]:
     """Return a note that names the fields with an effect that are not applied."""
     asked = sorted(
         name
         for name, value in generation.items()
-        if name not in SAMPLING_FIELDS
+        if name not in fields
         and name not in _OTHER_FIELDS
         and value not in (None, False, [], {}, "")
         and not (name in _NEUTRAL_AT_ONE and value == 1)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Sampling parameters that follow an answer from left to right, token by token, which diffusion models do not.
+IN_ORDER = (
+    "structured_outputs", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "bad_words",
+    "prompt_logprobs",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class MaskedDiffusion:
