@@ -27,10 +27,8 @@ class Fake:
     """A model whose logits after each token are given by a function of the tokens up to it."""
 
     def __init__(self, scores: Any, max_model_len: int = 700) -> None:
-        self.spec, self.max_model_len = (
-            SimpleNamespace(vocab_size=VOCAB, require_autoregressive=lambda purpose: None),
-            max_model_len,
-        )
+        spec = SimpleNamespace(vocab_size=VOCAB, require_autoregressive=lambda purpose: None)
+        self.spec, self.max_model_len = spec, max_model_len
         self.table = SimpleNamespace(memory=SimpleNamespace(get=np.asarray, integers=np.asarray))
         self.model, self._scores = self, scores
 
