@@ -57,8 +57,12 @@ DISTILLATION = words(
 RULES = (
     Rule(r"ridgeline .*--device cuda", How.PARSE, "it needs a GPU"),
     Rule(r"ridgeline lab all", How.PARSE, "it takes minutes, and tests/pure/test_lab.py runs the command"),
-    Rule(r"ridgeline lab (speculative|outliers)", How.RUN, SIZES, words("--quick")),
-    Rule(r"ridgeline lab (rounding|prune|heads|windows|repair|layers|drafts)", How.PARSE, SIZES),
+    Rule(r"ridgeline lab [a-z]+ --quick", How.PARSE, SIZES),
+    Rule(
+        r"ridgeline lab (speculative|outliers|rounding|prune|heads|windows|repair|layers|drafts|intensity)",
+        How.PARSE,
+        SIZES,
+    ),
     Rule(r"ridgeline .*--attention bf16", How.PARSE, "it needs a CPU with AVX-512 BF16"),
     Rule(
         r"ridgeline quantize .*--scheme qat",
