@@ -8,7 +8,17 @@ from typing import Any
 
 from ridgeline.archs import OUR_MODEL_TYPE, spec_from_config
 from ridgeline.errors import ConfigError
-from ridgeline.spec import Attention, GatedMLP, LatentAttention, Layer, LongRopeScaling, ModelSpec, RMSNorm, to_json
+from ridgeline.spec import (
+    Attention,
+    GatedMLP,
+    LatentAttention,
+    Layer,
+    LongRopeScaling,
+    ModelSpec,
+    RMSNorm,
+    Rope,
+    to_json,
+)
 
 CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -24,7 +34,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
     It is the config of a family in CLASSES or of DeepSeek-V2, which transformers supports, if one can express the spec
     completely; otherwise it contains the spec itself.
     """
-    for config in (*_candidates(spec), *_latent_candidates(spec)):
+    for config in _candidates(spec):
         if reads_as(config, spec):
             return config
     return {"model_type": OUR_MODEL_TYPE, "spec": to_json(spec)}
@@ -38,65 +48,62 @@ def reads_as(config: Mapping[str, Any], spec: ModelSpec) -> bool:
         return False
 
 
-def _candidates(spec: ModelSpec) -> Iterator[dict[str, Any]]:
-    layer = spec.layers[0]
-    if not (isinstance(layer, Layer) and isinstance(layer.mixer, Attention) and isinstance(layer.mlp, GatedMLP)):
-        return
-    mixer, mlp = layer.mixer, layer.mlp
-    if mixer.rope is None or not isinstance(spec.norm, RMSNorm):
-        return
-    for model_type, name in CLASSES.items():
-        yield {
-            "architectures": [name],
-            "model_type": model_type,
-            "vocab_size": spec.vocab_size,
-            "hidden_size": spec.hidden_size,
-            "intermediate_size": mlp.intermediate_size,
-            "num_hidden_layers": len(spec.layers),
-            "num_attention_heads": mixer.num_heads,
-            "num_key_value_heads": mixer.num_kv_heads,
-            "head_dim": mixer.head_dim,
-            "hidden_act": mlp.activation,
-            "max_position_embeddings": spec.max_position_embeddings,
-            "rms_norm_eps": spec.norm.eps,
-            "rope_theta": mixer.rope.theta,
-            "tie_word_embeddings": spec.tie_word_embeddings,
-            **({"attention_bias": mixer.qkv_bias} if model_type in ("llama", "qwen3") else {}),
-            **({"sliding_window": mixer.window} if model_type == "mistral" else {}),
-        }
-
-
-def _latent_candidates(spec: ModelSpec) -> Iterator[dict[str, Any]]:
-    """Yield a config of DeepSeek-V2 whose layers are all dense."""
-    layer = spec.layers[0]
-    if not (isinstance(layer, Layer) and isinstance(layer.mixer, LatentAttention) and isinstance(layer.mlp, GatedMLP)):
-        return
-    mixer, mlp = layer.mixer, layer.mlp
-    if mixer.rope is None or not isinstance(spec.norm, RMSNorm):
-        return
-    yield {
-        "architectures": ["DeepseekV2ForCausalLM"],
-        "model_type": "deepseek_v2",
+def _sizes(
+    spec: ModelSpec, mixer: Attention | LatentAttention, rope: Rope, mlp: GatedMLP, eps: float
+) -> dict[str, Any]:
+    """Return the fields that all of these families share. Every layer has this mixer and this mlp."""
+    return {
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
         "intermediate_size": mlp.intermediate_size,
         "num_hidden_layers": len(spec.layers),
         "num_attention_heads": mixer.num_heads,
+        "hidden_act": mlp.activation,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "rms_norm_eps": eps,
+        "rope_theta": rope.theta,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+    }
+
+
+def _candidates(spec: ModelSpec) -> Iterator[dict[str, Any]]:
+    """Yield a config of each family that may express the spec: DeepSeek-V2 for latents, those of CLASSES for others."""
+    layer = spec.layers[0]
+    if not (isinstance(layer, Layer) and isinstance(layer.mlp, GatedMLP) and isinstance(spec.norm, RMSNorm)):
+        return
+    mixer = layer.mixer
+    if not isinstance(mixer, Attention | LatentAttention) or mixer.rope is None:
+        return
+    sizes = _sizes(spec, mixer, mixer.rope, layer.mlp, spec.norm.eps)
+    if isinstance(mixer, LatentAttention):
+        yield sizes | _of_latents(len(spec.layers), mixer, mixer.rope, layer.mlp)
+        return
+    for model_type, name in CLASSES.items():
+        yield sizes | {
+            "architectures": [name],
+            "model_type": model_type,
+            "num_key_value_heads": mixer.num_kv_heads,
+            "head_dim": mixer.head_dim,
+            **({"attention_bias": mixer.qkv_bias} if model_type in ("llama", "qwen3") else {}),
+            **({"sliding_window": mixer.window} if model_type == "mistral" else {}),
+        }
+
+
+def _of_latents(layers: int, mixer: LatentAttention, rope: Rope, mlp: GatedMLP) -> dict[str, Any]:
+    """Return the fields of DeepSeek-V2 alone, whose layers are all dense. layers: their number."""
+    return {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
         "num_key_value_heads": mixer.num_heads,
         "q_lora_rank": mixer.q_lora_rank,
         "kv_lora_rank": mixer.kv_lora_rank,
         "qk_nope_head_dim": mixer.qk_nope_head_dim,
         "qk_rope_head_dim": mixer.qk_rope_head_dim,
         "v_head_dim": mixer.v_head_dim,
-        "hidden_act": mlp.activation,
-        "max_position_embeddings": spec.max_position_embeddings,
-        "rms_norm_eps": spec.norm.eps,
-        "rope_theta": mixer.rope.theta,
-        **_scaling(mixer.rope.scaling),
+        **_scaling(rope.scaling),
         "attention_bias": mixer.latent_bias,
-        "tie_word_embeddings": spec.tie_word_embeddings,
         # No layer has experts, but programs read their fields.
-        "first_k_dense_replace": len(spec.layers),
+        "first_k_dense_replace": layers,
         "moe_layer_freq": 1,
         "n_routed_experts": 1,
         "n_shared_experts": 0,
