@@ -191,32 +191,41 @@ def dense(case: Attention, storage: Storage, given: tuple[Any, ...], lengths: li
     return ours.attention(case, POOLS[pool])(q, DenseKeyValues(k, v, tuple(lengths)), sinks)
 
 
+HEADS = [(1, 1), (4, 4), (6, 2), (9, 3), (8, 1)]
+LOOKS: list[dict[str, Any]] = [
+    {}, {"window": 24, "sinks": True}, {"window": 7, "pattern": FirstTokens(30)},
+    {"window": 30, "pattern": Strided(17), "softcap": 3.0},
+]  # fmt: skip
+SERVED = {
+    "dim": st.sampled_from([3, 16, 40, 64]), "page_tokens": st.sampled_from([1, 3, 4, 16, 64]),
+    "lengths": st.lists(st.integers(1, 200), min_size=1, max_size=5), "pool": st.sampled_from([1, 2, 4]),
+    "seed": st.integers(0, 2**16),
+}  # fmt: skip
+
+
+def check_steps(case: Attention, storage: Storage, page_tokens: int, lengths: list[int], pool: int, seed: int) -> None:
+    """Check that chunks, pages, batches and threads change no bit of attention over whole sequences."""
+    q, k, v, sinks = draw(case, sum(lengths), seed)
+    steps = Steps(case, storage, page_tokens, lengths, seed, pool)
+    attend = ours.paged_attention(case, POOLS[pool])
+    out = np.full((len(q), case.num_heads * case.head_dim), np.nan, np.float32)
+
+    def run(tokens: Any, layout: Any) -> Any:
+        return attend(q[tokens], PagedKeyValues(*steps.pages, layout), sinks)
+
+    np.testing.assert_array_equal(steps.run((k, v), run, out), dense(case, storage, (q, k, v, sinks), lengths))
+
+
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(
-    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (9, 3), (8, 1)]),
-    dim=st.sampled_from([3, 16, 40, 64]),
-    look=st.sampled_from([{}, {"window": 24, "sinks": True}, {"window": 7, "pattern": FirstTokens(30)},
-                          {"window": 30, "pattern": Strided(17), "softcap": 3.0}]),
-    dtype=st.sampled_from(["bfloat16", "float16", "int8", "fp8"]),
-    page_tokens=st.sampled_from([1, 3, 4, 16, 64]),
-    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=5),
-    pool=st.sampled_from([1, 2, 4]),
-    seed=st.integers(0, 2**16),
+    heads=st.sampled_from(HEADS), look=st.sampled_from(LOOKS),
+    dtype=st.sampled_from(["bfloat16", "float16", "int8", "fp8"]), **SERVED,
 )  # fmt: skip
 def test_chunks_pages_batches_and_threads_change_no_bit(
     heads: tuple[int, int], dim: int, look: dict[str, Any], dtype: str, page_tokens: int, lengths: list[int], pool: int,
     seed: int,
 ) -> None:  # fmt: skip
-    case, storage = Attention(*heads, dim, 0.3, **look), STORAGES[dtype]
-    given = draw(case, sum(lengths), seed)
-    steps = Steps(case, storage, page_tokens, lengths, seed, pool)
-    attend = ours.paged_attention(case, POOLS[pool])
-    out = np.full((len(given[0]), heads[0] * dim), np.nan, np.float32)
-
-    def run(tokens: Any, layout: Any) -> Any:
-        return attend(given[0][tokens], PagedKeyValues(*steps.pages, layout), given[3])
-
-    np.testing.assert_array_equal(steps.run(given[1:3], run, out), dense(case, storage, given, lengths))
+    check_steps(Attention(*heads, dim, 0.3, **look), STORAGES[dtype], page_tokens, lengths, pool, seed)
 
 
 @TYPES

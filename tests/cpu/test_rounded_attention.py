@@ -17,12 +17,12 @@ from ridgeline import LLM
 from ridgeline.errors import DeviceError, RequestError
 from ridgeline.evals.price import describe_attention
 from ridgeline.ops import open_table
-from ridgeline.ops.api import DenseKeyValues, DenseRows, PagedKeyValues, PagedRows
+from ridgeline.ops.api import DenseKeyValues, DenseRows, PagedRows
 from ridgeline.ops.host import stored
 from ridgeline.runtime.load import LoadOptions, load_model
 from ridgeline.runtime.rounded import round_attention
 from ridgeline.settings.attention import choose_attention
-from ridgeline.spec import Attention, Blocks, FirstTokens, Strided
+from ridgeline.spec import Attention, Blocks
 from ridgeline.spec.request import SamplingParams
 from ridgeline.spec.sight import CAUSAL, Sight
 from ridgeline.spec.storage import EXACT, STORAGES, StateDType
@@ -32,7 +32,20 @@ kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels are not 
 from tests.oracle import attention_bounds as bounds  # noqa: E402
 
 from cpu import test_tree_attention as trees  # noqa: E402
-from cpu.test_kernels_state import LATENT, POOLS, Array, Steps, dense, draw, rows_of, unit_of  # noqa: E402
+from cpu.test_kernels_state import (  # noqa: E402
+    HEADS,
+    LATENT,
+    LOOKS,
+    POOLS,
+    SERVED,
+    Array,
+    Steps,
+    check_steps,
+    dense,
+    draw,
+    rows_of,
+    unit_of,
+)
 from ridgeline.ops.cpu import attention as ours  # noqa: E402
 from ridgeline.ops.cpu import latent as our_latent  # noqa: E402
 
@@ -61,31 +74,15 @@ def rounding() -> Iterator[None]:
 @settings(max_examples=60, deadline=None, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(
-    heads=st.sampled_from([(1, 1), (4, 4), (6, 2), (9, 3), (8, 1), (26, 2)]),
-    dim=st.sampled_from([3, 16, 40, 64]),
-    look=st.sampled_from([{}, {"window": 24, "sinks": True}, {"window": 7, "pattern": FirstTokens(30)},
-                          {"window": 30, "pattern": Strided(17), "softcap": 3.0}, {"sight": Blocks(7)},
-                          {"sight": Blocks(64), "sinks": True}]),
-    dtype=st.sampled_from(TYPES),
-    page_tokens=st.sampled_from([1, 3, 4, 16, 64]),
-    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=5),
-    pool=st.sampled_from([1, 2, 4]),
-    seed=st.integers(0, 2**16),
+    heads=st.sampled_from([*HEADS, (26, 2)]),
+    look=st.sampled_from([*LOOKS, {"sight": Blocks(7)}, {"sight": Blocks(64), "sinks": True}]),
+    dtype=st.sampled_from(TYPES), **SERVED,
 )  # fmt: skip
 def test_chunks_pages_batches_and_threads_change_no_bit(
     heads: tuple[int, int], dim: int, look: dict[str, Any], dtype: str, page_tokens: int, lengths: list[int], pool: int,
     seed: int,
 ) -> None:  # fmt: skip
-    case, storage = Attention(*heads, dim, 0.3, **look), STORAGES[dtype]
-    q, k, v, sinks = draw(case, sum(lengths), seed)
-    steps = Steps(case, storage, page_tokens, lengths, seed, pool)
-    attend = ours.paged_attention(case, POOLS[pool])
-    out = np.full((len(q), heads[0] * dim), np.nan, np.float32)
-
-    def run(tokens: Any, layout: Any) -> Any:
-        return attend(q[tokens], PagedKeyValues(*steps.pages, layout), sinks)
-
-    np.testing.assert_array_equal(steps.run((k, v), run, out), dense(case, storage, (q, k, v, sinks), lengths))
+    check_steps(Attention(*heads, dim, 0.3, **look), STORAGES[dtype], page_tokens, lengths, pool, seed)
 
 
 @can_round
