@@ -5,6 +5,7 @@ This needs matplotlib, an optional dependency: pip install ridgeline[plot].
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from io import BytesIO
 from typing import Any
 
@@ -18,10 +19,8 @@ INK = "#010203"  # stands for the color of the page's text, which replaces it
 
 def check_matplotlib() -> None:
     """Raise RequestError if matplotlib is missing."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise RequestError("the page needs matplotlib for its figures; pip install ridgeline[plot]") from None
+    if find_spec("matplotlib") is None:
+        raise RequestError("the page needs matplotlib for its figures; pip install ridgeline[plot]")
 
 
 def svg(figure: Figure) -> str:

@@ -10,6 +10,7 @@ from ridgeline.lab.experiment import Experiment, Facts, Figure, Series, Setup
 from ridgeline.lab.judgement import Judgement, at_least
 from ridgeline.lab.timing import middle
 from ridgeline.measure.passes import attention_s
+from ridgeline.ops import OpsTable
 from ridgeline.ops.devices import open_table
 
 LENGTHS, HEADS, SIZE = (256, 512, 1024, 2048), 4, 64  # tokens of a prompt; heads and their numbers
@@ -38,9 +39,9 @@ def measure(setup: Setup) -> Facts:
     return {"seconds": found}
 
 
-def _tiles(table: object, tokens: int) -> float:
+def _tiles(table: OpsTable, tokens: int) -> float:
     """Return the seconds of the kernel for a number of a key or value and a query that sees it."""
-    return attention_s(table, "float32", 1, tokens, 2)  # type: ignore[arg-type]
+    return attention_s(table, "float32", 1, tokens, 2)
 
 
 def _materialized(tokens: int, seed: int) -> float:
