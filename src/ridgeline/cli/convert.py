@@ -56,7 +56,7 @@ _Start = Annotated[
     str,
     option(
         "--start",
-        help="What recurrent layers begin with: attention (its matrices, fitted to the text) or random (a baseline). "
+        help="Start of recurrent layers: attention takes its matrices, fitted to the text, and random is a baseline. "
         "Default: attention.",
     ),
 ]

@@ -70,7 +70,7 @@ def store_heads(
             is_mine = ((head >= H + K) & (head < H + 2 * K))[:, None] & is_token[None, :]
             tl.store(values + at + first[:, None], kept_a, mask=is_mine)
             tl.store(values + at + second[:, None], kept_b, mask=is_mine)
-    if gates is not None:  # noqa: SIM102 - as above
+    if gates is not None:  # noqa: SIM102 - Triton evaluates the first condition, and a program the second
         if end >= H + 2 * K:
             to = gates + token[None, :] * (H * D) + ((head - H - 2 * K) * D)[:, None]
             is_mine = ((head >= H + 2 * K) & (head < 2 * H + 2 * K))[:, None] & is_token[None, :]
