@@ -36,7 +36,7 @@ from ridgeline.plan import rewrite
 SEQUENCES = [[(7 * i * i + 3 * j + i * j) % 90 + 3 for i in range(40)] for j in range(2)]
 TEXTS = np.random.default_rng(0).integers(3, 90, (12, 40)).tolist()
 SAMPLES = Samples(TEXTS, [Document(ids) for ids in SEQUENCES])
-NAMED = ["mamba2", "delta", "lightning"]
+NAMED: list[rewrite.Recurrent] = ["mamba2", "delta", "lightning"]
 # Norms of q and k, biases, outer norms and softcaps, sinks and windows, gates.
 NAMES = ["llama_gqa", "qwen3", "qwen2_window", "gemma2", "gpt_oss"]
 
@@ -75,7 +75,7 @@ def test_a_layer_that_adds_nothing_becomes_one_exactly(name: str, kind: str, tmp
 
 
 @pytest.mark.parametrize("kind", NAMED)
-def test_the_last_matrix_is_that_of_least_squares(kind: str, tmp_path: Path) -> None:
+def test_the_last_matrix_is_that_of_least_squares(kind: rewrite.Recurrent, tmp_path: Path) -> None:
     """The streams before each layer and the results of its attention are those of transformers."""
     source, model = folder_of("llama_gqa", tmp_path / "source")
     given: dict[int, list[torch.Tensor]] = {}
@@ -84,7 +84,7 @@ def test_the_last_matrix_is_that_of_least_squares(kind: str, tmp_path: Path) -> 
     with torch.no_grad():
         seen = [model(torch.tensor([ids]), output_hidden_states=True).hidden_states for ids in TEXTS]
     original = open_original(str(source), None)
-    spec = rewrite.with_recurrent(original.spec, kind, None)  # type: ignore[arg-type]
+    spec = rewrite.with_recurrent(original.spec, kind, None)
     types, widen = stored_types(original), original.table.memory.get
 
     def changed(made: Any, weights: Any) -> RecurrentWeights:
@@ -134,10 +134,10 @@ def _silent(what: str, done: int, total: int) -> None:
 
 
 @pytest.mark.parametrize("kind", NAMED)
-def test_sizes_are_those_that_plan_prices(kind: str, tmp_path: Path) -> None:
+def test_sizes_are_those_that_plan_prices(kind: rewrite.Recurrent, tmp_path: Path) -> None:
     source, _ = folder_of("llama_gqa", tmp_path / "source")
     report = converted(source, tmp_path / "out", f"hybrid={kind}:1")
-    planned = rewrite.with_recurrent(open_original(str(source), None).spec, kind, 1)  # type: ignore[arg-type]
+    planned = rewrite.with_recurrent(open_original(str(source), None).spec, kind, 1)
     assert open_original(str(tmp_path / "out"), None).spec.layers == planned.layers
     assert report.prices["converted"].params == planned.num_params()
 

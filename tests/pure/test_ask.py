@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from calibrated import KEPT
@@ -220,9 +221,9 @@ def test_wrong_times(text: str) -> None:
         parse_time("--ttft", text)
 
 
-def start(**more: object) -> Start:
+def start(**more: Any) -> Start:
     layout = Layout(LLAMA, Planner(LLAMA).figures(Load(64, 2000, 400)), "tpot")
-    return Start("meta-llama/Llama-3.1-8B", replace(layout, **more), 3, 8192)  # type: ignore[arg-type]
+    return Start("meta-llama/Llama-3.1-8B", replace(layout, **more), 3, 8192)
 
 
 def words_of(command: str) -> list[str]:
@@ -239,8 +240,8 @@ def test_the_commands_to_paste(changes: str) -> None:
     one = start(deployment=d, changed=changes if "=" in changes and "weights" in changes else "")
     ours, theirs = words_of(serve_command(one)), words_of(vllm_command(one))
     assert ours[:2] == ["ridgeline", "serve"] and theirs[:2] == ["vllm", "serve"]
-    command = typer.main.get_command(app)
-    sub = command.get_command(None, "serve")  # type: ignore[attr-defined,arg-type]
+    command: Any = typer.main.get_command(app)
+    sub = command.commands["serve"]
     parsed = sub.make_context("serve", ours[2:], resilient_parsing=True).params
     assert parsed["max_num_seqs"] == 64 and parsed["max_num_batched_tokens"] == 512 and parsed["max_model_len"] == 8192
     assert ("--tensor-parallel-size" in theirs) == (changes == "tp=4")

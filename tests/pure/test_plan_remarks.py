@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from calibrated import KEPT
@@ -23,8 +24,8 @@ from ridgeline.plan.slo import search
 LLAMA = find_model("llama-3.1-8b").spec
 
 
-def on(name: str, **more: object) -> Deployment:
-    return Deployment(LLAMA, hardware(name), **more)  # type: ignore[arg-type]
+def on(name: str, **more: Any) -> Deployment:
+    return Deployment(LLAMA, hardware(name), **more)
 
 
 def test_narrow_activations_without_a_unit_are_said() -> None:
