@@ -326,33 +326,21 @@ template <class T> struct Worker {
         }
     }
 
-    // Runs the tile at a position that has drafts: each query with the keys of its own path.
     void run_tree_tile(int64_t at) {
-        const Sequence& s = *w.sequence;
-        const int64_t group = a.c.group();
+        const Blocks blocks(a.c.group());
         uint64_t masks[QUERIES];
         const uint64_t any = seen_by(a.c, w, at, masks);
-        if (!any) return;
-        Tile<T> t;
-        t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
-        find_known(a.kv, s, at, t);
-        for (int head = w.head; head < w.head_end; ++head) {
-            select_head(t, head);
-            for (int64_t i = 0; i < queries; ++i) {
-                if (!masks[i]) continue;
-                place_path(a, s, s.path(w.first + i), at, __builtin_ctzll(masks[i]),
-                           TILE - 1 - __builtin_clzll(masks[i]), head, t, m.copy, nullptr);
-                pack_keys(a.c, t, m.keys);
-                pack_values(a.c, t, t.values, t.value, m.packed_values, m.width);
-                const Blocks blocks(group);
-                for (int64_t b = 0; b < blocks.count; ++b) {
-                    const int64_t own = blocks.begin(b), n = blocks.begin(b + 1) - own;
-                    const int64_t row = ((head - w.head) * queries + i) * group + own;
-                    load_rows(row, n);
-                    TILE_ROWS<Packed>[size_t(n - 1)](a, packed(), masks + i, own, m.own, row, m);
-                }
+        auto select = [&](Tile<T>& t, int head) { select_head(t, head); };
+        run_paths<T>(a, w, at, masks, any, m.copy, select, [&](const Tile<T>& t, int head, int64_t i) {
+            pack_keys(a.c, t, m.keys);
+            pack_values(a.c, t, t.values, t.value, m.packed_values, m.width);
+            for (int64_t b = 0; b < blocks.count; ++b) {
+                const int64_t own = blocks.begin(b), n = blocks.begin(b + 1) - own;
+                const int64_t row = ((head - w.head) * queries + i) * a.c.group() + own;
+                load_rows(row, n);
+                TILE_ROWS<Packed>[size_t(n - 1)](a, packed(), masks + i, own, m.own, row, m);
             }
-        }
+        });
     }
 
     // Writes rows [row, row + n) of one query as blocks of rows are.

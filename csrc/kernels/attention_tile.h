@@ -199,6 +199,27 @@ template <class T> void place_path(const AttentionStep& a, const Sequence& s, ui
     }
 }
 
+// Runs the tile at a position that has drafts: each query with the keys of its own path. masks: of each query; any: all
+// of them together. copy: room for turned keys. select(t, head) turns to a head; run(t, head, i) computes query i.
+template <class T, class Select, class Run>
+void run_paths(const AttentionStep& a, const AttentionWork& w, int64_t at, const uint64_t* masks, uint64_t any,
+               float* copy, const Select& select, const Run& run) {
+    if (!any) return;
+    const Sequence& s = *w.sequence;
+    Tile<T> t;
+    t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
+    find_known(a.kv, s, at, t);
+    for (int head = w.head; head < w.head_end; ++head) {
+        select(t, head);
+        for (int64_t i = 0; i < w.last - w.first; ++i) {
+            if (!masks[i]) continue;
+            place_path(a, s, s.path(w.first + i), at, __builtin_ctzll(masks[i]), TILE - 1 - __builtin_clzll(masks[i]),
+                       head, t, copy, nullptr);
+            run(t, head, i);
+        }
+    }
+}
+
 // ---- products --------------------------------------------------------------------------------------------------
 
 // Pages are not in order, so that hardware cannot prefetch. The loop over keys prefetches the same tile's values, and

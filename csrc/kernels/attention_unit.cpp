@@ -345,26 +345,15 @@ template <class Unit, class S> struct Worker {
         }
     }
 
-    // Runs the tile at a position that has drafts: each query with the keys of its own path.
     void run_tree_tile(int64_t at) {
-        const Sequence& s = *w.sequence;
         uint64_t masks[UNIT_ROWS];
         const uint64_t any = seen_by(a.c, w, at, masks);
-        if (!any) return;
-        Tile<T> t;
-        t.first = __builtin_ctzll(any), t.last = TILE - 1 - __builtin_clzll(any);
-        find_known(a.kv, s, at, t);
-        for (int head = w.head; head < w.head_end; ++head) {
-            select_head(t, head);
-            for (int64_t i = 0; i < queries; ++i) {
-                if (!masks[i]) continue;
-                place_path(a, s, s.path(w.first + i), at, __builtin_ctzll(masks[i]),
-                           TILE - 1 - __builtin_clzll(masks[i]), head, t, m.copy, nullptr);
-                pack_keys(a.c, t, m);
-                pack_values(a.c, t, masks[i], t.values, t.value, m);
-                run_rows(masks, head, i * group, (i + 1) * group);
-            }
-        }
+        auto select = [&](Tile<T>& t, int head) { select_head(t, head); };
+        run_paths<T>(a, w, at, masks, any, m.copy, select, [&](const Tile<T>& t, int head, int64_t i) {
+            pack_keys(a.c, t, m);
+            pack_values(a.c, t, masks[i], t.values, t.value, m);
+            run_rows(masks, head, i * group, (i + 1) * group);
+        });
     }
 
     void select_head(Tile<T>& t, int head) {
