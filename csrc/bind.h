@@ -30,16 +30,20 @@ struct Work {
 };
 
 // Runs and records a kernel: job(hold) holds by value all that it needs, except for data that `bound`, a Python object,
-// and the arrays own.
+// and the arrays own. reads: the weights that it reads first.
 template <class Bound, class Job, class... Arrays>
-void perform(Pool& pool, const Bound& bound, const Job& job, const Arrays&... arrays) {
+void perform_over(const Ahead& reads, Pool& pool, const Bound& bound, const Job& job, const Arrays&... arrays) {
     if (Program* program = Program::of(pool)) {
         (program->see(arrays), ...);
         program->keep(nb::find(bound));
-        program->add(job);
+        program->add(job, reads);
     }
     Held held(pool);
     job(held.hold);
+}
+template <class Bound, class Job, class... Arrays>
+void perform(Pool& pool, const Bound& bound, const Job& job, const Arrays&... arrays) {
+    perform_over({}, pool, bound, job, arrays...);
 }
 
 [[noreturn]] inline void refuse(const std::string& text) { throw nb::value_error(text.c_str()); }

@@ -88,7 +88,7 @@ void run_projection(BoundProjection& self, const Input& x, const std::optional<I
     const Stream s = stream_of(self.stage, x, delta, rows, residual);
     const Epilogue::Out to = out_of(out, "out", s.tokens, self.stage.matrix.parts[0].rows);
     auto job = [&self, s, to](Pool::Hold& hold) { self.stage.run(hold, s, &to); };
-    perform(self.pool, self, job, x, delta, rows, residual, out);
+    perform_over(self.stage.matrix.ahead(1), self.pool, self, job, x, delta, rows, residual, out);
 }
 
 void run_heads(BoundHeads& self, const Input& x, const std::optional<Input>& delta,
@@ -108,7 +108,7 @@ void run_heads(BoundHeads& self, const Input& x, const std::optional<Input>& del
         stride = a.stride;
     }
     auto job = [&self, s, to, c, n, stride](Pool::Hold& hold) { self.stage.run(hold, s, to.data(), c, n, stride); };
-    perform(self.pool, self, job, x, delta, residual, cos, sin, outs);
+    perform_over(self.stage.reads(), self.pool, self, job, x, delta, residual, cos, sin, outs);
 }
 
 void run_bound_mlp(BoundMlp& self, const Input& x, const std::optional<Input>& delta,
@@ -116,7 +116,7 @@ void run_bound_mlp(BoundMlp& self, const Input& x, const std::optional<Input>& d
     const Stream s = stream_of(self.up, x, delta, std::nullopt, residual);
     const Epilogue::Out to = out_of(out, "out", s.tokens, self.down.parts[0].rows);
     auto job = [&self, s, to](Pool::Hold& hold) { run_mlp(hold, self.up, self.down, s, to); };
-    perform(self.pool, self, job, x, delta, residual, out);
+    perform_over(self.up.matrix.ahead(1), self.pool, self, job, x, delta, residual, out);
 }
 
 void build_heads(BoundHeads* self, Pool& pool, const Matrix& m, const Norm* norm, float scale, int64_t head_dim,

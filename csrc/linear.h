@@ -62,6 +62,8 @@ struct Epilogue {
     Out out[PARTS];  // of each part of the matrix; of a gated one, the first
 };
 
+constexpr int64_t FEW_TILES = 8;  // tiles whose computation still takes less time than fetching a panel
+
 struct ProductKernels {
     int tile;           // tokens
     bool splits_pairs;  // whether tokens of plain bytes have a surplus

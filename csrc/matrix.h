@@ -125,6 +125,8 @@ struct Matrix {
     Matrix(Pool&, Format format, int64_t k, bool interleaved, const std::vector<int64_t>& part_rows);
 
     char* panel(int64_t p) const { return data.data + p * panel_bytes; }
+    // All panels, of which a thread reads whole grains.
+    Ahead ahead(int64_t grain) const { return {data.data, (panels + grain - 1) / grain, panel_bytes * grain}; }
     // Returns where column k of a panel begins: a whole step of the format, for codes 32 columns.
     char* column(int64_t p, int64_t k) const {
         if (k == 0) return panel(p);

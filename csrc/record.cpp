@@ -52,12 +52,27 @@ nb::object Program::record(const nb::callable& work) {
     } mark{pool_};
     thread_ = std::this_thread::get_id();
     pool_.program = this;
-    return work();
+    nb::object result = work();
+    look_ahead();
+    return result;
+}
+
+// Threads that wait in a job fetch weights of the next one. Behind the last job is the first one of the next run.
+void Program::look_ahead() {
+    Ahead next;
+    for (size_t i = 2 * jobs_.size(); i-- > 0;) {
+        Job& job = jobs_[i % jobs_.size()];
+        job.later = next;
+        if (job.reads.data) next = job.reads;
+    }
 }
 
 void Program::run() {
     Pool::Hold hold(pool_);
-    for (const auto& job : jobs_) job(hold);
+    for (const Job& job : jobs_) {
+        hold.fetch(job.later);
+        job.run(hold);
+    }
 }
 
 bool Program::knows(const char* begin, const char* end) const {

@@ -50,7 +50,8 @@ public:
     const std::shared_ptr<Rooms>& rooms() const { return rooms_; }
 
     // ---- used by each call
-    void add(std::function<void(Pool::Hold&)> job) { jobs_.push_back(std::move(job)); }
+    // reads: the weights that the job reads first.
+    void add(std::function<void(Pool::Hold&)> run, const Ahead& reads) { jobs_.push_back({std::move(run), reads, {}}); }
     void refuse(const std::string& reason) {
         if (refusal_.empty()) refusal_ = reason;
     }
@@ -90,7 +91,12 @@ private:
     Pool& pool_;
     std::shared_ptr<Rooms> rooms_;
     std::thread::id thread_;
-    std::vector<std::function<void(Pool::Hold&)>> jobs_;
+    struct Job {
+        std::function<void(Pool::Hold&)> run;
+        Ahead reads, later;  // what this job reads first, and what the next one that reads weights does
+    };
+    void look_ahead();
+    std::vector<Job> jobs_;
     std::vector<std::pair<const char*, const char*>> known_;
     std::vector<nb::object> kept_;
     std::string refusal_;

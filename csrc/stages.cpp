@@ -45,16 +45,24 @@ template <class After> void product(const Job& job, int64_t tokens, After&& afte
     if (!alone)
         job.hold.split(shared.units(),
                        [&](int64_t begin, int64_t end, int thread) { load(shared, begin, end, thread, true); });
+    // Few tiles: the time of a grain is that of reading it, and threads do not read equally fast. So each takes one
+    // grain after the other. Many tiles: a thread's own range in one call, whose weights stay in its cache.
     const int64_t grains = (w.panels + job.grain - 1) / job.grain;
+    const bool one_by_one = shared.tiles <= FEW_TILES && !shared.for_unit && !shared.slices;
+    if (one_by_one) job.hold.share(grains);
     job.hold.run([&](int thread) {
         const Activations a = alone ? activations(w, tokens, room + size * thread) : shared;
-        const int64_t begin = grains * thread / threads * job.grain;
-        const int64_t end = std::min(grains * (thread + 1) / threads * job.grain, w.panels);
-        if (alone) fetch_first(w, begin, end);
-        if (alone && (begin < end || thread == 0)) load(a, 0, a.units(), thread, thread == 0);
-        if (begin >= end) return;
-        product_kernels().multiply(w, a, begin, end, job.epilogue, tiles + tile_room * thread);
-        after(begin, end);
+        const int64_t first = grains * thread / threads, last = grains * (thread + 1) / threads;
+        auto compute = [&](int64_t from, int64_t to) {
+            const int64_t begin = from * job.grain, end = std::min(to * job.grain, w.panels);
+            product_kernels().multiply(w, a, begin, end, job.epilogue, tiles + tile_room * thread);
+            after(begin, end);
+        };
+        if (alone) fetch_first(w, first * job.grain, std::min(last * job.grain, w.panels));
+        if (alone && (first < last || thread == 0)) load(a, 0, a.units(), thread, thread == 0);
+        if (first == last) return;
+        if (!one_by_one) return compute(first, last);
+        for (int64_t i; (i = job.hold.next(thread)) >= 0;) compute(i, i + 1);
     });
 }
 
@@ -105,11 +113,9 @@ void HeadsProjection::run(Pool::Hold& hold, const Stream& stream, const Epilogue
                           const float* sin, int64_t rope_stride) const {
     const Matrix& w = projection.matrix;
     const int64_t panels = heads.head_dim / PANEL;
-    // If heads are whole panels with their own norms, the thread that has computed them also finishes them.
-    const bool together = heads.head_dim % PANEL == 0 && !heads.over_all;
     const Epilogue e = with_outputs(projection.epilogue, out, w.parts.size());
     const Stream own{projection.source(stream.source), stream.tokens};
-    blocks(hold, w, own, e, together ? panels : 1, [&](const Job& job, int64_t first, int64_t tokens) {
+    blocks(hold, w, own, e, grain(), [&](const Job& job, int64_t first, int64_t tokens) {
         auto finish = [&](size_t part, int64_t token, int64_t begin, int64_t end) {
             const Epilogue::Out& o = job.epilogue.out[part];
             const int64_t at = (first + token) * rope_stride;
@@ -117,14 +123,14 @@ void HeadsProjection::run(Pool::Hold& hold, const Stream& stream, const Epilogue
                                   cos ? cos + at : nullptr, sin ? sin + at : nullptr);
         };
         product(job, tokens, [&](int64_t begin, int64_t end) {
-            for (size_t part = 0; together && part < norms.size(); ++part) {
+            for (size_t part = 0; together() && part < norms.size(); ++part) {
                 const int64_t low = w.parts[part].first_panel, high = low + w.parts[part].rows / PANEL;
                 const int64_t from = std::max(begin, low), to = std::min(end, high);
                 for (int64_t t = 0; from < to && t < tokens; ++t)
                     finish(part, t, (from - low) / panels, (to - low) / panels);
             }
         });
-        if (!together)
+        if (!together())
             hold.split(tokens, [&](int64_t begin, int64_t end, int) {
                 for (int64_t t = begin; t < end; ++t)
                     for (size_t part = 0; part < norms.size(); ++part)
@@ -142,7 +148,9 @@ void run_mlp(Pool::Hold& hold, const Projection& up, const Matrix& down, const S
     blocks(hold, up.matrix, own, e, 1, [&](const Job& job, int64_t first, int64_t tokens) {
         Epilogue to = job.epilogue;
         to.out[0] = {hidden, inner};
+        const Ahead later = hold.fetch(down.ahead(1));
         product(Job{hold, up.matrix, job.source, to, 1}, tokens, [](int64_t, int64_t) {});
+        hold.fetch(later);
         Source s{};
         s.x = hidden;
         s.stride = inner;

@@ -38,6 +38,11 @@ struct HeadsProjection {
     HeadsCase heads;
     std::vector<Norm> norms;  // norms of the first parts of the matrix; other parts (values) have none
 
+    // Whether heads are whole panels with their own norms: the thread that has computed them also finishes them.
+    bool together() const { return heads.head_dim % PANEL == 0 && !heads.over_all; }
+    int64_t grain() const { return together() ? heads.head_dim / PANEL : 1; }
+    Ahead reads() const { return projection.matrix.ahead(grain()); }
+
     // cos, sin: row t begins at + t * rope_stride; or null.
     void run(Pool::Hold&, const Stream&, const Epilogue::Out* out, const float* cos, const float* sin,
              int64_t rope_stride) const;

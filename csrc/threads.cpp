@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "system.h"
@@ -19,6 +20,7 @@ namespace {
 
 constexpr double SPIN_US = 200;  // longer than the longest serial gap in a decode step
 constexpr int MAX_THREADS = 1024;
+constexpr int64_t FETCHED = 128 << 10;  // bytes for a waiting thread: they must stay in its second cache (docs/log)
 
 void relax() {
 #if defined(__x86_64__)
@@ -40,6 +42,25 @@ int spins() {
     }();
     return count;
 }
+
+// What a thread does while it waits: it fetches memory that it reads next, or nothing.
+class Waiting {
+public:
+    Waiting() = default;
+    Waiting(const Ahead& ahead, int thread, int threads) {
+        const int64_t begin = ahead.pieces * thread / threads, end = ahead.pieces * (thread + 1) / threads;
+        at_ = ahead.data + begin * ahead.bytes;
+        end_ = at_ + std::min((end - begin) * ahead.bytes, FETCHED);
+    }
+    void step() {
+        if (at_ >= end_) return relax();
+        for (int line = 0; line < 4; ++line) __builtin_prefetch(at_ + line * 64, 0, 2);
+        at_ += 4 * 64;
+    }
+
+private:
+    const char *at_ = nullptr, *end_ = nullptr;
+};
 
 std::atomic<unsigned> forks{0};  // number of forks since the kernels were loaded
 
@@ -101,8 +122,14 @@ struct Pool::Team {
     struct alignas(64) Line {
         std::atomic<uint32_t> v{0};
     };
+    struct alignas(64) Range {
+        std::atomic<int64_t> next{0};
+        int64_t end = 0;
+    };
     Line epoch, parked;
     std::vector<Line> done;
+    std::vector<Range> ranges;  // of `share`, for each thread
+    Ahead ahead;
     std::vector<std::thread> workers;
     std::vector<int> worker_cpus;  // empty if workers are not pinned
     std::vector<int> allowed;
@@ -114,7 +141,7 @@ struct Pool::Team {
     Pages scratch[SLOTS];
     unsigned generation = forks;
 
-    explicit Team(int size) : done(size), allowed(system::allowed()) {
+    explicit Team(int size) : done(size), ranges(size), allowed(system::allowed()) {
         std::vector<int> cpus = system::cores();
         const bool pinned = size <= int(cpus.size());
         spin = pinned ? spins() : 0;
@@ -140,18 +167,22 @@ struct Pool::Team {
 
     void serve(int thread, int cpu) {
         if (cpu >= 0) system::bind(cpu);
+        Waiting waiting;
         for (uint32_t seen = 0;;) {
-            seen = wait_beyond(seen);
+            seen = wait_beyond(seen, waiting);
             if (stop) return;
             work(context, thread);
+            waiting = waiting_of(thread);  // before the caller may change `ahead`
             done[thread].v.store(seen, std::memory_order_release);
         }
     }
 
-    uint32_t wait_beyond(uint32_t seen) {
+    Waiting waiting_of(int thread) const { return {ahead, thread, int(done.size())}; }
+
+    uint32_t wait_beyond(uint32_t seen, Waiting& waiting) {
         for (int i = 0; i < spin; ++i) {
             if (uint32_t now = epoch.v.load(std::memory_order_acquire); now != seen) return now;
-            relax();
+            waiting.step();
         }
         parked.v.fetch_add(1);
         uint32_t now;
@@ -194,6 +225,7 @@ Pool::Hold::Hold(Pool& pool) : pool_(pool) {
 }
 
 Pool::Hold::~Hold() {
+    pool_.team_->ahead = {};  // its owner may free it
     const auto held = std::chrono::steady_clock::now() - since_;
     pool_.busy_ns_ += std::chrono::duration_cast<std::chrono::nanoseconds>(held).count();
 }
@@ -208,13 +240,35 @@ void Pool::run(void (*work)(void*, int), void* context) {
     const uint32_t epoch = team.epoch.v.fetch_add(1) + 1;
     if (team.parked.v.load()) system::wake(team.epoch.v);
     work(context, 0);
+    Waiting waiting = team.waiting_of(0);
     for (int t = 1; t < size_; ++t)
         for (int i = 0; team.done[t].v.load(std::memory_order_acquire) != epoch; ++i)
             if (i < team.spin)
-                relax();
+                waiting.step();
             else
                 sched_yield();
 }
+
+void Pool::Hold::share(int64_t n) {
+    const int64_t threads = pool_.size_;
+    for (int64_t t = 0; t < threads; ++t) {
+        Team::Range& range = pool_.team_->ranges[size_t(t)];
+        range.next.store(n * t / threads, std::memory_order_relaxed);  // `run` publishes it
+        range.end = n * (t + 1) / threads;
+    }
+}
+
+int64_t Pool::Hold::next(int thread) const {
+    std::vector<Team::Range>& ranges = pool_.team_->ranges;
+    for (size_t i = 0, t = size_t(thread); i < ranges.size(); ++i, t = t + 1 == ranges.size() ? 0 : t + 1) {
+        if (ranges[t].next.load(std::memory_order_relaxed) >= ranges[t].end) continue;
+        const int64_t found = ranges[t].next.fetch_add(1, std::memory_order_relaxed);
+        if (found < ranges[t].end) return found;
+    }
+    return -1;
+}
+
+Ahead Pool::Hold::fetch(const Ahead& ahead) { return std::exchange(pool_.team_->ahead, ahead); }
 
 void* Pool::Hold::scratch(int slot, size_t bytes) {
     Pages& room = pool_.team_->scratch[slot];

@@ -61,6 +61,12 @@ private:
 
 class Program;
 
+// Memory that all threads read from a later call on. Thread t of n begins with piece `pieces * t / n`.
+struct Ahead {
+    const char* data = nullptr;
+    int64_t pieces = 0, bytes = 0;  // bytes of a piece
+};
+
 class Pool {
 public:
     // threads: number of threads with the caller's, at least 1. Each worker is pinned to its own core and spins, unless
@@ -106,6 +112,13 @@ public:
                 for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < n;) f(i, thread);
             });
         }
+        // Divides [0, n) between all threads, for `next`.
+        void share(int64_t n);
+        // Returns an element that no thread has begun, or -1 if there is none. A thread gets those of its own range in
+        // order, and then those that others have left.
+        int64_t next(int thread) const;
+        // Threads that wait for others fetch the first bytes of this memory. Returns what they fetched before.
+        Ahead fetch(const Ahead& ahead);
         // Returns memory that is valid until the next call with the same slot < SLOTS. Its contents are undefined.
         void* scratch(int slot, size_t bytes);
 

@@ -14,7 +14,6 @@ namespace {
 constexpr int64_t AHEAD = W == 16 ? 4096 : 1024;
 constexpr int64_t L1_BYTES = 16 << 10;   // weights that stay in the first cache while tiles use them
 constexpr int64_t L2_BYTES = 256 << 10;  // weights that stay in the second cache
-constexpr int64_t FEW_TILES = 8;         // tiles whose computation still takes less time than fetching a panel
 
 // ---- a tile of m tokens as a table over m -------------------------------------------------------------------------
 
