@@ -218,7 +218,10 @@ def remarks(section: Section, notes: Notes) -> Iterator[tuple[str, str]]:
     if found := causes(section, notes):
         yield "Causes of the goals that were missed", "\n".join(f"{n}. {text}" for n, text in enumerate(found, 1))
     if found := list(section.left_out()):
-        rule = f"A round is left out if a limit of the machine was below {LEAST:.0%} of the highest one of the run."
+        rule = (
+            f"A round is left out if the float32 peak was below {LEAST:.0%} of the highest one of the run, or if memory was "
+            f"read at less than {LEAST:.0%} or more than {1 / LEAST:.0%} of the run's median rate."
+        )
         yield "Rounds that were left out", "\n".join([rule, "", *(f"- {text}" for text in found)])
     if found := list(section.errors()):
         yield "Programs that failed", "\n".join(f"- {text}" for text in found)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peer_rounds import best_limits, summary
+from peer_rounds import limits_of_run, summary
 from peer_table import CASES, LOWER_IS_BETTER, MACHINES, OURS, Contender
 
 NOTES = Path(__file__).with_name("peer_notes.json")
@@ -59,8 +59,8 @@ class Section:
         raw = self._raw()
         if raw == self._read:
             return self._summaries
-        best = {run: best_limits(line for line in raw if line["run"] == run) for run in {line["run"] for line in raw}}
-        self._read, self._summaries = raw, [summary(line, best[line["run"]]) for line in raw]
+        runs = {run: limits_of_run(line for line in raw if line["run"] == run) for run in {line["run"] for line in raw}}
+        self._read, self._summaries = raw, [summary(line, runs[line["run"]]) for line in raw]
         return self._summaries
 
     def select(self, shape: str, case: str) -> list[Line]:

@@ -1,9 +1,10 @@
 """Decide by the machine's own limits which rounds of a run count, and return the figures of those.
 
-The limits are measured when a round begins and when it ends. If a virtual machine gets less of its processors or of the
-memory for a while, its limits fall, and every figure of the round falls with them. So a round counts only if the lower
-of both measurements is at least `LEAST` of the highest one of the run, for each limit of `RULED`. Figures of programs
-decide nothing.
+The limits are measured when a round begins and when it ends. If a virtual machine gets less of its processors for a
+while, the peak falls, and every figure of the round falls with it. So a round counts only if both measurements of the
+peak are at least `LEAST` of the highest one of the run. Memory may have two speeds, which depend on where the system
+has put a program's data. So a round counts only if both measurements of reading differ by less from the median of the
+run. Figures of programs decide nothing.
 """
 
 from __future__ import annotations
@@ -13,35 +14,38 @@ from statistics import mean, median
 from typing import Any
 
 LEAST = 0.8
-RULED = {"read_gb_s": "memory was read at {:.1f} of {:.1f} GB/s", "fp32_gflop_s": "{:.0f} of {:.0f} GFLOP/s"}
+READ = "read_gb_s"
+RULED = {READ: "memory was read at {:.1f} GB/s, usually at {:.1f}", "fp32_gflop_s": "{:.0f} of {:.0f} GFLOP/s"}
 Line = Mapping[str, Any]
 
 
-def best_limits(lines: Iterable[Line]) -> dict[str, float]:
-    """Return the highest measured limits over all rounds of some results."""
-    best: dict[str, float] = {}
+def limits_of_run(lines: Iterable[Line]) -> dict[str, float]:
+    """Return the median of the read limits and the highest peaks that were measured in all rounds of some results."""
+    found: dict[str, list[float]] = {}
     for measured in (m for line in lines for r in line.get("rounds", ()) for m in r.get("limits", ())):
         for name, value in measured.items():
-            best[name] = max(value, best.get(name, 0.0))
-    return best
+            found.setdefault(name, []).append(value)
+    return {name: median(values) if name == READ else max(values) for name, values in found.items()}
 
 
-def reason(round_: Mapping[str, Any], best: Mapping[str, float]) -> str:
-    """Return why a round does not count; "" if it does."""
+def reason(round_: Mapping[str, Any], run: Mapping[str, float]) -> str:
+    """Return why a round does not count; "" if it does. run: its `limits_of_run`."""
     for name, text in RULED.items():
         measured = [limits[name] for limits in round_.get("limits", ()) if name in limits]
-        if measured and min(measured) < LEAST * best[name]:
-            return text.format(min(measured), best[name])
+        most = run[name] / LEAST if name == READ else float("inf")
+        for value in measured:
+            if not LEAST * run[name] <= value <= most:
+                return text.format(value, run[name])
     return ""
 
 
-def summary(line: Line, best: Mapping[str, float]) -> dict[str, Any]:
+def summary(line: Line, run: Mapping[str, float]) -> dict[str, Any]:
     """Return a result with the medians of its rounds that count as figures.
 
     `left_out` has the number of a round, beginning with 1, and the reason. `limits` has medians over rounds of the mean
     of both measurements. `read_share` and `peak_share` are medians of the ratio within a round.
     """
-    reasons = [reason(r, best) for r in line.get("rounds", ())]
+    reasons = [reason(r, run) for r in line.get("rounds", ())]
     kept = [r for r, why in zip(line.get("rounds", ()), reasons, strict=True) if not why]
     shares = [figures(line, r) for r in kept]
     found = {name: median(f[name] for f in shares) for name in (shares[0] if shares else ())}
