@@ -147,13 +147,55 @@ def test_steps_read_no_logits_on_the_host(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(late) == 3
 
 
-def test_rows_that_the_host_samples_share_steps_with_rows_that_the_device_samples() -> None:
-    """Rows with log probabilities, edits or another filter have their tokens, and the rows beside them have theirs."""
-    drawn = SamplingParams(max_tokens=3, temperature=1.2, seed=3, ignore_eos=True)
-    ways = [drawn, replace(drawn, logprobs=2), replace(drawn, typical_p=0.9), replace(drawn, presence_penalty=1.0)]
+@pytest.mark.parametrize("tight", [False, True])
+def test_rows_that_the_device_samples_do_not_wait_for_those_of_the_host(
+    tight: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with log probabilities, edits, another filter or beams have their tokens, and the rows beside them theirs.
+
+    The step after one with such rows is submitted before the host waits for their logits, and they are not in it.
+    """
+    drawn = SamplingParams(max_tokens=4, temperature=1.2, seed=3, ignore_eos=True)
+    ways: list[Params] = [
+        replace(drawn, max_tokens=10), replace(drawn, logprobs=2), replace(drawn, typical_p=0.9),
+        replace(drawn, n=2, presence_penalty=1.0), BeamSearchParams(beam_width=2, max_tokens=3),
+    ]  # fmt: skip
     requests = [request(4 + i, params) for i, params in enumerate(ways)]
     wanted = serve(on_host(engine("full", recorded=False, steps_in_flight=1)), requests, every=1)
-    assert serve(engine("full", steps_in_flight=2), requests, every=1) == wanted
+    running = engine("full", steps_in_flight=2, max_num_seqs=8, tight=tight)
+    watched = Watched(running, monkeypatch)
+    monkeypatch.setattr(Memory, "get", lambda self, array: pytest.fail("the host waits for logits in a step"))
+    assert serve(running, requests, every=1) == wanted
+    assert bool(running.stats().preempted_recompute) == tight
+    assert watched.late >= 3 and watched.is_apart
+
+
+class Watched:
+    """Watches the steps of an engine.
+
+    late: how many steps began with a token that only the device knew, while a step with rows of the host was in
+    flight. is_apart: whether no step had a sequence of which the host had yet to sample a token.
+    """
+
+    def __init__(self, running: Engine, patch: pytest.MonkeyPatch) -> None:
+        self.late, self.is_apart = 0, True
+        self._in_flight: list[set[int]] = []  # for each step, its works that wait for the host, by sequence
+        self._submit, self._collect = running._runner.submit, running._runner.collect
+        self._answers = running._answers
+        patch.setattr(running._runner, "submit", self.submit)
+        patch.setattr(running._runner, "collect", self.collect)
+
+    def submit(self, plan: StepPlan, sampling: Sampling) -> Any:
+        for_host = set().union(*self._in_flight)
+        self.is_apart &= for_host.isdisjoint(work.sequence for work in plan.works)
+        self.late += bool(for_host) and any(LAST in work.tokens for work in plan.works)
+        sampled = [work.sequence for work in plan.works if work.sample]
+        self._in_flight.append({s for s in sampled if s not in self._answers or self._answers[s].sequence.waits})
+        return self._submit(plan, sampling)
+
+    def collect(self, handle: Any) -> Any:
+        del self._in_flight[0]
+        return self._collect(handle)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter warns

@@ -28,7 +28,7 @@ from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.moves import RowMover
 from ridgeline.runtime.open_drafter import open_drafter
 from ridgeline.runtime.padding import Tokens
-from ridgeline.runtime.sampled import Ahead, SampledTokens, last_tokens, sampled_ahead
+from ridgeline.runtime.sampled import Ahead, SampledTokens, is_drawn, last_tokens, sampled_ahead
 from ridgeline.runtime.sampling import (
     HostRow,
     Late,
@@ -79,6 +79,18 @@ class Forward:
             return self.model.logits(self.stream, given)
         return self.decoded.logits if given is None else self.table.primitive(api.TAKE)(self.decoded.logits, given)
 
+    def fetch(self, rows: Ints | None) -> Callable[[], Floats]:
+        """Begin to copy these logits to the host, and return a function that waits for them.
+
+        On a CPU they are there, and may be those of a later step afterwards.
+        """
+        driver = self.table.driver
+        if driver is None or not driver.runs_ahead:
+            found = self.logits(rows)
+            return lambda: found
+        fetched = driver.fetch((self.on_device(rows),))
+        return lambda: fetched()[0]
+
     def best(self) -> Best | None:
         """Return the best token of each row, if the step has computed it already."""
         if self.decoded is None or self.table.driver is None:
@@ -90,14 +102,16 @@ class Forward:
 class Computed:
     """A step that ran: a result for each work.
 
-    q: as in Sampling. left: works that the host samples, by their index, with the index of their first row of `logits`.
-    ahead: tokens that the device sampled, and that are on their way.
+    q: as in Sampling. logits: waits for the logits of the works that the host samples; None if there are none. targets:
+    those of them whose rows were given, by their index. left: the others, by their index, with the index of their first
+    row of logits. ahead: tokens that the device sampled, and that are on their way.
     """
 
     plan: StepPlan
     results: list[Result]
     q: Mapping[int, Sequence[Distribution]] = field(default_factory=dict)
-    logits: Floats | None = None
+    logits: Callable[[], Floats] | None = None
+    targets: dict[int, Target] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)
     ahead: Ahead | None = None
 
@@ -146,7 +160,7 @@ class DeviceRunner:
         self._draw = loaded.table.primitive(api.DRAW)
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]
-        self._last, self._acceptance = np.zeros(max_seqs, np.int64), acceptance
+        self._last, self._acceptance = np.full(max_seqs, LAST if runs_ahead else 0), acceptance
         self._inputs = DraftInputs(max_seqs, num_drafts, loaded.table)
         self._mover = RowMover(loaded.table, self.arena, groups, self._tables, loaded.spec)
         self.drafter = None
@@ -176,12 +190,15 @@ class DeviceRunner:
         done.set_result(self._run(plan, sampling))
         return done
 
+    def samples_ahead(self, row: SampleRow) -> bool:
+        """Return whether the next step can refer to a row's token before its step is collected. row: without edits."""
+        return self._sampled is None or is_drawn(row)
+
     def sample(self, handle: Future[Computed], rows: Mapping[int, HostRow]) -> Mapping[int, Result | Late]:
         """Sample works that `submit` left, by their index in the plan; a Late for each whose mask is not ready."""
         step = handle.result()
-        logits, targets = step.logits, {}
-        assert logits is not None, "the step has no logits left"
-        found: dict[int, Result | Late] = {}
+        assert step.logits is not None, "the step has no logits left"
+        logits, targets, found = step.logits(), dict[int, Target](), dict[int, Result | Late]()
         for i, row in rows.items():
             at = step.left[i]
             if isinstance(row, SampleRow):
@@ -191,17 +208,13 @@ class DeviceRunner:
                 found[i] = result or Result()
                 if result is not None:
                     self._keep(step, i, result)
-        sample_targets(logits, list(targets.values()))
-        step.logits = None
-        for i, target in targets.items():
-            self._keep(step, i, target.result())
-            found[i] = target.late or step.results[i]
-        self._settle([step.plan.works[i] for i in targets], [step.results[i] for i in targets])
-        return found
+        self._take(step, targets)
+        return found | {i: target.late or step.results[i] for i, target in targets.items()}
 
     def collect(self, handle: Future[Computed]) -> Sequence[Result]:
         """Wait for a step and return a result for each work."""
         step = handle.result()
+        self._finish(step)
         for i, result in step.ahead.results() if step.ahead else ():
             step.results[i] = result._replace(prompt_logprobs=step.results[i].prompt_logprobs)
         return step.results
@@ -261,12 +274,18 @@ class DeviceRunner:
         if any(work.sample for work in plan.works):
             self._sample_ahead(step, forward, sampling.rows, ahead)
             self._sample(step, forward, sampling.rows, ahead)
+            if self._sampled is None:
+                self._finish(step)
+                self._remember(step)
         return step
 
     def _sample(
         self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Mapping[int, Draw]
     ) -> None:
-        """Sample the works for which a row is given, besides those of `ahead`; leave the logits for the others."""
+        """Begin to sample the works besides those of `ahead`.
+
+        Those whose row is given are sampled by `_finish`, and the others by `sample`.
+        """
         works = step.plan.works
         if all(i in ahead for i, work in enumerate(works) if work.sample):
             return
@@ -277,21 +296,33 @@ class DeviceRunner:
                 self._keep(step, i, result)
             self._settle(works, step.results)
             return
-        logits, at, targets = forward.logits(rows), 0, {}
+        at = 0
         for i, (work, row) in enumerate(zip(works, given, strict=True)):
             if not work.sample or i in ahead:
                 continue
             if row is None:
                 step.left[i] = at
             else:
-                targets[i] = self._target(step, i, row, at)
+                step.targets[i] = self._target(step, i, row, at)
             at += work.num_rows
-        sample_targets(logits, list(targets.values()))
+        step.logits = forward.fetch(rows)
+        if step.left and self._thread is not None:  # the next step may run before they are sampled
+            logits = step.logits().copy()
+            step.logits = lambda: logits
+
+    def _finish(self, step: Computed) -> None:
+        """Sample the works whose rows were given, once their logits are there."""
+        if step.targets:
+            self._take(step, step.targets)
+            step.targets = {}
+
+    def _take(self, step: Computed, targets: Mapping[int, Target]) -> None:
+        """Sample some works by their index, and move what belongs to their accepted drafts."""
+        if step.logits is not None:
+            sample_targets(step.logits(), list(targets.values()))
         for i, target in targets.items():
             self._keep(step, i, target.result())
-        self._settle(works, step.results)
-        if step.left:
-            step.logits = logits
+        self._settle([step.plan.works[i] for i in targets], [step.results[i] for i in targets])
 
     def _sample_ahead(
         self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Mapping[int, Draw]
@@ -309,7 +340,6 @@ class DeviceRunner:
             ids, tops = self._draw(forward.on_device(np.array(at)), draws, None)
             self._sampled.keep(self._memory.integers(np.array(rows)), ids)
             at = list(range(len(chosen)))
-        self._last[rows] = LAST
         step.ahead = Ahead(driver.fetch((ids, tops)), at, chosen, [row for i in chosen if (row := given[i])])
 
     def _target(self, step: Computed, index: int, row: SampleRow, at: int) -> Target:
@@ -318,11 +348,9 @@ class DeviceRunner:
         return Target(row, at, drafts, self._acceptance, step.q.get(index), work.parents)
 
     def _keep(self, step: Computed, index: int, result: Result) -> None:
-        """Store the result of a work, and its last token for the row's next step."""
+        """Store the result of a work."""
         prompt_logprobs = step.results[index].prompt_logprobs
         step.results[index] = result._replace(prompt_logprobs=prompt_logprobs) if prompt_logprobs else result
-        if result.tokens:
-            self._remember(step.plan.works[index].row, result.tokens[-1])
 
     def _settle(self, works: Sequence[Work], results: Sequence[Result]) -> None:
         """Move what belongs to the accepted drafts of trees to their positions."""
@@ -335,9 +363,11 @@ class DeviceRunner:
             except Exception as e:  # a step of the target must not end with its draft
                 self.drafter.lost = e
 
-    def _remember(self, row: int, token: int) -> None:
-        """Store the last token of a row, which the next step may refer to as LAST."""
-        self._last[row] = token
+    def _remember(self, step: Computed) -> None:
+        """Store the last tokens of rows, which the next step may refer to as LAST."""
+        for work, result in zip(step.plan.works, step.results, strict=True):
+            if result.tokens:
+                self._last[work.row] = result.tokens[-1]
 
     def forward(self, plan: StepPlan, ahead: Mapping[int, Draw] = NO_DRAWS) -> Forward | None:
         """Move pages and compute the plan's works up to the head; None if there are no works.

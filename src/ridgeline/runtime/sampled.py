@@ -73,6 +73,11 @@ def sampled_ahead(works: Sequence[Work], rows: Sequence[SampleRow | None]) -> di
     }
 
 
+def is_drawn(row: SampleRow) -> bool:
+    """Return whether the op DRAW samples a row, so that the host need not wait for its logits."""
+    return _drawn(row) is not None
+
+
 def _drawn(row: SampleRow) -> Draw | None:
     """Return how the op DRAW samples a row; None if it cannot, or if the row wants log probabilities."""
     return draw_ahead(row, "same", 0) if row.edits is None and row.params.logprobs is None else None
