@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from oracle.ours import write
 from ridgeline.engine import Engine
 from ridgeline.ops.driver import GPU_SIZES
 from ridgeline.ops.triton.record import GpuDriver
+from ridgeline.propose import Drafts
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
 from ridgeline.runtime.sampling import Sampling
@@ -73,9 +75,18 @@ def request(length: int, params: Params) -> GenerationRequest:
     return GenerationRequest(prompt, params, tuple(NoiseKey(7, choice) for choice in range(keys)))
 
 
-def serve(running: Engine, requests: list[GenerationRequest], every: int = 2) -> dict[tuple[int, int], list[int]]:
-    """Add a request every few steps; return the tokens of all answers."""
-    said: dict[tuple[int, int], list[int]] = {}
+Answers = dict[tuple[int, int], list[int]]
+
+
+def serve(
+    running: Engine, requests: list[GenerationRequest], every: int = 2,
+    drafts: Callable[[tuple[int, int], int], Drafts] | None = None,
+) -> Answers:  # fmt: skip
+    """Add a request every few steps; return the tokens of all answers.
+
+    drafts: returns drafts for an answer that has some tokens.
+    """
+    said: Answers = {}
     step, left = 0, list(enumerate(requests))
     while left or len(running):
         if left and step % every == 0:
@@ -84,6 +95,8 @@ def serve(running: Engine, requests: list[GenerationRequest], every: int = 2) ->
             assert event.error is None
             said.setdefault((event.request, event.choice), []).extend(event.tokens)
         running.check()
+        for answer, tokens in said.items() if drafts else ():
+            running.propose(*answer, drafts(answer, len(tokens)))
         step += 1
     return said
 
@@ -111,6 +124,14 @@ def several(most: int = 6) -> list[GenerationRequest]:
     return [request(5, greedy), request(13, replace(drawn, n=2)), request(9, greedy), request(3, drawn)]
 
 
+def ways_to_draw(most: int) -> list[GenerationRequest]:
+    """Return a greedy request, a drawn one, and one with all filters that a device has."""
+    greedy = SamplingParams(max_tokens=most, temperature=0, ignore_eos=True)
+    drawn = replace(greedy, temperature=0.9, seed=5)
+    filtered = replace(drawn, temperature=1.5, top_k=50, top_p=0.9, min_p=0.01)
+    return [request(5, greedy), request(18, drawn), request(7, filtered)]
+
+
 @pytest.mark.parametrize(
     ("name", "depth", "tight"), [("full", 1, False), ("windowed", 2, True), ("recurrent", 2, True)]
 )
@@ -129,10 +150,7 @@ def test_steps_read_no_logits_on_the_host(monkeypatch: pytest.MonkeyPatch) -> No
 
     The tokens are those that the host samples in unrecorded steps.
     """
-    greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
-    drawn = replace(greedy, temperature=0.9, seed=5)
-    filtered = replace(drawn, temperature=1.5, top_k=50, top_p=0.9, min_p=0.01)
-    requests = [request(5, greedy), request(18, drawn), request(7, filtered)]
+    requests = ways_to_draw(5)
     wanted = serve(on_host(engine("full", recorded=False, steps_in_flight=1)), requests)
     running = engine("full", steps_in_flight=2)
     late, submit = [], running._runner.submit
@@ -168,6 +186,42 @@ def test_rows_that_the_device_samples_do_not_wait_for_those_of_the_host(
     assert serve(running, requests, every=1) == wanted
     assert bool(running.stats().preempted_recompute) == tight
     assert watched.late >= 3 and watched.is_apart
+
+
+@pytest.mark.parametrize(("acceptance", "parents"), [("same", ()), ("same", (-1, -1, 1, 1)), ("rejection", ())])
+def test_drafts_are_verified_on_the_device(
+    acceptance: str, parents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded steps draw a token after each draft, chain or tree, and the host compares them with the drafts.
+
+    The tokens are those that the host accepts. Where acceptance is not "same", it needs the logits of drawn rows.
+    """
+    requests = ways_to_draw(6)
+    plain = serve(on_host(engine("full", recorded=False, steps_in_flight=1)), requests, every=1)
+
+    def drafts(answer: tuple[int, int], known: int) -> Drafts:
+        right, other = [*plain[answer][known:], 0, 0, 0], (plain[answer][0] + known) % VOCABULARY
+        chain = [right[0], right[1], other, other]
+        return Drafts([other, right[0], other, right[1]] if parents else chain, parents=parents)
+
+    def run(running: Engine) -> Answers:
+        return serve(running, requests, every=1, drafts=drafts)
+
+    options: dict[str, Any] = {"num_speculative_tokens": 4, "steps_in_flight": 2, "draft_acceptance": acceptance}
+    wanted = run(on_host(engine("full", recorded=False, **options)))
+    running, read, fetch = engine("full", **options), list[int](), GpuDriver.fetch
+
+    def watched(driver: GpuDriver, arrays: Sequence[Any]) -> Any:
+        read.extend(array.shape[-1] for array in arrays)
+        return fetch(driver, arrays)
+
+    monkeypatch.setattr(GpuDriver, "fetch", watched)
+    monkeypatch.setattr(Memory, "get", lambda self, array: pytest.fail("the host waits for logits in a step"))
+    assert run(running) == wanted
+    assert (VOCABULARY in read) == (acceptance != "same") and (wanted == plain or acceptance != "same")
+    assert running.stats().accepted_tokens > (5 if acceptance == "same" else 2)
+    assert running.stats().unrecorded is None
+    assert any(tokens > n for n, tokens, _ in running._runner.graphs._graphs)
 
 
 class Watched:

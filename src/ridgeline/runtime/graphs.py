@@ -63,9 +63,9 @@ class Inputs(NamedTuple):
 
     starts: position of each sequence's first token. last: index of its last token among the T tokens. A step of one
     token each has its positions as `starts`, and the other two never change. slots, paths: slot and path
-    of each token, if drafts form trees (api.PagedLayout); None: they are chains. draws: how each sequence is sampled,
-    [n * DRAW_WORDS]; None: the best token of each row is taken. before, fresh: for recurrent layers, the position of
-    the token before the first one, and whether there is none.
+    of each token, if drafts form trees (api.PagedLayout); None: they are chains. draws: how the token after each one is
+    sampled, [T * DRAW_WORDS]; None: the best token of each row is taken. before, fresh: for recurrent layers, the
+    position of the token before the first one, and whether there is none.
     """
 
     rows: Array
@@ -166,7 +166,7 @@ class DecodeGraphs:
     """Holds recorded decode steps of one engine, by their numbers of sequences and tokens.
 
     tap: takes features from each step; None if nobody reads any. sampled: holds the tokens that steps sample, where the
-    device runs ahead of the host; a step without drafts then keeps the best token of each row there.
+    device runs ahead of the host; a step without drafts then keeps the token of each row there.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class DecodeGraphs:
             self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
             self._tree = recorder.input(tokens), recorder.words(tokens)
             self._kept = recorder.input(tokens)
-            self._draws = recorder.words(most * DRAW_WORDS)
+            self._draws = recorder.words(max(most, tokens) * DRAW_WORDS)
             self._states = (recorder.input(most), recorder.input(most)) if self._passes.has_states else None
         self._shapes = Shapes(self._passes.sequences, self._passes.most, self._passes.most_tokens)
 
@@ -204,7 +204,7 @@ class DecodeGraphs:
         """Run the next tokens of n sequences, with their drafts; None if the step must run unrecorded.
 
         tree: positions and paths of all tokens, if drafts form trees. kept: indices in the features of the tap, one for
-        each token. draws: how each sequence is sampled, where a step without drafts samples. The result may have more
+        each token. draws: how the token after each one is sampled, where the device samples. The result may have more
         rows after theirs.
         """
         n, total = len(given.rows), len(given.tokens)
@@ -237,8 +237,8 @@ class DecodeGraphs:
         if tree is not None:
             slots, paths = (passes.recorder.first(x, total) for x in self._tree)
             inputs = inputs._replace(slots=slots, paths=paths)
-        if self._sampled is not None and n == total:
-            inputs = inputs._replace(draws=passes.recorder.first(self._draws, n * DRAW_WORDS))
+        if self._sampled is not None:
+            inputs = inputs._replace(draws=passes.recorder.first(self._draws, total * DRAW_WORDS))
         if self._states is not None:
             before, fresh = (passes.recorder.first(x, n) for x in self._states)
             inputs = inputs._replace(before=before, fresh=fresh)
@@ -260,7 +260,8 @@ class DecodeGraphs:
                 best, best_logits = passes.best(logits)
             else:
                 best, best_logits = passes.draw(logits, inputs.draws, None)
-                self._sampled.keep(inputs.rows, best)
+                if n == total:
+                    self._sampled.keep(inputs.rows, best)
             made = [logits, best, best_logits, stream.residual]
             return made if stream.delta is None else [*made, stream.delta]
 
@@ -295,7 +296,7 @@ def fill(
 ) -> None:
     """Write the inputs of a recorded step. Without frequency rows, those that were written before stay.
 
-    Sequences beyond those of `draws` are given their best tokens.
+    Tokens beyond those of `draws` are followed by their best tokens.
     """
     rows, starts, lengths, tokens, frequency_rows = given
     assign, positions = recorder.assign, starts

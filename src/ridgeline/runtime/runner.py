@@ -28,7 +28,7 @@ from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.moves import RowMover
 from ridgeline.runtime.open_drafter import open_drafter
 from ridgeline.runtime.padding import Tokens
-from ridgeline.runtime.sampled import Ahead, SampledTokens, is_drawn, last_tokens, sampled_ahead
+from ridgeline.runtime.sampled import Ahead, SampledTokens, is_drawn, sampled_ahead
 from ridgeline.runtime.sampling import (
     HostRow,
     Late,
@@ -36,6 +36,7 @@ from ridgeline.runtime.sampling import (
     Sampling,
     Target,
     best_results,
+    rows_of,
     sample_targets,
     sampled_rows,
 )
@@ -50,7 +51,8 @@ from ridgeline.spec.trees import paths
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 NOTHING = Result()
-NO_DRAWS: Mapping[int, Draw] = MappingProxyType({})
+Draws = Mapping[int, Sequence[Draw]]  # by the index of a work: a draw for each of its rows
+NO_DRAWS: Draws = MappingProxyType({})
 PROBE_TOKENS, PROBE_BYTES = 32, 2**22  # size of the prompt and the pages that are timed
 
 
@@ -215,8 +217,11 @@ class DeviceRunner:
         """Wait for a step and return a result for each work."""
         step = handle.result()
         self._finish(step)
-        for i, result in step.ahead.results() if step.ahead else ():
-            step.results[i] = result._replace(prompt_logprobs=step.results[i].prompt_logprobs)
+        if step.ahead is not None:
+            found = step.ahead.results()
+            for i, result in found.items():
+                self._keep(step, i, result)
+            self._settle([step.plan.works[i] for i in found], list(found.values()))
         return step.results
 
     def reset(self) -> None:
@@ -265,7 +270,7 @@ class DeviceRunner:
 
     def _run(self, plan: StepPlan, sampling: Sampling) -> Computed:
         step = Computed(plan, [NOTHING] * len(plan.works), sampling.q)
-        ahead = sampled_ahead(plan.works, sampling.rows) if self._sampled is not None else {}
+        ahead = {} if self._sampled is None else sampled_ahead(plan.works, sampling.rows, self._acceptance)
         forward = self.forward(plan, ahead)
         if forward is None:
             return step
@@ -279,13 +284,8 @@ class DeviceRunner:
                 self._remember(step)
         return step
 
-    def _sample(
-        self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Mapping[int, Draw]
-    ) -> None:
-        """Begin to sample the works besides those of `ahead`.
-
-        Those whose row is given are sampled by `_finish`, and the others by `sample`.
-        """
+    def _sample(self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Draws) -> None:
+        """Begin to sample the works besides those of `ahead`: `_finish` ends it for given rows, `sample` for others."""
         works = step.plan.works
         if all(i in ahead for i, work in enumerate(works) if work.sample):
             return
@@ -324,23 +324,22 @@ class DeviceRunner:
             self._keep(step, i, target.result())
         self._settle([step.plan.works[i] for i in targets], [step.results[i] for i in targets])
 
-    def _sample_ahead(
-        self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Mapping[int, Draw]
-    ) -> None:
+    def _sample_ahead(self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Draws) -> None:
         """Let the device sample some works without waiting for it. ahead: how each of them is drawn."""
         works, driver = step.plan.works, self._driver
         if self._sampled is None or driver is None or not ahead:
             return
-        chosen = list(ahead)
-        at, rows = last_tokens(works)[chosen].tolist(), [works[i].row for i in chosen]
+        chosen = {i: (works[i], row) for i in ahead if (row := given[i]) is not None}
+        at = rows_of(works, chosen)
         if forward.decoded is not None:
             ids, tops = forward.decoded.best, forward.decoded.best_logits
         else:
-            draws = self._memory.integers(pack_draws(ahead.values()))
-            ids, tops = self._draw(forward.on_device(np.array(at)), draws, None)
-            self._sampled.keep(self._memory.integers(np.array(rows)), ids)
-            at = list(range(len(chosen)))
-        step.ahead = Ahead(driver.fetch((ids, tops)), at, chosen, [row for i in chosen if (row := given[i])])
+            draws = self._memory.integers(pack_draws(draw for each in ahead.values() for draw in each))
+            ids, tops = self._draw(forward.on_device(at), draws, None)
+            if len(at) == len(chosen):  # after drafts the host collects the step before it submits another one
+                self._sampled.keep(self._memory.integers(np.array([works[i].row for i in chosen])), ids)
+            at = np.arange(len(at))
+        step.ahead = Ahead(driver.fetch((ids, tops)), at, chosen)
 
     def _target(self, step: Computed, index: int, row: SampleRow, at: int) -> Target:
         work = step.plan.works[index]
@@ -369,10 +368,10 @@ class DeviceRunner:
             if result.tokens:
                 self._last[work.row] = result.tokens[-1]
 
-    def forward(self, plan: StepPlan, ahead: Mapping[int, Draw] = NO_DRAWS) -> Forward | None:
+    def forward(self, plan: StepPlan, ahead: Draws = NO_DRAWS) -> Forward | None:
         """Move pages and compute the plan's works up to the head; None if there are no works.
 
-        ahead: how a recorded step samples works, by their index; it takes the best tokens of the others.
+        ahead: how a recorded step samples works; it takes the best tokens of the others.
         """
         if plan.copies or plan.swap_out or plan.swap_in:
             self._move(plan)
@@ -407,7 +406,7 @@ class DeviceRunner:
         last = self._last
         return np.array([t if t != LAST else int(last[work.row]) for work in works for t in work.tokens])
 
-    def _decode(self, works: Sequence[Work], slices: Slices, tokens: Ints, ahead: Mapping[int, Draw]) -> Decoded | None:
+    def _decode(self, works: Sequence[Work], slices: Slices, tokens: Ints, ahead: Draws) -> Decoded | None:
         """Run the step from a recording, if each work is one token and its drafts; None if it must run unrecorded."""
         if not all(is_decode(work) for work in works) or (self.graphs.has_states and slices.replays.any()):
             return None
@@ -417,7 +416,7 @@ class DeviceRunner:
             rows = tables.rows(np.repeat(slices.floors, slices.lengths), slices.positions()).tolist()
         tree = None if slices.paths is None else (slices.positions().tolist(), slices.paths.tolist())
         kept = () if self._tap is None else self._tap.kept.places(works, tokens)
-        draws = [ahead.get(i, Draw()) for i in range(len(works))]
+        draws = [draw for i, n in enumerate(lengths) for draw in ahead.get(i, [Draw()] * n)]
         given = Tokens([work.row for work in works], starts, lengths, tokens.tolist(), rows)
         return self.graphs.run(given, tree, kept, draws)
 
