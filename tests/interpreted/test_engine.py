@@ -20,7 +20,9 @@ from ridgeline.ops.driver import GPU_SIZES
 from ridgeline.ops.triton.record import GpuDriver
 from ridgeline.propose import Drafts
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.graphs import DecodeGraphs
 from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
+from ridgeline.runtime.padding import Tokens
 from ridgeline.runtime.sampling import Sampling
 from ridgeline.sample.sampler import NoiseKey
 from ridgeline.sched.work import LAST, StepPlan
@@ -222,6 +224,36 @@ def test_drafts_are_verified_on_the_device(
     assert running.stats().accepted_tokens > (5 if acceptance == "same" else 2)
     assert running.stats().unrecorded is None
     assert any(tokens > n for n, tokens, _ in running._runner.graphs._graphs)
+
+
+def test_drafts_of_recurrent_layers_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with drafts, and those that run accepted drafts again, give the tokens of steps without drafts.
+
+    The first step with drafts runs unrecorded: it allocates the arrays that keep their inputs.
+    """
+    requests = [ways_to_draw(10)[i] for i in (0, 2)]
+    plain = serve(engine("recurrent", recorded=False), requests, every=1)
+
+    def drafts(answer: tuple[int, int], known: int) -> Drafts:
+        rounds.extend([known] * (answer == (0, 0)))  # the first answer is asked in every step
+        right = plain[answer][known : known + (known + answer[0]) % 3]
+        wrong = (plain[answer][0] + known) % VOCABULARY
+        return Drafts([*right, wrong][: (known * 2 + answer[0]) % 4] if len(rounds) % 3 else [])
+
+    rounds, kinds, run = list[int](), list[str](), DecodeGraphs.run
+    running = engine("recurrent", max_num_seqs=6, num_speculative_tokens=3)
+
+    def watched(graphs: DecodeGraphs, given: Tokens, *args: Any) -> Any:
+        found, replays = run(graphs, given, *args), args[3]
+        ways = "drafts" if len(given.tokens) > len(given.rows) else "", "again" if any(replays) else ""
+        kinds.append(" ".join((*ways, "unrecorded" if found is None else "")).strip())
+        return found
+
+    monkeypatch.setattr(DecodeGraphs, "run", watched)
+    assert serve(running, requests, every=1, drafts=drafts) == plain
+    assert running.stats().accepted_tokens > 3 and running.stats().unrecorded is None
+    assert sum("unrecorded" in kind for kind in kinds) <= 1
+    assert {"drafts", "drafts again", "again"} <= set(kinds)
 
 
 class Watched:

@@ -163,7 +163,7 @@ class DeviceRunner:
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]
         self._last, self._acceptance = np.full(max_seqs, LAST if runs_ahead else 0), acceptance
-        self._inputs = DraftInputs(max_seqs, num_drafts, loaded.table)
+        self._inputs = DraftInputs(lines, num_drafts, loaded.table)
         self._mover = RowMover(loaded.table, self.arena, groups, self._tables, loaded.spec)
         self.drafter = None
         if draft is not None:
@@ -408,7 +408,7 @@ class DeviceRunner:
 
     def _decode(self, works: Sequence[Work], slices: Slices, tokens: Ints, ahead: Draws) -> Decoded | None:
         """Run the step from a recording, if each work is one token and its drafts; None if it must run unrecorded."""
-        if not all(is_decode(work) for work in works) or (self.graphs.has_states and slices.replays.any()):
+        if not all(is_decode(work) for work in works):
             return None
         starts, lengths = [work.start for work in works], [len(work.tokens) for work in works]
         rows = None
@@ -418,7 +418,7 @@ class DeviceRunner:
         kept = () if self._tap is None else self._tap.kept.places(works, tokens)
         draws = [draw for i, n in enumerate(lengths) for draw in ahead.get(i, [Draw()] * n)]
         given = Tokens([work.row for work in works], starts, lengths, tokens.tolist(), rows)
-        return self.graphs.run(given, tree, kept, draws)
+        return self.graphs.run(given, tree, kept, draws, slices.replays.tolist())
 
     def _slices(self, works: Sequence[Work]) -> Slices:
         trees = None
