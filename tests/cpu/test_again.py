@@ -50,7 +50,7 @@ def test_fixed_shapes_give_the_tokens_and_states_of_any(seed: int) -> None:
     kept, inputs = rng.integers(-9, 9, (ROWS * MOST, 1)).astype(float), DraftInputs(ROWS, MOST, table)
     read, wanted = inputs.indices(rows, replays), build_segments(slices, memory)
     y, left = follow(own, states, () if read is None else [kept[np.asarray(read)]], wanted)
-    fixed = segments(found, np.arange(n), MOST, View(), has_drafts=total > n)  # type: ignore[arg-type]
+    fixed = segments(found, np.arange(n), MOST, lambda x, columns: x.reshape(-1, columns), has_drafts=total > n)
     again, after = follow(own, states, [kept[found.read]], fixed)
     assert np.array_equal(again, y) and np.array_equal(after[0], left[0])
 
@@ -59,10 +59,3 @@ def test_fixed_shapes_give_the_tokens_and_states_of_any(seed: int) -> None:
     if total > n:
         assert np.array_equal(fixed.keep, np.asarray(wanted.keep))
         assert np.array_equal(found.write, np.asarray(inputs.indices(rows, drafts)))
-
-
-class View:
-    """The part of a recorder that makes a matrix of an array."""
-
-    def matrix(self, array: Any, columns: int) -> Any:
-        return array.reshape(-1, columns)

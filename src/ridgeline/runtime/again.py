@@ -7,17 +7,17 @@ for D accepted ones, and how many it has is an input. The D kept inputs of each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from ridgeline.ops.api import Array, Segments, SequenceBucket
-from ridgeline.ops.driver import Recorder
 from ridgeline.runtime.layout import Ints, ranges
 from ridgeline.runtime.padding import Tokens
 
 A = TypeVar("A")
+Matrix = Callable[[Array, int], Array]
 
 
 class Again(NamedTuple, Generic[A]):
@@ -65,10 +65,10 @@ def numbers(given: Tokens, replays: Sequence[int], most: int) -> Again[Ints]:
     )  # fmt: skip
 
 
-def segments(arrays: Again[Array], members: Array, most: int, recorder: Recorder, *, has_drafts: bool) -> Segments:
-    """Return the segments of a step. members: 0 to n - 1. most: D."""
-    run = SequenceBucket(members, recorder.matrix(arrays.first, most + 1), arrays.counts)
+def segments(arrays: Again[Array], members: Array, most: int, matrix: Matrix, *, has_drafts: bool) -> Segments:
+    """Return the segments of a step. members: 0 to n - 1. most: D. matrix: as in ops.driver.Recorder."""
+    run = SequenceBucket(members, matrix(arrays.first, most + 1), arrays.counts)
     if not has_drafts:
         return Segments((run,), arrays.order, members)
-    tail = SequenceBucket(members, recorder.matrix(arrays.drafts, most), arrays.draft_counts)
+    tail = SequenceBucket(members, matrix(arrays.drafts, most), arrays.draft_counts)
     return Segments((run,), arrays.order, members, (tail,), arrays.keep)

@@ -138,7 +138,7 @@ class Passes:
         each = self.recorder.first(self.single[1], n)
         if again is not None:
             has_drafts = tokens.shape[0] > n
-            segments = segments_of(again, each, self._drafts.num_drafts, self.recorder, has_drafts=has_drafts)
+            segments = segments_of(again, each, self._drafts.num_drafts, self.recorder.matrix, has_drafts=has_drafts)
             kept = again.read, again.write if has_drafts else None
         elif self.has_states:
             segments = self._segments(lengths, last)
