@@ -31,6 +31,8 @@ from ridgeline.ops.triton.paged import paged_attention
 from ridgeline.ops.triton.products import product_of
 from ridgeline.ops.triton.tokens import Normalizer, best, draw, write_pages
 from ridgeline.quant import StoredLinear
+from ridgeline.runtime.again import Again, sizes
+from ridgeline.runtime.again import segments as segments_of
 from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RecurrentMixer, RMSNorm, Rope
 from ridgeline.spec.activation import Activation
 from ridgeline.spec.quant import PLAIN, Format, format_of
@@ -164,8 +166,11 @@ def stored(format: Format, rows: int, columns: int, table: OpsTable) -> StoredLi
     return StoredLinear(data, None, table, format)
 
 
-def recurrent(mixer: RecurrentMixer, width: int, sequences: int, tokens: int) -> list[Launched]:
-    """Return the launches of a recurrent block for some sequences of some tokens each, whose states are in pages."""
+def recurrent(mixer: RecurrentMixer, width: int, sequences: int, tokens: int, drafts: int = 0) -> list[Launched]:
+    """Return the launches of a recurrent block for some sequences of some tokens each, whose states are in pages.
+
+    drafts: how many of these tokens are drafts; there are as many accepted ones, and states are copied.
+    """
     recorder = Recorder()
     table, integers = gpu(recorder), torch.int64
     shapes = {w.name: w.shape for w in mixer.weights(width)}
@@ -180,8 +185,14 @@ def recurrent(mixer: RecurrentMixer, width: int, sequences: int, tokens: int) ->
     states = [table.primitive(api.READ_STATE)(meta(64, *shape), *at) for shape in mixer.state().parts]
     count = sequences * tokens
     rows = meta(sequences, tokens, dtype=integers)
-    segments = Segments((SequenceBucket(at[0], rows, at[1]),), meta(count, dtype=integers), at[2])
-    left = stage(meta(count, width), meta(count, width), states, (), segments)[2]
+    segments, kept = Segments((SequenceBucket(at[0], rows, at[1]),), meta(count, dtype=integers), at[2]), ()
+    if drafts:
+        given = Again(*(meta(size, dtype=integers) for size in sizes(sequences, count, drafts)))
+        segments = segments_of(given, at[0], drafts, lambda x, columns: x.view(-1, columns), has_drafts=True)
+        inputs = stage(meta(count, width), meta(count, width), states, (), segments)[3]
+        kept = tuple(meta(sequences * drafts, *x.shape[1:]) for x in inputs)
+        recorder.launches.clear()
+    left = stage(meta(count, width), meta(count, width), states, kept, segments)[2]
     for state in left:
         table.primitive(api.WRITE_STATE)(meta(64), at[2], state)
     return recorder.launches

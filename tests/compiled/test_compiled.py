@@ -176,6 +176,19 @@ def test_recurrences(name: str, shape: tuple[int, int], target: GPUTarget) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("target", [HOPPER], ids=["sm_90"])
+def test_recurrences_of_drafts(target: GPUTarget) -> None:
+    """In steps with drafts, states are copied, and accepted drafts run again before the known token."""
+    for name in ("mamba2", "gated delta"):
+        mixer, width, _ = MIXERS[name]
+        launches = l.recurrent(mixer, width, 8, 5, drafts=4)
+        along = [launched for launched in launches if launched.kernel.fn.__name__ in ALONG]
+        assert not any(launched.arguments.get("IN_PAGES") for launched in along), name
+        for launched in {str(launched.key): launched for launched in along}.values():
+            check(launched, target, is_wide=launched.kernel.fn.__name__ not in NARROW_ALONG)
+
+
+@pytest.mark.slow
 @TARGETS
 def test_trees_of_drafts(target: GPUTarget) -> None:
     (launched,) = l.attention(LLAMA, 64, 8, torch.float16, is_tree=True)

@@ -32,6 +32,7 @@ from ridgeline.runtime.runner import DeviceRunner
 from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.sched.cache import StateCache
 from ridgeline.sched.sequence import Sequence as Sequence_
+from ridgeline.sched.work import Work
 from ridgeline.verify import CaseResult, Report, baseline, matrix, verify
 from ridgeline.verify.baseline import Baseline
 from ridgeline.verify.heads import HEADS
@@ -199,7 +200,7 @@ def test_the_matrix_for_every_family(name: str, record_property: Callable[[str, 
 # Wrong engines: each bug patches one function that naive sampling does not use --------------------------
 
 _bucket, _attend_bucket = layout._bucket, paged._attend_bucket
-_sample, _again, _prefix_hash = sampling.sample, SampleRow.again, Sequence_.prefix_hash
+_sample, _host_rows, _prefix_hash = sampling.sample, engine.RequestLoop._host_rows, Sequence_.prefix_hash
 _swap_in, _swap_out, _copy = Arena.swap_in, Arena.swap_out, Arena.copy
 
 
@@ -286,13 +287,14 @@ def rejected_drafts_stay_in_the_state(patch: Patch) -> None:
     patch.setattr(step, "build_segments", segments)
 
 
-def penalties_forgotten_when_preempted(patch: Patch) -> None:
-    def again(old: SampleRow, noise: Any, output: Any = ()) -> SampleRow:
-        row = _again(old, noise)
-        row.position += len(output)
-        return row
+def sampled_although_preempted(patch: Patch) -> None:
+    """Penalties count the token of a step in flight, which is sampled again after the preemption."""
 
-    patch.setattr(SampleRow, "again", again)
+    def host_rows(running: engine.RequestLoop[Any], works: Sequence[Work]) -> Any:
+        now = {answer.sequence.id: answer.sequence.epoch for answer in running._answers.values()}
+        return _host_rows(running, [work._replace(epoch=now.get(work.sequence, 0)) for work in works])
+
+    patch.setattr(engine.RequestLoop, "_host_rows", host_rows)
 
 
 # The bug, the model, and the axes that must find it; if these include the default case, it must find it too, else not.
@@ -322,10 +324,9 @@ def test_caught(bug: Callable[[Patch], None], name: str, axes: set[str], monkeyp
     assert different == axes, [(r.case.value, r.verdict, r.error) for r in results]
 
 
-def test_forgotten_penalties_are_caught(monkeypatch: Patch) -> None:
-    """The counts of the sampler are rebuilt only for a sequence that lost a step in flight."""
-    penalties_forgotten_when_preempted(monkeypatch)
-    result = one("llama_gqa", Case(chunk=7, others=7, preempt="recompute", n=4, page=4, steps_in_flight=2))
+def test_penalties_that_count_a_token_twice_are_caught(monkeypatch: Patch) -> None:
+    sampled_although_preempted(monkeypatch)
+    result = one("llama_gqa", Case(chunk=3, others=7, preempt="recompute", n=4, page=2, steps_in_flight=2))
     assert result.verdict == "DIFFERENT"
     assert not any(d.greedy for d in result.differences)
 

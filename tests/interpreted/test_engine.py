@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from tempfile import TemporaryDirectory
@@ -17,8 +18,11 @@ from oracle.ours import write
 from ridgeline.engine import Engine
 from ridgeline.ops.driver import GPU_SIZES
 from ridgeline.ops.triton.record import GpuDriver
+from ridgeline.propose import Drafts
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.graphs import DecodeGraphs
 from ridgeline.runtime.load import LoadedModel, LoadOptions, load_model
+from ridgeline.runtime.padding import Tokens
 from ridgeline.runtime.sampling import Sampling
 from ridgeline.sample.sampler import NoiseKey
 from ridgeline.sched.work import LAST, StepPlan
@@ -73,9 +77,18 @@ def request(length: int, params: Params) -> GenerationRequest:
     return GenerationRequest(prompt, params, tuple(NoiseKey(7, choice) for choice in range(keys)))
 
 
-def serve(running: Engine, requests: list[GenerationRequest], every: int = 2) -> dict[tuple[int, int], list[int]]:
-    """Add a request every few steps; return the tokens of all answers."""
-    said: dict[tuple[int, int], list[int]] = {}
+Answers = dict[tuple[int, int], list[int]]
+
+
+def serve(
+    running: Engine, requests: list[GenerationRequest], every: int = 2,
+    drafts: Callable[[tuple[int, int], int], Drafts] | None = None,
+) -> Answers:  # fmt: skip
+    """Add a request every few steps; return the tokens of all answers.
+
+    drafts: returns drafts for an answer that has some tokens.
+    """
+    said: Answers = {}
     step, left = 0, list(enumerate(requests))
     while left or len(running):
         if left and step % every == 0:
@@ -84,6 +97,8 @@ def serve(running: Engine, requests: list[GenerationRequest], every: int = 2) ->
             assert event.error is None
             said.setdefault((event.request, event.choice), []).extend(event.tokens)
         running.check()
+        for answer, tokens in said.items() if drafts else ():
+            running.propose(*answer, drafts(answer, len(tokens)))
         step += 1
     return said
 
@@ -111,6 +126,20 @@ def several(most: int = 6) -> list[GenerationRequest]:
     return [request(5, greedy), request(13, replace(drawn, n=2)), request(9, greedy), request(3, drawn)]
 
 
+def ways_to_draw(most: int) -> list[GenerationRequest]:
+    """Return a greedy request, a drawn one, and one with all filters that a device has."""
+    greedy = SamplingParams(max_tokens=most, temperature=0, ignore_eos=True)
+    drawn = replace(greedy, temperature=0.9, seed=5)
+    filtered = replace(drawn, temperature=1.5, top_k=50, top_p=0.9, min_p=0.01)
+    return [request(5, greedy), request(18, drawn), request(7, filtered)]
+
+
+@cache
+def drawn_on_host() -> Answers:
+    """Return the tokens of `ways_to_draw(6)` that the host samples, in steps that are not recorded."""
+    return serve(on_host(engine("full", recorded=False, steps_in_flight=1)), ways_to_draw(6), every=1)
+
+
 @pytest.mark.parametrize(
     ("name", "depth", "tight"), [("full", 1, False), ("windowed", 2, True), ("recurrent", 2, True)]
 )
@@ -129,11 +158,7 @@ def test_steps_read_no_logits_on_the_host(monkeypatch: pytest.MonkeyPatch) -> No
 
     The tokens are those that the host samples in unrecorded steps.
     """
-    greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
-    drawn = replace(greedy, temperature=0.9, seed=5)
-    filtered = replace(drawn, temperature=1.5, top_k=50, top_p=0.9, min_p=0.01)
-    requests = [request(5, greedy), request(18, drawn), request(7, filtered)]
-    wanted = serve(on_host(engine("full", recorded=False, steps_in_flight=1)), requests)
+    requests, wanted = ways_to_draw(6), drawn_on_host()
     running = engine("full", steps_in_flight=2)
     late, submit = [], running._runner.submit
     monkeypatch.setattr(Memory, "get", lambda self, array: pytest.fail("the host waits for logits"))
@@ -147,13 +172,120 @@ def test_steps_read_no_logits_on_the_host(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(late) == 3
 
 
-def test_rows_that_the_host_samples_share_steps_with_rows_that_the_device_samples() -> None:
-    """Rows with log probabilities, edits or another filter have their tokens, and the rows beside them have theirs."""
-    drawn = SamplingParams(max_tokens=3, temperature=1.2, seed=3, ignore_eos=True)
-    ways = [drawn, replace(drawn, logprobs=2), replace(drawn, typical_p=0.9), replace(drawn, presence_penalty=1.0)]
+@pytest.mark.parametrize("tight", [False, True])
+def test_rows_that_the_device_samples_do_not_wait_for_those_of_the_host(
+    tight: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows with log probabilities, edits, another filter or beams have their tokens, and the rows beside them theirs.
+
+    The step after one with such rows is submitted before the host waits for their logits, and they are not in it.
+    """
+    drawn = SamplingParams(max_tokens=4, temperature=1.2, seed=3, ignore_eos=True)
+    ways: list[Params] = [
+        replace(drawn, max_tokens=10), replace(drawn, logprobs=2), replace(drawn, typical_p=0.9),
+        replace(drawn, n=2, presence_penalty=1.0), BeamSearchParams(beam_width=2, max_tokens=3),
+    ]  # fmt: skip
     requests = [request(4 + i, params) for i, params in enumerate(ways)]
     wanted = serve(on_host(engine("full", recorded=False, steps_in_flight=1)), requests, every=1)
-    assert serve(engine("full", steps_in_flight=2), requests, every=1) == wanted
+    running = engine("full", steps_in_flight=2, max_num_seqs=8, tight=tight)
+    watched = Watched(running, monkeypatch)
+    monkeypatch.setattr(Memory, "get", lambda self, array: pytest.fail("the host waits for logits in a step"))
+    assert serve(running, requests, every=1) == wanted
+    assert bool(running.stats().preempted_recompute) == tight
+    assert watched.late >= 3 and watched.is_apart
+
+
+@pytest.mark.parametrize(("acceptance", "parents"), [("same", ()), ("same", (-1, -1, 1, 1)), ("rejection", ())])
+def test_drafts_are_verified_on_the_device(
+    acceptance: str, parents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recorded steps draw a token after each draft, chain or tree, and the host compares them with the drafts.
+
+    The tokens are those that the host accepts. Where acceptance is not "same", it needs the logits of drawn rows.
+    """
+    requests, plain = ways_to_draw(6), drawn_on_host()
+
+    def drafts(answer: tuple[int, int], known: int) -> Drafts:
+        right, other = [*plain[answer][known:], 0, 0, 0], (plain[answer][0] + known) % VOCABULARY
+        chain = [right[0], right[1], other, other]
+        return Drafts([other, right[0], other, right[1]] if parents else chain, parents=parents)
+
+    def run(running: Engine) -> Answers:
+        return serve(running, requests, every=1, drafts=drafts)
+
+    options: dict[str, Any] = {"num_speculative_tokens": 4, "steps_in_flight": 2, "draft_acceptance": acceptance}
+    wanted = plain if acceptance == "same" else run(on_host(engine("full", recorded=False, **options)))
+    running, read, fetch = engine("full", **options), list[int](), GpuDriver.fetch
+
+    def watched(driver: GpuDriver, arrays: Sequence[Any]) -> Any:
+        read.extend(array.shape[-1] for array in arrays)
+        return fetch(driver, arrays)
+
+    monkeypatch.setattr(GpuDriver, "fetch", watched)
+    monkeypatch.setattr(Memory, "get", lambda self, array: pytest.fail("the host waits for logits in a step"))
+    assert run(running) == wanted
+    assert (VOCABULARY in read) == (acceptance != "same")
+    assert running.stats().accepted_tokens > (5 if acceptance == "same" else 2)
+    assert running.stats().unrecorded is None
+    assert any(tokens > n for n, tokens, _ in running._runner.graphs._graphs)
+
+
+def test_drafts_of_recurrent_layers_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with drafts, and those that run accepted drafts again, give the tokens of steps without drafts.
+
+    The first step with drafts runs unrecorded: it allocates the arrays that keep their inputs.
+    """
+    requests = [ways_to_draw(9)[i] for i in (0, 2)]
+    plain = serve(engine("recurrent", recorded=False), requests, every=1)
+
+    def drafts(answer: tuple[int, int], known: int) -> Drafts:
+        rounds.extend([known] * (answer == (0, 0)))  # the first answer is asked in every step
+        right = plain[answer][known : known + (known + answer[0]) % 3]
+        wrong = (plain[answer][0] + known) % VOCABULARY
+        return Drafts([*right, wrong][: (known * 2 + answer[0]) % 3] if len(rounds) % 3 else [])
+
+    rounds, kinds, run = list[int](), list[str](), DecodeGraphs.run
+    running = engine("recurrent", max_num_seqs=2, num_speculative_tokens=2)
+
+    def watched(graphs: DecodeGraphs, given: Tokens, *args: Any) -> Any:
+        found, replays = run(graphs, given, *args), args[3]
+        ways = "drafts" if len(given.tokens) > len(given.rows) else "", "again" if any(replays) else ""
+        kinds.append(" ".join((*ways, "unrecorded" if found is None else "")).strip())
+        return found
+
+    monkeypatch.setattr(DecodeGraphs, "run", watched)
+    assert serve(running, requests, every=1, drafts=drafts) == plain
+    assert running.stats().accepted_tokens > 3 and running.stats().unrecorded is None
+    assert sum("unrecorded" in kind for kind in kinds) <= 1
+    assert {"drafts", "drafts again", "again"} <= set(kinds)
+
+
+class Watched:
+    """Watches the steps of an engine.
+
+    late: how many steps began with a token that only the device knew, while a step with rows of the host was in
+    flight. is_apart: whether no step had a sequence of which the host had yet to sample a token.
+    """
+
+    def __init__(self, running: Engine, patch: pytest.MonkeyPatch) -> None:
+        self.late, self.is_apart = 0, True
+        self._in_flight: list[set[int]] = []  # for each step, its works that wait for the host, by sequence
+        self._submit, self._collect = running._runner.submit, running._runner.collect
+        self._answers = running._answers
+        patch.setattr(running._runner, "submit", self.submit)
+        patch.setattr(running._runner, "collect", self.collect)
+
+    def submit(self, plan: StepPlan, sampling: Sampling) -> Any:
+        for_host = set().union(*self._in_flight)
+        self.is_apart &= for_host.isdisjoint(work.sequence for work in plan.works)
+        self.late += bool(for_host) and any(LAST in work.tokens for work in plan.works)
+        sampled = [work.sequence for work in plan.works if work.sample]
+        self._in_flight.append({s for s in sampled if s not in self._answers or self._answers[s].sequence.waits})
+        return self._submit(plan, sampling)
+
+    def collect(self, handle: Any) -> Any:
+        del self._in_flight[0]
+        return self._collect(handle)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter warns

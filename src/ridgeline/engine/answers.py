@@ -54,22 +54,15 @@ class OpenRequest:
 class Answer:
     """One answer to a request.
 
-    known: the prompt and every sampled token, tokens in flight included; empty for a row without edits. scheduled: when
-    its first step began (time.perf_counter). waited: seconds that it waited for late masks.
+    scheduled: when its first step began (time.perf_counter). waited: seconds that it waited for late masks.
     """
 
     request: int
     index: int
     row: SampleRow
     sequence: Sequence
-    known: list[int]
     scheduled: float | None = None
     waited: float = 0.0
-
-    @classmethod
-    def start(cls, request: int, index: int, row: SampleRow, sequence: Sequence) -> Answer:
-        """Return an answer without tokens. row: its row at the end of the prompt."""
-        return cls(request, index, row, sequence, list(sequence.tokens) if row.edits else [])
 
     @property
     def needs_host(self) -> bool:
@@ -86,26 +79,9 @@ class Answer:
         row, position = self.row, len(self.sequence.tokens)
         return SampleRow(row.params, row.noise, position, row.eos, row.ends, None, row.filters)
 
-    def host_row(self, work: Work) -> SampleRow:
-        """Return the row with its edits as they are at the first position that a work samples.
-
-        After a preemption the tokens in flight are sampled again, so the edits may be those of a later position.
-        """
-        position, known, row = _position(work), self.known, self.row
-        if len(known) > position:
-            del known[position:]
-            self.row = row.again(row.noise, known[self.sequence.num_prompt :])
-        return self.row
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the answer ended in a step that is still in flight: no grammar continues after an end."""
-        return len(self.known) > self.sequence.num_prompt and self.row.is_end(self.known[-1])
-
     def record(self, tokens: Seq[int]) -> None:
-        """Record tokens that the row was told of, and begin to make the next mask."""
-        self.known += tokens
-        if not self.row.is_end(tokens[-1]) and len(self.known) < self.sequence.max_length:
+        """Begin to make the next mask, after tokens that the row was told of."""
+        if not self.row.is_end(tokens[-1]) and self.row.position < self.sequence.max_length:
             self.row.prepare()
 
     def event(self, result: Result, finished: bool, entries: tuple[TokenLogprobs, ...] | None) -> Event:

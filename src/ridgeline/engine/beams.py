@@ -1,8 +1,8 @@
 """Beam searches in the engine: every beam is a sequence, and beams that diverge share pages until they write.
 
 A beam's step gives candidates instead of a token, so its sequence pauses. When all beams of a search have paused, the
-search selects the next beams (sample/beams.py); they are forked from their parents, and the parents end. So an engine
-with a beam search has one step in flight.
+search selects the next beams (sample/beams.py); they are forked from their parents, and the parents end. The steps of
+other requests do not wait for that.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Beams:
         """Queue a search. Raises RequestError, and queues nothing, if a single beam can never fit."""
         assert isinstance(request.params, BeamSearchParams)
         prompt = list(request.prompt_token_ids)
-        first = Sequence(next(self._ids), prompt, max_tokens, request.priority, root)
+        first = Sequence(next(self._ids), prompt, max_tokens, request.priority, root, waits=True)
         self._scheduler.add(first)
         search = BeamSearch(request.params, self._eos, max_tokens)
         owner = _Search(request_id, request.params, search, len(prompt), 0, [first])
@@ -62,9 +62,15 @@ class Beams:
         for beam in search.live if search else ():
             self._end(beam)
 
-    def taker(self, sequence: int) -> Callable[[Floats], None]:
-        """Return a function that takes a beam's logits [1, vocabulary] and keeps its best tokens until `commit`."""
-        count = self._owners[sequence].search.count
+    def taker(self, sequence: int) -> Callable[[Floats], None] | None:
+        """Return a function that takes a beam's logits [1, vocabulary] and keeps its best tokens until `commit`.
+
+        Returns None if the beam has ended.
+        """
+        owner = self._owners.get(sequence)
+        if owner is None:
+            return None
+        count = owner.search.count
 
         def take(logits: Floats) -> None:
             self._in_flight[sequence] = top_candidates(logits, count)[0]
@@ -112,7 +118,7 @@ class Beams:
                 if branch.parent == parent:
                     tokens = [*old.tokens, branch.token]
                     beams[i] = new = Sequence(
-                        next(self._ids), tokens, old.max_tokens, old.priority, old.root, search.num_prompt
+                        next(self._ids), tokens, old.max_tokens, old.priority, old.root, search.num_prompt, waits=True
                     )
                     self._scheduler.fork(old.id, new)
             self._end(old)

@@ -28,7 +28,7 @@ class BlockAnswer(Answer):
     def begin(cls, request: int, index: int, row: SampleRow, sequence: Sequence, model: MaskedDiffusion) -> BlockAnswer:
         """Return an answer without tokens. row: its row at the end of the prompt."""
         denoiser = Denoiser(model, sequence.block, row, sequence.num_prompt, sequence.max_length)
-        answer = cls(request, index, row, sequence, [], denoiser=denoiser)
+        answer = cls(request, index, row, sequence, denoiser=denoiser)
         answer.open_block()
         return answer
 

@@ -119,9 +119,12 @@ class RequestLoop(Generic[R]):
         alone = f"request {next(self._ids)}" if params.prompt_logprobs is not None else ""
         root = self._root(request.cache_salt, alone)
         row = SampleRow.start(params, prompt, request.noise[0], self._eos, grammar=request.grammar)
+        waits = row.edits is not None or not self._runner.samples_ahead(row)
         answers = []
         for index, key in enumerate(request.noise):
-            sequence = Sequence(next(self._ids), prompt, max_tokens, request.priority, root, block=self._block)
+            sequence = Sequence(
+                next(self._ids), prompt, max_tokens, request.priority, root, block=self._block, waits=waits
+            )
             answers.append(self._answer(request_id, index, row.again(key), sequence))
         first, *others = (answer.sequence for answer in answers)
         self._scheduler.add(first, others)
@@ -133,7 +136,7 @@ class RequestLoop(Generic[R]):
 
     def _answer(self, request: int, index: int, row: SampleRow, sequence: Sequence) -> Answer:
         if self._diffusion is None:
-            return Answer.start(request, index, row, sequence)
+            return Answer(request, index, row, sequence)
         return BlockAnswer.begin(request, index, row, sequence, self._diffusion)
 
     def _root(self, salt: str, alone: str = "") -> bytes:
@@ -190,24 +193,29 @@ class RequestLoop(Generic[R]):
         plan = self._loop.schedule()
         self._late.drop_preempted()
         if plan is not None:
-            handle = self._loop.submit(plan, self._sampling(plan.works))
-            self._take_sampled(plan.works, self._loop.sample(handle, self._host_rows(plan.works)))
+            self._loop.submit(plan, self._sampling(plan.works))
         elif not events and not len(self._loop) and not self._late.wait() and len(self):
             raise RuntimeError("nothing can run although requests are waiting: the scheduler is at fault")
         self._works = () if plan is None else plan.works
         self._computed = self._works or self._computed
         while len(self._loop) and (plan is None or len(self._loop) >= self._depth):
-            due, results = self._loop.collect()
-            self._drafting.collected(due, results)
-            failures = self._fail(due, results)
-            updates = self._loop.commit(due, results)
-            events += [*self._token_events(due, results, updates), *self._beams.advance(), *failures]
+            events += self._collect()
         return events
+
+    def _collect(self) -> list[Event]:
+        """Sample the rows of the oldest step that need the host, and end the step; what happened to its answers."""
+        works = self._loop.oldest.works
+        self._take_sampled(works, self._loop.sample(self._host_rows(works)))
+        due, results = self._loop.collect()
+        self._drafting.collected(due, results)
+        failures = self._fail(due, results)
+        updates = self._loop.commit(due, results)
+        return [*self._token_events(due, results, updates), *self._beams.advance(), *failures]
 
     @property
     def _depth(self) -> int:
-        """Return how many steps may be in flight: beams and drafts need the tokens of the step before."""
-        waits = len(self._beams) or self._drafting.is_alone or self._diffusion is not None
+        """Return how many steps may be in flight: drafts and diffusion models need the tokens of the step before."""
+        waits = self._drafting.is_alone or self._diffusion is not None or any(work.num_draft for work in self._works)
         return 1 if waits else self.config.steps_in_flight
 
     def _sampling(self, works: Seq[Work]) -> Sampling:
@@ -221,6 +229,8 @@ class RequestLoop(Generic[R]):
             on_device = answer is not None and work.sample and not answer.needs_host
             rows.append(answer.device_row(work) if answer is not None and on_device else None)
             if answer is not None:
+                if work.sample and not on_device:
+                    answer.row.prepare()  # most masks were begun with the last token
                 answer.scheduled = answer.scheduled or now
                 prompt = self._requests[answer.request].prompt_tokens(work, first)
                 if prompt is not None:
@@ -233,7 +243,7 @@ class RequestLoop(Generic[R]):
     def _host_rows(self, works: Seq[Work]) -> dict[int, HostRow]:
         """Return the rows that need the host, by the index of the work: answers with edits or a grammar, and beams.
 
-        Most masks were begun with the last token, but not those of answers that were preempted.
+        Answers that are over, or were preempted since the step began, have none.
         """
         rows: dict[int, HostRow] = {}
         for i, work in enumerate(works):
@@ -241,14 +251,14 @@ class RequestLoop(Generic[R]):
             if not work.sample:
                 continue
             if answer is None:
-                rows[i] = self._beams.taker(work.sequence)
+                if (taker := self._beams.taker(work.sequence)) is not None:
+                    rows[i] = taker
+            elif answer.sequence.epoch != work.epoch:
+                continue
             elif isinstance(answer, BlockAnswer):
                 rows[i] = answer.taker(work)
             elif answer.needs_host:
-                row = answer.host_row(work)
-                if not answer.is_over:
-                    rows[i] = row
-                    row.prepare()
+                rows[i] = answer.row
         return rows
 
     def _take_sampled(self, works: Seq[Work], sampled: Mapping[int, Result | Late]) -> None:
@@ -261,8 +271,6 @@ class RequestLoop(Generic[R]):
                 self._late.hold(answer, found)
             elif found.tokens:
                 answer.record(found.tokens)
-            elif found.error is not None:  # it ends the answer when its step is collected: until then it runs no more
-                self._scheduler.hold(works[i].sequence)
 
     def _fail(self, plan: StepPlan, results: Seq[Result]) -> list[Event]:
         """Keep the log probabilities of prompts, and end the answers that could not be sampled; their events."""

@@ -52,8 +52,6 @@ class LateRows:
         for sequence in [s for s in self._waiting if not self._scheduler.is_held(s)]:
             answer, late = self._waiting.pop(sequence)
             answer.waited += time.perf_counter() - late.since
-        for sequence in [s for s in self._in_flight if not self._scheduler.is_held(s)]:
-            del self._in_flight[sequence]
 
     def wait(self) -> bool:
         """Wait for a mask for a moment; False if no answer needs one."""

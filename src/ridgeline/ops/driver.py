@@ -58,8 +58,8 @@ class Recorder(Protocol):
         """Return the first n numbers of an array as a view."""
         ...
 
-    def column(self, array: Array) -> Array:
-        """Return an array [n] as a view [n, 1]."""
+    def matrix(self, array: Array, columns: int) -> Array:
+        """Return an array [n * columns] as a view [n, columns]."""
         ...
 
     def assign(self, array: Array, values: Sequence[int] | Ints) -> None:

@@ -17,21 +17,26 @@ from ridgeline.runtime.layout import Ints, ranges
 
 
 class DraftInputs:
-    """Holds the inputs of every recurrent layer for up to `num_drafts` tokens of `max_seqs` rows of the page tables.
+    """Holds the inputs of every recurrent layer for up to `num_drafts` tokens of each row of the page tables.
 
-    A layer's arrays, [max_seqs * num_drafts, *shape], are allocated at its first draft.
+    A layer's arrays, [rows * num_drafts, *shape], are allocated at its first draft.
     """
 
-    def __init__(self, max_seqs: int, num_drafts: int, table: OpsTable) -> None:
-        self._max_seqs, self._num_drafts, self._table = max_seqs, num_drafts, table
+    def __init__(self, rows: int, num_drafts: int, table: OpsTable) -> None:
+        self._rows, self.num_drafts, self._table = rows, num_drafts, table
         self._kept: dict[int, list[Array]] = {}
+
+    @property
+    def is_allocated(self) -> bool:
+        """Return whether a step with drafts has run."""
+        return bool(self._kept)
 
     def indices(self, rows: Ints, counts: Ints) -> Array | None:
         """Return the indices of the first `counts` tokens of each row; None if there are none."""
         if not counts.any():
             return None
-        assert counts.max() <= self._num_drafts, "more drafts than num_drafts"
-        return self._table.memory.integers(np.repeat(rows * self._num_drafts, counts) + ranges(counts))
+        assert counts.max() <= self.num_drafts, "more drafts than num_drafts"
+        return self._table.memory.integers(np.repeat(rows * self.num_drafts, counts) + ranges(counts))
 
     def read(self, layer: int, indices: Array) -> Kept:
         """Return the inputs of some tokens."""
@@ -42,7 +47,7 @@ class DraftInputs:
         """Keep a layer's inputs for some tokens."""
         write = self._table.primitive(api.WRITE_STATE)
         if layer not in self._kept:
-            size = self._max_seqs * self._num_drafts
+            size = self._rows * self.num_drafts
             self._kept[layer] = [self._table.memory.zeros((size, *x.shape[1:])) for x in inputs]
         for kept, x in zip(self._kept[layer], inputs, strict=True):
             write(kept, indices, x)

@@ -19,6 +19,8 @@ from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Buckets, PagedLayout, Segments, SequenceBucket, SnapshotLayout
 from ridgeline.ops.draws import DRAW_WORDS, Draw, pack_draws
 from ridgeline.ops.driver import Recorded, Recorder, Sizes
+from ridgeline.runtime.again import Again, numbers, sizes
+from ridgeline.runtime.again import segments as segments_of
 from ridgeline.runtime.arena import Layers
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.features import Features
@@ -63,9 +65,9 @@ class Inputs(NamedTuple):
 
     starts: position of each sequence's first token. last: index of its last token among the T tokens. A step of one
     token each has its positions as `starts`, and the other two never change. slots, paths: slot and path
-    of each token, if drafts form trees (api.PagedLayout); None: they are chains. draws: how each sequence is sampled,
-    [n * DRAW_WORDS]; None: the best token of each row is taken. before, fresh: for recurrent layers, the position of
-    the token before the first one, and whether there is none.
+    of each token, if drafts form trees (api.PagedLayout); None: they are chains. draws: how the token after each one is
+    sampled, [T * DRAW_WORDS]; None: the best token of each row is taken. before, fresh: for recurrent layers, the
+    position of the token before the first one, and whether there is none.
     """
 
     rows: Array
@@ -83,9 +85,13 @@ class Inputs(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    """A recorded step. kept: where the features of its tokens are written; None if nobody reads any."""
+    """A recorded step.
+
+    again: as in `Passes.step`. kept: where the features of its tokens are written; None if nobody reads any.
+    """
 
     inputs: Inputs
+    again: Again[Array] | None
     kept: Array | None
     made: Decoded
     run: Callable[[], None]
@@ -95,8 +101,8 @@ class Passes:
     """Prepares forward passes over arrays at fixed addresses, and records them.
 
     constants: arrays that a pass reads besides its step and its state. page_tables: as recorded work reads them.
-    refusal: why nothing can be recorded. has_states: whether there are recurrent layers; then only steps without drafts
-    are recorded. most, most_tokens: sequences and tokens of the largest recorded step. sequences: numbers of sequences
+    refusal: why nothing can be recorded. has_states: whether there are recurrent layers.
+    most, most_tokens: sequences and tokens of the largest recorded step. sequences: numbers of sequences
     up to which steps are filled. spare: a row of the page tables that no sequence has.
     """
 
@@ -122,26 +128,38 @@ class Passes:
             self.recorder.assign(self.single[1], range(self.most))
             self._known = [*arena.pages, *page_tables, *constants]
 
-    def step(self, slices: Slices, inputs: Inputs) -> PagedStep:
-        """Return the step of one pass. slices: rows, starts and lengths of the pass that is recorded."""
+    def step(self, slices: Slices, inputs: Inputs, again: Again[Array] | None = None) -> PagedStep:
+        """Return the step of one pass. slices: rows, starts and lengths of the pass that is recorded.
+
+        again: for recurrent layers in a step with drafts, or with accepted drafts that run again.
+        """
         rows, tokens, positions, frequency_rows, starts, lengths, last, given, paths, _, before, fresh = inputs
-        slots_at = positions if given is None else given
+        slots_at, n, kept, segments = positions if given is None else given, slices.rows.size, None, None
+        each = self.recorder.first(self.single[1], n)
+        if again is not None:
+            has_drafts = tokens.shape[0] > n
+            segments = segments_of(again, each, self._drafts.num_drafts, self.recorder.matrix, has_drafts=has_drafts)
+            kept = again.read, again.write if has_drafts else None
+        elif self.has_states:
+            segments = self._segments(lengths, last)
         layouts: list[PagedLayout | SnapshotLayout] = []
         for group, page_table in zip(self._groups, self._page_tables, strict=True):
             pages, slots, tables = self._layout(page_table, rows, slots_at, last, group.page_tokens)
             if group.snapshot and before is not None and fresh is not None:
-                read, _, _ = self._layout(page_table, rows, before, last, group.page_tokens)
+                known = rows if again is None else again.rows
+                read, _, _ = self._layout(page_table, known, before, each, group.page_tokens)
+                if again is not None:
+                    pages, _, _ = self._layout(page_table, known, again.known, each, group.page_tokens)
                 layouts.append(SnapshotLayout(read, fresh, pages))
             else:
                 layouts.append(PagedLayout(pages, slots, starts, lengths, tables, _no_buckets, paths))
-        segments = self._segments(lengths, last) if self.has_states else None
         return PagedStep(
-            tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows, segments
+            tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows, segments, kept
         )  # fmt: skip
 
     def _segments(self, ones: Array, numbers: Array) -> Segments:
         """Return the segments of n sequences of one token each. numbers: 0 to n - 1."""
-        bucket = SequenceBucket(numbers, self.recorder.column(numbers), ones)
+        bucket = SequenceBucket(numbers, self.recorder.matrix(numbers, 1), ones)
         return Segments((bucket,), numbers, numbers)
 
     def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray[Any, Any]]:
@@ -166,7 +184,7 @@ class DecodeGraphs:
     """Holds recorded decode steps of one engine, by their numbers of sequences and tokens.
 
     tap: takes features from each step; None if nobody reads any. sampled: holds the tokens that steps sample, where the
-    device runs ahead of the host; a step without drafts then keeps the best token of each row there.
+    device runs ahead of the host; a step without drafts then keeps the token of each row there.
     """
 
     def __init__(
@@ -176,7 +194,9 @@ class DecodeGraphs:
         self._model, self._tap, self._sampled = model, tap, sampled
         constants = [*model.constants(), *([tap.kept.array] if tap else ())]
         self._passes = Passes(constants, table, groups, arena, drafts, page_tables)
-        self._graphs: dict[tuple[int, int, bool], _Graph] = {}
+        self._graphs: dict[tuple[int, int, str], _Graph] = {}
+        self._drafts = drafts
+        self._again: Again[Array] | None = None
         if self.refusal is None:
             recorder, most = self._passes.recorder, self._passes.most
             tokens = self._passes.most_tokens
@@ -184,8 +204,10 @@ class DecodeGraphs:
             self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
             self._tree = recorder.input(tokens), recorder.words(tokens)
             self._kept = recorder.input(tokens)
-            self._draws = recorder.words(most * DRAW_WORDS)
+            self._draws = recorder.words(max(most, tokens) * DRAW_WORDS)
             self._states = (recorder.input(most), recorder.input(most)) if self._passes.has_states else None
+            if self._states and sampled is not None and drafts.num_drafts:
+                self._again = Again(*(recorder.input(size) for size in sizes(most, most + tokens, drafts.num_drafts)))
         self._shapes = Shapes(self._passes.sequences, self._passes.most, self._passes.most_tokens)
 
     @property
@@ -199,60 +221,85 @@ class DecodeGraphs:
         return self._passes.has_states
 
     def run(
-        self, given: Tokens, tree: Tree | None = None, kept: Sequence[int] = (), draws: Sequence[Draw] = ()
-    ) -> Decoded | None:
+        self, given: Tokens, tree: Tree | None = None, kept: Sequence[int] = (), draws: Sequence[Draw] = (),
+        replays: Sequence[int] = (),
+    ) -> Decoded | None:  # fmt: skip
         """Run the next tokens of n sequences, with their drafts; None if the step must run unrecorded.
 
         tree: positions and paths of all tokens, if drafts form trees. kept: indices in the features of the tap, one for
-        each token. draws: how each sequence is sampled, where a step without drafts samples. The result may have more
-        rows after theirs.
+        each token. draws: how the token after each one is sampled, where the device samples. replays: accepted
+        drafts of each sequence that run again in recurrent layers. The result may have more rows after theirs.
         """
         n, total = len(given.rows), len(given.tokens)
         if self.refusal is not None or n > self._passes.most or total > self._passes.most_tokens:
             return None
-        if self.has_states and total > n:
-            return None
-        if tree is None and (n, total, False) not in self._graphs and (more := self._shapes.more(n, total)):
-            given = given.with_more(more, self._passes.spare)
+        kind = "tree" if tree is not None else "chain"
+        if self.has_states and (total > n or any(replays)):
+            kind = "again"
+            if self._again is None or not self._drafts.is_allocated:
+                return None
+        if tree is None and (n, total, kind) not in self._graphs and (more := self._shapes.more(n, total)):
+            if kind == "chain" or max(more) <= self._drafts.num_drafts + 1:
+                given = given.with_more(more, self._passes.spare)
             if self._tap:
                 kept = [*kept, *self._tap.kept.at(self._passes.spare, 0, len(given.tokens) - total).tolist()]
-        key = len(given.rows), len(given.tokens), tree is not None
+        key = len(given.rows), len(given.tokens), kind
         graph = self._graphs.pop(key, None)
         if graph is None:
-            return self._record(given, tree, kept, draws)
+            return self._record(given, kind, tree, kept, draws, replays)
         self._graphs[key] = graph  # the last of the dict is the one that was used last
         fill(self._passes.recorder, graph.inputs, given, tree, draws)
+        self._fill_again(graph.inputs, graph.again, given, replays)
         if graph.kept is not None:
             self._passes.recorder.assign(graph.kept, kept)
         graph.run()
         return graph.made
 
-    def _record(self, given: Tokens, tree: Tree | None, kept: Sequence[int], draws: Sequence[Draw]) -> Decoded | None:
+    def _fill_again(self, inputs: Inputs, again: Again[Array] | None, given: Tokens, replays: Sequence[int]) -> None:
+        """Write where sequences begin whose accepted drafts run again, and what runs. More sequences repeat nothing."""
+        if again is None or inputs.before is None or inputs.fresh is None:
+            return
+        replays, assign = [*replays, *[0] * (len(given.rows) - len(replays))], self._passes.recorder.assign
+        begins = [start - count for start, count in zip(given.starts, replays, strict=True)]
+        assign(inputs.before, [max(begin - 1, 0) for begin in begins])
+        assign(inputs.fresh, [begin == 0 for begin in begins])
+        for array, values in zip(again, numbers(given, replays, self._drafts.num_drafts), strict=True):
+            assign(array, values)
+
+    def _record(
+        self, given: Tokens, kind: str, tree: Tree | None, kept: Sequence[int], draws: Sequence[Draw],
+        replays: Sequence[int],
+    ) -> Decoded | None:  # fmt: skip
         n, total, passes, tap = len(given.rows), len(given.tokens), self._passes, self._tap
         # The first recording is run twice and compared, so its sequence must share its state with no other one.
         is_first = self.has_states and n > 1 and not self._graphs
-        if is_first and self._record(given.of_one(passes.spare), None, kept[:1], ()) is None:
+        if is_first and self._record(given.of_one(passes.spare), "chain", None, kept[:1], (), ()) is None:
             return None
         inputs = cut(passes, self._inputs, n, total)
         if tree is not None:
             slots, paths = (passes.recorder.first(x, total) for x in self._tree)
             inputs = inputs._replace(slots=slots, paths=paths)
-        if self._sampled is not None and n == total:
-            inputs = inputs._replace(draws=passes.recorder.first(self._draws, n * DRAW_WORDS))
+        if self._sampled is not None:
+            inputs = inputs._replace(draws=passes.recorder.first(self._draws, total * DRAW_WORDS))
         if self._states is not None:
             before, fresh = (passes.recorder.first(x, n) for x in self._states)
             inputs = inputs._replace(before=before, fresh=fresh)
+        again = None
+        if kind == "again" and self._again is not None:
+            counts = sizes(n, total, self._drafts.num_drafts)
+            again = Again(*(passes.recorder.first(x, size) for x, size in zip(self._again, counts, strict=True)))
         # Where a step changes what the next one reads, it is recorded while it computes rows that nobody has.
         apart = self._sampled is not None or self.has_states
         first = given.of_row(passes.spare) if apart else given
         fill(passes.recorder, inputs, first, tree)
+        self._fill_again(inputs, again, first, ())
         slices, places = Slices.plain(np.array(given.rows), np.array(given.starts), np.array(given.lengths)), None
         if tap:
             places = passes.recorder.first(self._kept, total)
             passes.recorder.assign(places, kept)
 
         def work() -> Sequence[Array]:
-            stream = self._model.forward(passes.step(slices, self._known(inputs)), aux=tap.aux if tap else ())
+            stream = self._model.forward(passes.step(slices, self._known(inputs), again), aux=tap.aux if tap else ())
             if tap and places is not None:
                 tap.kept.write(places, tap.features(stream))
             logits = self._model.logits(stream)
@@ -260,7 +307,8 @@ class DecodeGraphs:
                 best, best_logits = passes.best(logits)
             else:
                 best, best_logits = passes.draw(logits, inputs.draws, None)
-                self._sampled.keep(inputs.rows, best)
+                if n == total:
+                    self._sampled.keep(inputs.rows, best)
             made = [logits, best, best_logits, stream.residual]
             return made if stream.delta is None else [*made, stream.delta]
 
@@ -271,9 +319,10 @@ class DecodeGraphs:
         made = Decoded(logits, best, best_logits, Stream(residual, more[0] if more else None))
         if apart:
             fill(passes.recorder, inputs, given, tree, draws)
+            self._fill_again(inputs, again, given, replays)
             found.run()
         make_room(self._graphs, total, passes.sizes)
-        self._graphs[n, total, tree is not None] = _Graph(inputs, places, made, found.run)
+        self._graphs[n, total, kind] = _Graph(inputs, again, places, made, found.run)
         return made
 
     def _known(self, inputs: Inputs) -> Inputs:
@@ -295,7 +344,7 @@ def fill(
 ) -> None:
     """Write the inputs of a recorded step. Without frequency rows, those that were written before stay.
 
-    Sequences beyond those of `draws` are given their best tokens.
+    Tokens beyond those of `draws` are followed by their best tokens.
     """
     rows, starts, lengths, tokens, frequency_rows = given
     assign, positions = recorder.assign, starts

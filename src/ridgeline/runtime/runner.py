@@ -28,7 +28,7 @@ from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.moves import RowMover
 from ridgeline.runtime.open_drafter import open_drafter
 from ridgeline.runtime.padding import Tokens
-from ridgeline.runtime.sampled import Ahead, SampledTokens, last_tokens, sampled_ahead
+from ridgeline.runtime.sampled import Ahead, SampledTokens, is_drawn, sampled_ahead
 from ridgeline.runtime.sampling import (
     HostRow,
     Late,
@@ -36,6 +36,7 @@ from ridgeline.runtime.sampling import (
     Sampling,
     Target,
     best_results,
+    rows_of,
     sample_targets,
     sampled_rows,
 )
@@ -50,7 +51,8 @@ from ridgeline.spec.trees import paths
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 NOTHING = Result()
-NO_DRAWS: Mapping[int, Draw] = MappingProxyType({})
+Draws = Mapping[int, Sequence[Draw]]  # by the index of a work: a draw for each of its rows
+NO_DRAWS: Draws = MappingProxyType({})
 PROBE_TOKENS, PROBE_BYTES = 32, 2**22  # size of the prompt and the pages that are timed
 
 
@@ -79,6 +81,18 @@ class Forward:
             return self.model.logits(self.stream, given)
         return self.decoded.logits if given is None else self.table.primitive(api.TAKE)(self.decoded.logits, given)
 
+    def fetch(self, rows: Ints | None) -> Callable[[], Floats]:
+        """Begin to copy these logits to the host, and return a function that waits for them.
+
+        On a CPU they are there, and may be those of a later step afterwards.
+        """
+        driver = self.table.driver
+        if driver is None or not driver.runs_ahead:
+            found = self.logits(rows)
+            return lambda: found
+        fetched = driver.fetch((self.on_device(rows),))
+        return lambda: fetched()[0]
+
     def best(self) -> Best | None:
         """Return the best token of each row, if the step has computed it already."""
         if self.decoded is None or self.table.driver is None:
@@ -90,14 +104,16 @@ class Forward:
 class Computed:
     """A step that ran: a result for each work.
 
-    q: as in Sampling. left: works that the host samples, by their index, with the index of their first row of `logits`.
-    ahead: tokens that the device sampled, and that are on their way.
+    q: as in Sampling. logits: waits for the logits of the works that the host samples; None if there are none. targets:
+    those of them whose rows were given, by their index. left: the others, by their index, with the index of their first
+    row of logits. ahead: tokens that the device sampled, and that are on their way.
     """
 
     plan: StepPlan
     results: list[Result]
     q: Mapping[int, Sequence[Distribution]] = field(default_factory=dict)
-    logits: Floats | None = None
+    logits: Callable[[], Floats] | None = None
+    targets: dict[int, Target] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)
     ahead: Ahead | None = None
 
@@ -146,8 +162,8 @@ class DeviceRunner:
         self._draw = loaded.table.primitive(api.DRAW)
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]
-        self._last, self._acceptance = np.zeros(max_seqs, np.int64), acceptance
-        self._inputs = DraftInputs(max_seqs, num_drafts, loaded.table)
+        self._last, self._acceptance = np.full(max_seqs, LAST if runs_ahead else 0), acceptance
+        self._inputs = DraftInputs(lines, num_drafts, loaded.table)
         self._mover = RowMover(loaded.table, self.arena, groups, self._tables, loaded.spec)
         self.drafter = None
         if draft is not None:
@@ -176,12 +192,15 @@ class DeviceRunner:
         done.set_result(self._run(plan, sampling))
         return done
 
+    def samples_ahead(self, row: SampleRow) -> bool:
+        """Return whether the next step can refer to a row's token before its step is collected. row: without edits."""
+        return self._sampled is None or is_drawn(row)
+
     def sample(self, handle: Future[Computed], rows: Mapping[int, HostRow]) -> Mapping[int, Result | Late]:
         """Sample works that `submit` left, by their index in the plan; a Late for each whose mask is not ready."""
         step = handle.result()
-        logits, targets = step.logits, {}
-        assert logits is not None, "the step has no logits left"
-        found: dict[int, Result | Late] = {}
+        assert step.logits is not None, "the step has no logits left"
+        logits, targets, found = step.logits(), dict[int, Target](), dict[int, Result | Late]()
         for i, row in rows.items():
             at = step.left[i]
             if isinstance(row, SampleRow):
@@ -191,19 +210,18 @@ class DeviceRunner:
                 found[i] = result or Result()
                 if result is not None:
                     self._keep(step, i, result)
-        sample_targets(logits, list(targets.values()))
-        step.logits = None
-        for i, target in targets.items():
-            self._keep(step, i, target.result())
-            found[i] = target.late or step.results[i]
-        self._settle([step.plan.works[i] for i in targets], [step.results[i] for i in targets])
-        return found
+        self._take(step, targets)
+        return found | {i: target.late or step.results[i] for i, target in targets.items()}
 
     def collect(self, handle: Future[Computed]) -> Sequence[Result]:
         """Wait for a step and return a result for each work."""
         step = handle.result()
-        for i, result in step.ahead.results() if step.ahead else ():
-            step.results[i] = result._replace(prompt_logprobs=step.results[i].prompt_logprobs)
+        self._finish(step)
+        if step.ahead is not None:
+            found = step.ahead.results()
+            for i, result in found.items():
+                self._keep(step, i, result)
+            self._settle([step.plan.works[i] for i in found], list(found.values()))
         return step.results
 
     def reset(self) -> None:
@@ -252,7 +270,7 @@ class DeviceRunner:
 
     def _run(self, plan: StepPlan, sampling: Sampling) -> Computed:
         step = Computed(plan, [NOTHING] * len(plan.works), sampling.q)
-        ahead = sampled_ahead(plan.works, sampling.rows) if self._sampled is not None else {}
+        ahead = {} if self._sampled is None else sampled_ahead(plan.works, sampling.rows, self._acceptance)
         forward = self.forward(plan, ahead)
         if forward is None:
             return step
@@ -261,12 +279,13 @@ class DeviceRunner:
         if any(work.sample for work in plan.works):
             self._sample_ahead(step, forward, sampling.rows, ahead)
             self._sample(step, forward, sampling.rows, ahead)
+            if self._sampled is None:
+                self._finish(step)
+                self._remember(step)
         return step
 
-    def _sample(
-        self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Mapping[int, Draw]
-    ) -> None:
-        """Sample the works for which a row is given, besides those of `ahead`; leave the logits for the others."""
+    def _sample(self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Draws) -> None:
+        """Begin to sample the works besides those of `ahead`: `_finish` ends it for given rows, `sample` for others."""
         works = step.plan.works
         if all(i in ahead for i, work in enumerate(works) if work.sample):
             return
@@ -277,40 +296,50 @@ class DeviceRunner:
                 self._keep(step, i, result)
             self._settle(works, step.results)
             return
-        logits, at, targets = forward.logits(rows), 0, {}
+        at = 0
         for i, (work, row) in enumerate(zip(works, given, strict=True)):
             if not work.sample or i in ahead:
                 continue
             if row is None:
                 step.left[i] = at
             else:
-                targets[i] = self._target(step, i, row, at)
+                step.targets[i] = self._target(step, i, row, at)
             at += work.num_rows
-        sample_targets(logits, list(targets.values()))
+        step.logits = forward.fetch(rows)
+        if step.left and self._thread is not None:  # the next step may run before they are sampled
+            logits = step.logits().copy()
+            step.logits = lambda: logits
+
+    def _finish(self, step: Computed) -> None:
+        """Sample the works whose rows were given, once their logits are there."""
+        if step.targets:
+            self._take(step, step.targets)
+            step.targets = {}
+
+    def _take(self, step: Computed, targets: Mapping[int, Target]) -> None:
+        """Sample some works by their index, and move what belongs to their accepted drafts."""
+        if step.logits is not None:
+            sample_targets(step.logits(), list(targets.values()))
         for i, target in targets.items():
             self._keep(step, i, target.result())
-        self._settle(works, step.results)
-        if step.left:
-            step.logits = logits
+        self._settle([step.plan.works[i] for i in targets], [step.results[i] for i in targets])
 
-    def _sample_ahead(
-        self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Mapping[int, Draw]
-    ) -> None:
+    def _sample_ahead(self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Draws) -> None:
         """Let the device sample some works without waiting for it. ahead: how each of them is drawn."""
         works, driver = step.plan.works, self._driver
         if self._sampled is None or driver is None or not ahead:
             return
-        chosen = list(ahead)
-        at, rows = last_tokens(works)[chosen].tolist(), [works[i].row for i in chosen]
+        chosen = {i: (works[i], row) for i in ahead if (row := given[i]) is not None}
+        at = rows_of(works, chosen)
         if forward.decoded is not None:
             ids, tops = forward.decoded.best, forward.decoded.best_logits
         else:
-            draws = self._memory.integers(pack_draws(ahead.values()))
-            ids, tops = self._draw(forward.on_device(np.array(at)), draws, None)
-            self._sampled.keep(self._memory.integers(np.array(rows)), ids)
-            at = list(range(len(chosen)))
-        self._last[rows] = LAST
-        step.ahead = Ahead(driver.fetch((ids, tops)), at, chosen, [row for i in chosen if (row := given[i])])
+            draws = self._memory.integers(pack_draws(draw for each in ahead.values() for draw in each))
+            ids, tops = self._draw(forward.on_device(at), draws, None)
+            if len(at) == len(chosen):  # after drafts the host collects the step before it submits another one
+                self._sampled.keep(self._memory.integers(np.array([works[i].row for i in chosen])), ids)
+            at = np.arange(len(at))
+        step.ahead = Ahead(driver.fetch((ids, tops)), at, chosen)
 
     def _target(self, step: Computed, index: int, row: SampleRow, at: int) -> Target:
         work = step.plan.works[index]
@@ -318,11 +347,9 @@ class DeviceRunner:
         return Target(row, at, drafts, self._acceptance, step.q.get(index), work.parents)
 
     def _keep(self, step: Computed, index: int, result: Result) -> None:
-        """Store the result of a work, and its last token for the row's next step."""
+        """Store the result of a work."""
         prompt_logprobs = step.results[index].prompt_logprobs
         step.results[index] = result._replace(prompt_logprobs=prompt_logprobs) if prompt_logprobs else result
-        if result.tokens:
-            self._remember(step.plan.works[index].row, result.tokens[-1])
 
     def _settle(self, works: Sequence[Work], results: Sequence[Result]) -> None:
         """Move what belongs to the accepted drafts of trees to their positions."""
@@ -335,14 +362,16 @@ class DeviceRunner:
             except Exception as e:  # a step of the target must not end with its draft
                 self.drafter.lost = e
 
-    def _remember(self, row: int, token: int) -> None:
-        """Store the last token of a row, which the next step may refer to as LAST."""
-        self._last[row] = token
+    def _remember(self, step: Computed) -> None:
+        """Store the last tokens of rows, which the next step may refer to as LAST."""
+        for work, result in zip(step.plan.works, step.results, strict=True):
+            if result.tokens:
+                self._last[work.row] = result.tokens[-1]
 
-    def forward(self, plan: StepPlan, ahead: Mapping[int, Draw] = NO_DRAWS) -> Forward | None:
+    def forward(self, plan: StepPlan, ahead: Draws = NO_DRAWS) -> Forward | None:
         """Move pages and compute the plan's works up to the head; None if there are no works.
 
-        ahead: how a recorded step samples works, by their index; it takes the best tokens of the others.
+        ahead: how a recorded step samples works; it takes the best tokens of the others.
         """
         if plan.copies or plan.swap_out or plan.swap_in:
             self._move(plan)
@@ -377,9 +406,9 @@ class DeviceRunner:
         last = self._last
         return np.array([t if t != LAST else int(last[work.row]) for work in works for t in work.tokens])
 
-    def _decode(self, works: Sequence[Work], slices: Slices, tokens: Ints, ahead: Mapping[int, Draw]) -> Decoded | None:
+    def _decode(self, works: Sequence[Work], slices: Slices, tokens: Ints, ahead: Draws) -> Decoded | None:
         """Run the step from a recording, if each work is one token and its drafts; None if it must run unrecorded."""
-        if not all(is_decode(work) for work in works) or (self.graphs.has_states and slices.replays.any()):
+        if not all(is_decode(work) for work in works):
             return None
         starts, lengths = [work.start for work in works], [len(work.tokens) for work in works]
         rows = None
@@ -387,9 +416,9 @@ class DeviceRunner:
             rows = tables.rows(np.repeat(slices.floors, slices.lengths), slices.positions()).tolist()
         tree = None if slices.paths is None else (slices.positions().tolist(), slices.paths.tolist())
         kept = () if self._tap is None else self._tap.kept.places(works, tokens)
-        draws = [ahead.get(i, Draw()) for i in range(len(works))]
+        draws = [draw for i, n in enumerate(lengths) for draw in ahead.get(i, [Draw()] * n)]
         given = Tokens([work.row for work in works], starts, lengths, tokens.tolist(), rows)
-        return self.graphs.run(given, tree, kept, draws)
+        return self.graphs.run(given, tree, kept, draws, slices.replays.tolist())
 
     def _slices(self, works: Sequence[Work]) -> Slices:
         trees = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,9 +11,12 @@ from ridgeline.ops.api import Array
 from ridgeline.ops.draws import Draw
 from ridgeline.ops.driver import Fetched
 from ridgeline.runtime.layout import Ints
+from ridgeline.runtime.sampling import best_results
 from ridgeline.sample.acceptance import draw_ahead
-from ridgeline.sample.sampler import Best, SampleRow, take_best
+from ridgeline.sample.sampler import Best, SampleRow
 from ridgeline.sched.work import Result, Work
+from ridgeline.spec.acceptance import Acceptance
+from ridgeline.spec.trees import depths
 
 
 class SampledTokens:
@@ -38,46 +41,46 @@ class SampledTokens:
 class Ahead:
     """Tokens of some works that the device sampled, and that are on their way to the host.
 
-    fetched: the tokens and the largest logits of their rows, an entry for each of `indices`. works: their indices in
-    the plan.
+    fetched: the tokens and the largest logits of rows of logits. indices: the rows of these works among them. works:
+    by their index in the plan, with the row of each.
     """
 
-    def __init__(
-        self, fetched: Fetched, indices: Sequence[int], works: Sequence[int], rows: Sequence[SampleRow]
-    ) -> None:
-        self._fetched, self._indices, self._works, self._rows = fetched, indices, works, rows
+    def __init__(self, fetched: Fetched, indices: Ints, works: Mapping[int, tuple[Work, SampleRow]]) -> None:
+        self._fetched, self._indices, self._works = fetched, indices, works
 
-    def results(self) -> list[tuple[int, Result]]:
-        """Wait for the tokens; return the index in the plan and the result of each work."""
+    def results(self) -> dict[int, Result]:
+        """Wait for the tokens; return the result of each work, by its index in the plan."""
         ids, logits = self._fetched()
-        best = Best(ids[self._indices], logits[self._indices])
-        found = []
-        for work, row, one in zip(self._works, self._rows, take_best(best), strict=True):
-            if isinstance(one, Exception):
-                found.append((work, Result(error=one)))
-            else:
-                found.append((work, Result((one.token,), row.is_end(one.token))))
-        return found
+        works, rows = zip(*self._works.values(), strict=True)
+        found = best_results(Best(ids[self._indices], logits[self._indices]), rows, works)
+        return dict(zip(self._works, found, strict=True))
 
 
-def sampled_ahead(works: Sequence[Work], rows: Sequence[SampleRow | None]) -> dict[int, Draw]:
-    """Return how the device samples the next tokens of works, by their index, and no works that only the host samples.
+def sampled_ahead(
+    works: Sequence[Work], rows: Sequence[SampleRow | None], acceptance: Acceptance
+) -> dict[int, list[Draw]]:
+    """Return how the device samples works, by their index, and no works that only the host samples.
 
-    Drafts must be verified before the next step, so that works of a step with drafts wait for the host.
+    There is a draw for each row of logits of a work: of its last known token, and of each draft. A draft is accepted if
+    its token is what was drawn at its position. acceptance: how drafts are accepted.
     """
-    if any(work.num_draft for work in works):
-        return {}
     pairs = enumerate(zip(works, rows, strict=True))
     return {
-        i: draw for i, (work, row) in pairs if work.sample and row is not None and (draw := _drawn(row)) is not None
-    }
+        i: draws for i, (work, row) in pairs
+        if work.sample and row is not None and (draws := _draws(work, row, acceptance)) is not None
+    }  # fmt: skip
 
 
-def _drawn(row: SampleRow) -> Draw | None:
-    """Return how the op DRAW samples a row; None if it cannot, or if the row wants log probabilities."""
-    return draw_ahead(row, "same", 0) if row.edits is None and row.params.logprobs is None else None
+def is_drawn(row: SampleRow) -> bool:
+    """Return whether the op DRAW samples a row, so that the host need not wait for its logits."""
+    return row.edits is None and row.params.logprobs is None and draw_ahead(row, "same", 0) is not None
 
 
-def last_tokens(works: Sequence[Work]) -> Ints:
-    """Return the index of the last token of each work among the step's tokens."""
-    return np.cumsum([len(work.tokens) for work in works]) - 1
+def _draws(work: Work, row: SampleRow, acceptance: Acceptance) -> list[Draw] | None:
+    """Return a draw for each row of a work; None if the host must sample it. row: at the first of them."""
+    is_random = row.params.temperature > 0
+    if not is_drawn(row) or (work.num_draft and acceptance != "same" and is_random):
+        return None
+    levels = depths(work.parents) if work.parents else range(work.num_draft)
+    draws = [draw_ahead(row, "same", count) for count in (0, *(level + 1 for level in levels))]
+    return [draw for draw in draws if draw is not None]

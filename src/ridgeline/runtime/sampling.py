@@ -157,13 +157,13 @@ def _in_time(logits: Floats, going: Sequence[Target], until: float) -> list[Targ
 
 
 def best_results(best: Best, rows: Sequence[SampleRow], works: Sequence[Work]) -> list[Result]:
-    """Return a result for each work of a step whose rows want their best token and nothing more.
+    """Return a result for each of some works: a draft is accepted if it is the token that was found at its position.
 
-    best: the best token of each of the step's tokens; a work has one token and its drafts.
+    best: the best token, or the one that was drawn, of each row of logits of the works (`Work.num_rows`).
     """
     found, results, at = take_best(best), [], 0
     for row, work in zip(rows, works, strict=True):
-        tokens, path, drafts = list[int](), list[int](), work.tokens[1:]
+        tokens, path, drafts = list[int](), list[int](), work.tokens[len(work.tokens) - work.num_draft :]
         node: int | None = ROOT
         while node is not None and not isinstance(one := found[at + 1 + node], RequestError):
             if node != ROOT:
@@ -174,7 +174,7 @@ def best_results(best: Best, rows: Sequence[SampleRow], works: Sequence[Work]) -
         error = first if isinstance(first, RequestError) else None
         ended = bool(tokens) and row.is_end(tokens[-1])
         results.append(Result(tuple(tokens), ended, error=error, path=tuple(path) if work.parents else ()))
-        at += len(work.tokens)
+        at += work.num_rows
     return results
 
 
@@ -185,7 +185,11 @@ def sampled_rows(works: Sequence[Work], skipped: Collection[int] = ()) -> Ints |
     """
     if not skipped and all(w.sample and len(w.tokens) == w.num_draft + 1 for w in works):
         return None
-    ends = accumulate(len(w.tokens) for w in works)
+    return rows_of(works, [i for i, work in enumerate(works) if work.sample and i not in skipped])
+
+
+def rows_of(works: Sequence[Work], chosen: Collection[int]) -> Ints:
+    """Return the indices of a step's tokens whose logits are sampled for the chosen works, by their index."""
+    ends = accumulate(len(work.tokens) for work in works)
     pairs = enumerate(zip(works, ends, strict=True))
-    rows = [np.arange(end - w.num_rows, end) for i, (w, end) in pairs if w.sample and i not in skipped]
-    return np.concatenate(rows)
+    return np.concatenate([np.arange(end - work.num_rows, end) for i, (work, end) in pairs if i in chosen])

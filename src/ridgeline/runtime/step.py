@@ -99,6 +99,7 @@ class PagedStep:
 
     layouts: one per state group of the arena. inputs: recurrent layers' inputs for drafts, of this step and before.
     recorded_rows, recorded_segments: frequency rows and segments of a recorded step; None: they follow from the slices.
+    recorded_kept: where a recorded step finds inputs of accepted drafts, and keeps those of its drafts, if it has any.
     """
 
     token_ids: Array
@@ -110,6 +111,7 @@ class PagedStep:
     table: OpsTable
     recorded_rows: Array | None = None
     recorded_segments: Segments | None = None
+    recorded_kept: tuple[Array, Array | None] | None = None
 
     @cached_property
     def segments(self) -> Segments:
@@ -143,10 +145,14 @@ class PagedStep:
 
     @cached_property
     def _replayed(self) -> Array | None:
+        if self.recorded_kept is not None:
+            return self.recorded_kept[0]
         return self.inputs.indices(self.slices.rows, self.slices.replays)
 
     @cached_property
     def _drafted(self) -> Array | None:
+        if self.recorded_kept is not None:
+            return self.recorded_kept[1]
         return self.inputs.indices(self.slices.rows, self.slices.drafts)
 
     def target(self, layer: int, scales: KVScales) -> PageTarget:

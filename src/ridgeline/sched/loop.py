@@ -1,13 +1,14 @@
 """The loop of an engine, and the Runner that it drives: a device (runtime/runner.py) or a clock (sim/runner.py).
 
     plan = loop.schedule()                  the tokens that run next; None if nothing can run now
-    handle = loop.submit(plan, sampling)    the runner begins to compute them
-    loop.sample(handle, rows)               the runner samples the rows that need the state of the host
+    loop.submit(plan, sampling)             the runner begins to compute them
+    loop.sample(rows)                       the runner samples the rows of the oldest step that need the host
     plan, results = loop.collect()          the results of the oldest step in flight; waits for them
     updates = loop.commit(plan, results)    the scheduler records them
 
-With two steps in flight, step n + 1 is scheduled and submitted before step n is collected. Its tokens refer to those of
-step n as LAST (sched/work.py), so the host need not know them. The host's work between `submit` and `collect` overlaps
+With two steps in flight, step n + 1 is scheduled and submitted before step n is sampled and collected. Its tokens refer
+to those of step n as LAST (sched/work.py), so the host need not know them. Sequences whose tokens the host must sample
+(`Sequence.waits`) are not in step n + 1. The host's work between `submit` and `collect` overlaps
 with the runner's. On a CPU, kernels run in the runner's thread and release Python's lock, but the
 host's work still needs a core.
 """
@@ -36,10 +37,15 @@ class Runner(Protocol[Sampling, Row, Sampled, Handle]):
         """Begin a step. The runner samples the works for which `sampling` says how; the others are left to `sample`."""
         ...
 
+    def samples_ahead(self, row: Row) -> bool:
+        """Return whether the next step can refer to the token of a row before its step is collected."""
+        ...
+
     def sample(self, handle: Handle, rows: Mapping[int, Row]) -> Mapping[int, Sampled]:
         """Sample the works, by their index in the plan, whose rows need the state of the host: masks, edits, beams.
 
-        To be called before the next `submit`. Waits for the step. Does nothing for no rows.
+        To be called before `collect`; one later step may have been submitted. Waits for the step. Does nothing for no
+        rows.
         """
         ...
 
@@ -81,15 +87,20 @@ class StepLoop(Generic[S, R]):
         """Plan the next step; None if nothing can run before the next commit or the next request."""
         return self.scheduler.schedule()
 
+    @property
+    def oldest(self) -> StepPlan:
+        """Return the plan of the oldest step in flight."""
+        return self._flights[0][0]
+
     def submit(self, plan: StepPlan, sampling: Any) -> Any:
         """Let the runner begin a step; its handle."""
         handle = self.runner.submit(plan, sampling)
         self._flights.append((plan, handle))
         return handle
 
-    def sample(self, handle: Any, rows: Mapping[int, Any]) -> Mapping[int, Any]:
-        """Let the runner sample rows that need the host, before the next `submit`."""
-        return self.runner.sample(handle, rows) if rows else {}
+    def sample(self, rows: Mapping[int, Any]) -> Mapping[int, Any]:
+        """Let the runner sample rows of the oldest step that need the host, before `collect`."""
+        return self.runner.sample(self._flights[0][1], rows) if rows else {}
 
     def collect(self) -> tuple[StepPlan, Seq[Result]]:
         """Wait for the oldest step; its plan, and a result for each of its works."""

@@ -218,7 +218,7 @@ class Scheduler:
     def _plan(self, seq: Sequence, budget: int) -> int:
         """Append work for a running sequence; its number of tokens, 0 if it cannot run now."""
         start, total = seq.planned, len(seq.tokens) + seq.pending
-        if seq.row < 0 or seq.held or start >= total or total >= seq.bound:
+        if seq.row < 0 or seq.held or (seq.waits and seq.pending) or start >= total or total >= seq.bound:
             return 0
         limit, drafts = min(total, start + budget), seq.drafts
         if limit - start > 1 or seq.children or start == seq.snapshot_at:

@@ -101,8 +101,8 @@ class Result(NamedTuple):
     """The result of a Work: the accepted drafts and one token after them; no tokens if it was not sampled.
 
     ended: the last token is an end of sequence or a stop token. A sampling work may give no token: the sequence then
-    pauses. Either it is forked or ended later, as beams are (with one step in flight, and without drafts), or it was
-    held before the next step was scheduled and its token comes later (`Scheduler.hold`).
+    pauses. Either it is forked or ended later, as beams are (without drafts), or it is held and its token comes later
+    (`Scheduler.hold`). In both cases its `waits` must be set, so that it is in no later step.
     The scheduler does not look at the other fields. logprobs: an entry for each token, if the request wants them.
     path: indices of the accepted drafts of a tree.
     error: why no token could be sampled. prompt_logprobs: entries of the prompt's tokens that this step computed, if

@@ -69,6 +69,10 @@ class ClockRunner:
         self._free_ns = start + (round(costs.cost.seconds(tokens, rows, sums) * SECOND) or 1)
         return TimedStep(plan, self._free_ns, beside)
 
+    def samples_ahead(self, row: object) -> bool:
+        """Return True: tokens are known when a step begins."""
+        return True
+
     def sample(self, handle: TimedStep, rows: Mapping[int, object]) -> Mapping[int, Result]:
         """Return a token for each row."""
         return dict.fromkeys(rows, TOKEN)

@@ -80,8 +80,8 @@ class CpuRecorder:
         numbers: Ndarray = array[:n]
         return numbers
 
-    def column(self, array: Any) -> Ndarray:
-        found: Ndarray = array[:, None]
+    def matrix(self, array: Any, columns: int) -> Ndarray:
+        found: Ndarray = array.reshape(-1, columns)
         return found
 
     def assign(self, array: Any, values: Sequence[int] | Ints) -> None:

@@ -135,8 +135,8 @@ class GpuRecorder:
         found: Tensor = array[:n]
         return found
 
-    def column(self, array: Any) -> Tensor:
-        found: Tensor = array[:, None]
+    def matrix(self, array: Any, columns: int) -> Tensor:
+        found: Tensor = array.view(-1, columns)
         return found
 
     def assign(self, array: Any, values: Sequence[int] | Ints) -> None:
