@@ -169,11 +169,11 @@ def recurrent(mixer: RecurrentMixer, width: int, sequences: int, tokens: int) ->
     recorder = Recorder()
     table, integers = gpu(recorder), torch.int64
     shapes = {w.name: w.shape for w in mixer.weights(width)}
-    matrices = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if len(shape) == 2}
-    arrays = {name: meta(*shape) for name, shape in shapes.items() if name.removesuffix(".weight") not in matrices}
+    matrices = {n: shape for n, shape in shapes.items() if len(shape) == 2 and n.endswith(".weight")}
+    arrays = {name: meta(*shape) for name, shape in shapes.items() if name not in matrices}
     weights = Weights(
-        {n: stored(PLAIN, *shape, table) for n, shape in matrices.items() if n not in ("A_log", "A_imag")},
-        {**arrays, "norm.weight": meta(width), **{n: meta(*s) for n, s in matrices.items() if n == "A_log"}},
+        {n.removesuffix(".weight"): stored(PLAIN, *shape, table) for n, shape in matrices.items()},
+        {**arrays, "norm.weight": meta(width)},
     )
     stage = table.stage(api.RECURRENT_BLOCK, RecurrentBlock(mixer, RMSNorm(), 1.0), weights)
     at = [meta(sequences, dtype=integers) for _ in range(3)]

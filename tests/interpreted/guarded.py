@@ -26,7 +26,8 @@ OUTPUTS = {
     "cut_rows": ("tops", "likely", "cuts"), "draw_of_parts": ("part_ids", "part_values", "ids"),
     "choose_experts": ("ids", "weights"), "sort_visits": ("visits", "table", "num_blocks"),
     "expert_product": ("out",), "sum_visits": ("out",),
-    "convolve": ("y",), "linear_scan": ("y",), "selective_scan": ("y",), "delta_scan": ("y",), "gated_rows": ("out",),
+    "convolve": ("y",), "linear_scan": ("y",), "selective_scan": ("y",), "delta_scan": ("y",),
+    "state_space_scan": ("y",), "taylor_scan": ("y",), "gated_rows": ("out",),
     "multiply_rows": ("out",), "multiply_heads": ("out",), "rotate_latents": ("q", "latents"),
 }  # fmt: skip
 GUARD = 64  # numbers on both sides of an output that no kernel may write
