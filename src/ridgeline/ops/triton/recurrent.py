@@ -24,7 +24,7 @@ from ridgeline.ops.reference.recurrent import gather
 from ridgeline.ops.s4 import token_terms
 from ridgeline.ops.stages import RecurrentBlock
 from ridgeline.ops.triton import scans
-from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import StoredProduct, refuses_together
 from ridgeline.ops.triton.rows import activate
@@ -209,19 +209,17 @@ def state_space(case: S4 | S4D, launch: Launch, activation: str = "none") -> Sca
 
 def taylor_attention(case: TaylorAttention, launch: Launch) -> Scan:
     block = block_of(case.head_dim, case.num_features)
-    arrived: dict[int, Tensor] = {}  # counters by the number of sequences; they are zeros between launches
+    counters = Counters()
 
     def run(q: Tensor, k: Tensor, v: Tensor, h: State, lengths: Tensor) -> tuple[Tensor, State]:
         given, (y, (left, at)) = [rows_of(r) for r in (q, k, v)], (v.new_empty(v.shape), locate(h))
         n = v.shape[0]
-        if n not in arrived:
-            arrived[n] = torch.zeros(n * case.num_heads, dtype=torch.int32, device=v.device)
         launch(
             scans.taylor_scan, (-(-case.head_dim // block), case.num_heads, n), Compiled(4),
             q=given[0].data, k=given[1].data, v=given[2].data, y=y, **at.arguments(), lengths=lengths,
-            arrived=arrived[n], m=v.shape[1], q_stride=given[0].stride, k_stride=given[1].stride,
-            v_stride=given[2].stride, scale=case.feature_dim**-0.25, HEADS=case.num_heads, DIM=case.feature_dim,
-            WIDTH=case.head_dim, BLOCK_P=block, BLOCK_S=power_above(case.num_features),
+            arrived=counters(n * case.num_heads, v.device), m=v.shape[1], q_stride=given[0].stride,
+            k_stride=given[1].stride, v_stride=given[2].stride, scale=case.feature_dim**-0.25, HEADS=case.num_heads,
+            DIM=case.feature_dim, WIDTH=case.head_dim, BLOCK_P=block, BLOCK_S=power_above(case.num_features),
         )  # fmt: skip
         return y, left
 
