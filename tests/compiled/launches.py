@@ -123,15 +123,17 @@ def rows() -> list[Launched]:
     best(recorder)(meta(8, 128256))
     for ids in (None, meta(128256, dtype=integers)):
         draw(recorder)(meta(8, 128256), meta(8 * DRAW_WORDS, dtype=integers), ids)
-    rotating(recorder, replace(LLAMA, rope=Rope(64, interleaved=True), qk_norm=RMSNorm()), PLAIN, 8)
     return recorder.launches
 
 
 def finished(name: str, tokens: int) -> list[Launched]:
-    """Return the launches of products that rotate and write into pages, or activate, in a format."""
+    """Return the launches of products that rotate and write into pages, or activate, in a format; and of one that first
+    normalizes heads, and writes into pages in int8.
+    """
     recorder, format = Recorder(), PLAIN if name == PLAIN.name else format_of(name)
     rotating(recorder, LLAMA, format, tokens)
     activating(recorder, GatedMLP(14336), format, tokens)
+    rotating(recorder, replace(LLAMA, qk_norm=RMSNorm()), format, tokens, torch.int8)
     return [x for x in recorder.launches if x.arguments.get("FINISH", ("rows",)) != ("rows",)]
 
 
@@ -174,11 +176,11 @@ def recurrent(mixer: RecurrentMixer, width: int, sequences: int, tokens: int, dr
     recorder = Recorder()
     table, integers = gpu(recorder), torch.int64
     shapes = {w.name: w.shape for w in mixer.weights(width)}
-    matrices = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if len(shape) == 2}
-    arrays = {name: meta(*shape) for name, shape in shapes.items() if name.removesuffix(".weight") not in matrices}
+    matrices = {n: shape for n, shape in shapes.items() if len(shape) == 2 and n.endswith(".weight")}
+    arrays = {name: meta(*shape) for name, shape in shapes.items() if name not in matrices}
     weights = Weights(
-        {n: stored(PLAIN, *shape, table) for n, shape in matrices.items() if n not in ("A_log", "A_imag")},
-        {**arrays, "norm.weight": meta(width), **{n: meta(*s) for n, s in matrices.items() if n == "A_log"}},
+        {n.removesuffix(".weight"): stored(PLAIN, *shape, table) for n, shape in matrices.items()},
+        {**arrays, "norm.weight": meta(width)},
     )
     stage = table.stage(api.RECURRENT_BLOCK, RecurrentBlock(mixer, RMSNorm(), 1.0), weights)
     at = [meta(sequences, dtype=integers) for _ in range(3)]
@@ -211,8 +213,10 @@ def activating(recorder: Recorder, mlp: MLP | GatedMLP, format: Format, tokens: 
     stage(meta(tokens, WIDTH), meta(tokens, WIDTH))
 
 
-def rotating(recorder: Recorder, mixer: Attention, format: Format, tokens: int) -> None:
-    """Launch the input of attention, for pages in float16."""
+def rotating(
+    recorder: Recorder, mixer: Attention, format: Format, tokens: int, dtype: torch.dtype = torch.float16
+) -> None:
+    """Launch the input of attention, for pages in a type."""
     q, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
     shapes = {"q": (q, WIDTH), "k": (kv, WIDTH), "v": (kv, WIDTH)}
     if mixer.out_gate:
@@ -221,7 +225,8 @@ def rotating(recorder: Recorder, mixer: Attention, format: Format, tokens: int) 
     case = AttentionInput(mixer, RMSNorm(), 1.0)
     stage = gpu(recorder).stage(api.ATTENTION_INPUT, case, Weights(linears(shapes, gpu(recorder), format), vectors))
     assert mixer.rope is not None
-    half, arena = mixer.rope.dim // 2, meta(64, 2, 16, mixer.num_kv_heads, mixer.head_dim, dtype=torch.float16)
+    row = mixer.head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
+    half, arena = mixer.rope.dim // 2, meta(64, 2, 16, mixer.num_kv_heads, row, dtype=dtype)
     at = meta(tokens, dtype=torch.int64)
     target = PageTarget((arena[:, 0], arena[:, 1]), at, at)
     stage(meta(tokens, WIDTH), meta(tokens, WIDTH), Rotary(meta(tokens, half), meta(tokens, half)), target)

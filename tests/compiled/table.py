@@ -12,7 +12,8 @@ from ridgeline.spec.quant import PLAIN, format_of
 
 UNITS = ("HGMMA", "IGMMA", "HMMA", "IMMA")
 LOADS = ("LDGSTS", "LDG")
-ENDS = {"heads": "heads into pages", "activated": "SwiGLU"}  # how products end
+# How products end.
+ENDS = {"heads": "heads into pages", "activated": "SwiGLU", "whole heads": "norms of heads, pages in int8"}
 
 
 def facts(built: Built) -> tuple[str, ...]:
@@ -33,7 +34,6 @@ def label(launched: Launched) -> str:
     more += ["rounded to int8"] if given.get("ROUNDS") else []
     more += ["layer norm"] if given.get("IS_LAYER") else []
     more += ["token ids"] if given.get("HAS_IDS") else []
-    more += ["interleaved, normalized"] if given.get("INTERLEAVED") else []
     return ", ".join(["8 tokens", *more])
 
 

@@ -20,6 +20,7 @@ from ridgeline.cost import memory
 from ridgeline.ops import api
 from ridgeline.ops.draws import DRAW_WORDS
 from ridgeline.spec import Attention, GatedMLP, LatentAttention, Layer, RMSNorm, Weight
+from ridgeline.spec.storage import HALVES, StateDType, Storage
 from ridgeline.spec.workspace import StepSize
 
 # Operations of torch that start nothing: they allocate memory or change how a tensor is seen.
@@ -49,11 +50,14 @@ def weight(w: Weight, format: str) -> Any:
     return l.meta(*w.shape, dtype=torch.bfloat16 if w.is_matrix else torch.float32)
 
 
-def step_of(layers: int, format: str = "plain", sequences: int = 8) -> tuple[Recorder, Counter[str]]:
+def step_of(
+    layers: int, format: str = "plain", sequences: int = 8, storage: Storage = HALVES, qk_norm: RMSNorm | None = None
+) -> tuple[Recorder, Counter[str]]:
     """Return what a decode step of some sequences starts in a model of the shapes of Llama 3 8B."""
     spec, recorder = llama(4096, layers, 32, 8, 128, 14336, 128256), Recorder()
+    spec = replace(spec, layers=tuple(replace(x, mixer=replace(x.mixer, qk_norm=qk_norm)) for x in spec.layers))
     weights = {w.name: weight(w, format) for w in spec.weights()}
-    paged = Paged(spec, weights, l.gpu(recorder), rows=sequences, tokens=512)
+    paged = Paged(spec, weights, l.gpu(recorder), rows=sequences, tokens=512, storage=storage)
     step = paged.step([[1]] * sequences, [100] * sequences)
     draw, draws = paged.table.primitive(api.DRAW), l.meta(sequences * DRAW_WORDS, dtype=torch.int64)
     draw(paged.model.logits(paged.model.forward(step)), draws, None)  # the first step allocates counters
@@ -100,6 +104,13 @@ def test_a_decode_step_reads_nothing_and_starts_few_kernels() -> None:
     assert rest == {"normalize": 1, "dense_product": 1, "best_of_parts": 1, "cut_rows": 1, "draw_of_parts": 1}
     assert sum(added.values()) <= 7 and sum(rest.values()) <= 5
     assert sum(two[1].values()) <= 12, two[1]  # the embedding, and the angles of rotation
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "fp8"])
+@pytest.mark.parametrize("qk_norm", [None, RMSNorm()])
+def test_norms_of_heads_and_narrow_pages_start_no_kernel(dtype: StateDType, qk_norm: RMSNorm | None) -> None:
+    one, two = (step_of(n, storage=Storage(dtype), qk_norm=qk_norm)[0].names for n in (1, 2))
+    assert Counter(two) - Counter(one) == {"normalize": 2, "dense_product": 4, "attend": 1}
 
 
 @pytest.mark.parametrize("format", ["int8", "int4-128"])

@@ -18,15 +18,16 @@ from ridgeline.ops.triton.launch import Compiled, launch
 
 # The arrays that each kernel writes, as far as they are read.
 OUTPUTS = {
-    "dense_product": ("out", "parts"), "round_tokens": ("steps", "token_scales"), "whole_product": ("out",),
+    "dense_product": ("out", "parts", "whole"), "round_tokens": ("steps", "token_scales"),
+    "whole_product": ("out", "whole"),
     "attend": ("out", "parts"), "normalize": ("out", "total", "token_scales"), "activate": ("out",),
-    "rotate": ("q",),
     "write_entries": (), "place_tokens": ("pages", "slots", "tables"), "known_tokens": ("ids",), "keep_tokens": (),
     "write_rows": (), "best_of_parts": ("ids", "values"), "best_of_rows": ("ids", "values"),
     "cut_rows": ("tops", "likely", "cuts"), "draw_of_parts": ("part_ids", "part_values", "ids"),
     "choose_experts": ("ids", "weights"), "sort_visits": ("visits", "table", "num_blocks"),
     "expert_product": ("out",), "sum_visits": ("out",),
-    "convolve": ("y",), "linear_scan": ("y",), "selective_scan": ("y",), "delta_scan": ("y",), "gated_rows": ("out",),
+    "convolve": ("y",), "linear_scan": ("y",), "selective_scan": ("y",), "delta_scan": ("y",),
+    "state_space_scan": ("y",), "taylor_scan": ("y",), "gated_rows": ("out",),
     "multiply_rows": ("out",), "multiply_heads": ("out",), "rotate_latents": ("q", "latents"),
 }  # fmt: skip
 GUARD = 64  # numbers on both sides of an output that no kernel may write
@@ -91,9 +92,9 @@ def guarded(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments:
 
 def heads_of(arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of gates, and of keys and values that a kernel writes, unless it writes these into pages."""
-    how, *heads = arguments.get("FINISH", ("rows",))
-    is_array = not heads[-1] if how == "heads" else "q_weight" in arguments and arguments["KIND"] is None
-    return (*(("gates",) if how == "heads" else ()), *(("keys", "values") if is_array else ()))
+    if arguments.get("FINISH", ("rows",))[0] not in ("heads", "whole heads"):
+        return ()
+    return "gates", *(("keys", "values") if arguments["pages"] is None else ())
 
 
 def interpreted(**overrides: str) -> OpsTable:

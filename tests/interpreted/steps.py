@@ -14,7 +14,7 @@ from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.runtime.step import PagedStep
 from ridgeline.spec import Attention, GatedMLP, Layer, ModelSpec, RMSNorm, Rope
 from ridgeline.spec.groups import state_groups
-from ridgeline.spec.storage import HALVES
+from ridgeline.spec.storage import HALVES, Storage
 
 
 def llama(width: int, layers: int, heads: int, kv_heads: int, head_dim: int, inner: int, vocabulary: int) -> ModelSpec:
@@ -25,11 +25,13 @@ def llama(width: int, layers: int, heads: int, kv_heads: int, head_dim: int, inn
 
 
 class Paged:
-    """Runs steps of a model over float16 pages of 16 tokens."""
+    """Runs steps of a model over pages of 16 tokens."""
 
-    def __init__(self, spec: ModelSpec, weights: Any, table: OpsTable, rows: int, tokens: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, weights: Any, table: OpsTable, rows: int, tokens: int, storage: Storage = HALVES
+    ) -> None:
         self.model, self.table = Model(spec, weights, table, tokens), table
-        (self.group,) = state_groups(spec, page_tokens=16, storage=HALVES)
+        (self.group,) = state_groups(spec, page_tokens=16, storage=storage)
         pages = self.group.num_pages(tokens)
         self.arena = Arena([self.group], [rows * pages + 1], [0], table.memory)
         self.tables = np.arange(1, rows * pages + 1).reshape(rows, pages)

@@ -13,9 +13,11 @@ from interpreted.guarded import interpreted, reference, serves
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Weights
 from ridgeline.ops.stages import RecurrentBlock
+from ridgeline.ops.triton import recurrent
 from ridgeline.quant import StoredLinear
 from ridgeline.runtime.layout import Slices, build_segments
 from ridgeline.spec import (
+    S4,
     S4D,
     GatedConvolution,
     GatedDelta,
@@ -70,6 +72,22 @@ def delta(case: GatedDelta | KimiDelta) -> Problem:
                    (heads, case.key_dim, case.head_dim), lambda x, w, h, n: (*x, *w, h, n))  # fmt: skip
 
 
+def state_space(case: S4 | S4D) -> Problem:
+    """Decays and frequencies are as in trained layers: slow and fast ones."""
+    channels, modes = case.channels, case.state_size // 2
+    system = drawn(channels, seed=1) / 2 - 2, drawn(channels, modes, seed=2) / 2 - 1, drawn(channels, modes, seed=3) * 3
+    more = [drawn(channels, 2, modes, seed=i) for i in ((4, 5, 6) if isinstance(case, S4) else (6,))]
+    weights = *system, *more, drawn(channels, seed=7)
+    return Problem(api.STATE_SPACE, case, (channels,), weights, (channels, 2, modes),
+                   lambda x, w, h, n: (x[0], *w, h, n))  # fmt: skip
+
+
+def based(heads: int, dim: int, features: int) -> Problem:
+    case = TaylorAttention(heads, dim, features)
+    return Problem(api.TAYLOR_ATTENTION, case, (heads * features, heads * features, heads * dim), (),
+                   (heads, dim + 1, case.num_features), lambda x, w, h, n: (*x, h, n))  # fmt: skip
+
+
 MAMBA = Mamba(inner_size=37, state_size=5, conv_size=4, dt_rank=2)
 PROBLEMS = {
     "conv": Problem(api.SHORT_CONV, None, (37,), (drawn(37, 1, 4), drawn(37, seed=1)), (3, 37),
@@ -79,6 +97,7 @@ PROBLEMS = {
     "mamba2": mamba2(Mamba2(4, 5, 16, 2, 4, RMSNorm(), dt_least=0.05, dt_most=2.0)),
     "lightning": lightning(2, 7),
     "delta": delta(GatedDelta(4, 2, 6, 5, 4, RMSNorm())), "kimi": delta(KimiDelta(2, 7, 4, 3, RMSNorm())),
+    "s4": state_space(S4(37, 6)), "s4d": state_space(S4D(37, 10)), "based": based(2, 9, 4),
 }  # fmt: skip
 EACH = pytest.mark.parametrize("name", PROBLEMS)
 
@@ -101,12 +120,20 @@ def run(
     return op(*problem.arrange(x, problem.weights, h, torch.tensor(lengths)))
 
 
+def begun(problem: Problem, sequences: int) -> torch.Tensor:
+    """Return states that any sequence may have. Weights of BASED, the last row of a head, have a sum above 0."""
+    h = drawn(sequences, *problem.state, seed=99)
+    if problem.op is api.TAYLOR_ATTENTION:
+        h[:, :, -1] = run(REFERENCE, problem, inputs(problem, [9] * sequences), 0 * h, [9] * sequences)[1][:, :, -1]
+    return h
+
+
 @EACH
 @pytest.mark.parametrize("lengths", [[63, 1], [1, 1]], ids=str)
 def test_they_are_the_definition_in_float64(name: str, lengths: list[int]) -> None:
     problem = PROBLEMS[name]
     assert serves(TABLE, problem.op, problem.case)
-    h = drawn(len(lengths), *problem.state, seed=99)
+    h = begun(problem, len(lengths))
     y, left = run(TABLE, problem, inputs(problem, lengths), h, lengths)
     wide = problem._replace(weights=tuple(w.double() for w in problem.weights))
     wanted, kept = run(REFERENCE, wide, [x.double() for x in inputs(problem, lengths, 0.0)], h.double(), lengths)
@@ -115,13 +142,17 @@ def test_they_are_the_definition_in_float64(name: str, lengths: list[int]) -> No
     torch.testing.assert_close(left.double(), kept, rtol=1e-5, atol=1e-5)
 
 
-@EACH
-def test_chunks_batches_and_pages_change_no_bit(name: str) -> None:
-    """A sequence is computed in one run beside another one, and alone in its page in chunks."""
+@pytest.mark.parametrize(("name", "numbers"), [*((n, recurrent.STATE_NUMBERS) for n in PROBLEMS), ("based", 128)])
+def test_chunks_batches_and_pages_change_no_bit(name: str, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence is computed in one run beside another one, and alone in its page in chunks.
+
+    numbers: how many of a state one program holds in chunks. Programs for parts of a head of BASED share a row.
+    """
     problem, total = PROBLEMS[name], 100 if name == "conv" else 24
     x = inputs(problem, [total, 9])
     begin = torch.zeros(2, *problem.state)
     whole, left = run(TABLE, problem, x, begin, [total, 9])
+    monkeypatch.setattr(recurrent, "STATE_NUMBERS", numbers)
     pages = torch.full((4, *problem.state), NAN)
     start, page = 0, 2
     for size, target in ((1, 2), (1, 2), (2, 3), (total - 5, 3), (1, 1)):
@@ -152,7 +183,8 @@ MIXERS = {
     "mamba": Mamba(inner_size=20, state_size=4, conv_size=4, dt_rank=3, inner_norm=RMSNorm()),
     "mamba2": Mamba2(4, 6, 5, 2, 4, NORM), "lightning": LightningAttention(2, 8, RMSNorm()),
     "delta": GatedDelta(4, 2, 6, 5, 4, NORM), "kimi": KimiDelta(2, 7, 4, 3, NORM),
-    "short": ShortConvolution(24, 3), "gated": GatedConvolution(24, 3),
+    "short": ShortConvolution(24, 3), "gated": GatedConvolution(24, 3), "based": TaylorAttention(2, 5, 3),
+    "s4": S4(WIDTH, 6), "s4d": S4D(WIDTH, 4, "silu"),
 }  # fmt: skip
 
 
@@ -216,16 +248,9 @@ def test_blocks_are_their_compositions_in_any_steps(name: str) -> None:
         assert a[0].isnan().all()
 
 
-@pytest.mark.parametrize("mixer", [TaylorAttention(2, 5, 3), S4D(WIDTH, 4)], ids=str)
-def test_other_mixers_are_composed_over_our_states(mixer: Any) -> None:
-    case = RecurrentBlock(mixer, RMSNorm(), 0.7)
-    assert dict(TABLE.choose(api.RECURRENT_BLOCK, case).refusals)["triton"] == "no kernel computes this mixer"
-    ours, same = Block(mixer, TABLE), Block(mixer, REFERENCE)
-    for counts in ({0: 3, 1: 2}, {0: 1, 1: 1}):
-        for got, wanted in zip(ours.step(counts), same.step(counts), strict=True):
-            torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
-
-
 def test_large_states_are_refused_with_a_reason() -> None:
     choice = TABLE.choose(api.SSD, Mamba2(2, 8, 512, 1, 4, RMSNorm()))
     assert dict(choice.refusals)["triton"] == "sums are over 512 numbers of a state; kernels take 256 at most"
+    case = RecurrentBlock(TaylorAttention(2, 8, 45), RMSNorm(), 1.0)
+    reason = "sums are over 2071 numbers of a state; kernels take 2048 at most"
+    assert dict(TABLE.choose(api.RECURRENT_BLOCK, case).refusals)["triton"] == reason

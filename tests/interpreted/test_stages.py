@@ -64,6 +64,10 @@ def agree(op: Any, case: Any, shapes: dict[str, tuple[int, int]], vectors: dict[
         (Attention(2, 1, 16, 0.2), "int4-asym", torch.float32),
         (Attention(2, 1, 20, 0.2, rope=Rope(8), out_gate=True), "auto", torch.bfloat16),
         (Attention(2, 1, 20, 0.2, rope=Rope(20), out_gate=True, qk_norm=RMSNorm()), "int8", torch.float16),
+        (Attention(2, 1, 128, 0.2, rope=Rope(96), qk_norm=RMSNorm()), "auto", torch.uint8),
+        (Attention(4, 2, 48, 0.2, rope=Rope(48), out_gate=True), "int8", torch.int8),
+        (Attention(2, 1, 16, 0.2, rope=Rope(16)), "auto", torch.uint8),
+        (Attention(3, 1, 7, 0.2), "auto", torch.float16),
     ],
 )  # fmt: skip
 def test_attention_input(mixer: Attention, name: str, dtype: torch.dtype) -> None:
@@ -169,6 +173,24 @@ def test_a_token_is_the_same_alone_and_in_a_batch() -> None:
         target = PageTarget((k, v), pages[first:], slots[first:], scales)
         _, q, *_ = into(residual[first:], delta[first:], Rotary(turn.cos[first:], turn.sin[first:]), target)
         found.append((q[-1], k[pages[69], slots[69]], v[pages[69], slots[69]]))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("name", ["auto", "int8"])
+def test_a_normalized_head_is_the_same_alone_and_in_a_batch(name: str) -> None:
+    """Programs have 128 rows of 70 tokens, and 64 or 32 rows of one; splits are programs of their own, or not."""
+    mixer, turn, found = Attention(2, 1, 128, 0.2, rope=Rope(128), qk_norm=RMSNorm()), rotary(128, 70), []
+    generator = torch.Generator().manual_seed(6)
+    residual = torch.randn(70, 1024, generator=generator)
+    shapes = {"q": (256, 1024), "k": (128, 1024), "v": (128, 1024)}
+    vectors = {"norm.weight": 1024, "q_norm.weight": 128, "k_norm.weight": 128}
+    given = weights(TABLE, shapes, vectors, PLAIN if name == "auto" else format_of(name))
+    stage = TABLE.stage(api.ATTENTION_INPUT, AttentionInput(mixer, RMSNorm(), 1.0), given)
+    for first in (0, 69):
+        (k, v), pages, slots, scales = target_of(mixer, torch.int8, 70)
+        target = PageTarget((k, v), pages[first:], slots[first:], scales)
+        _, q, *_ = stage(residual[first:], None, Rotary(turn.cos[first:], turn.sin[first:]), target)
+        found.append((q[-1], k[pages[69]], v[pages[69]]))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 

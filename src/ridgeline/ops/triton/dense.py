@@ -76,8 +76,9 @@ def chain(
 
 @triton.jit
 def dense_product(
-    x, codes, scales, zero_points, bias, out, parts, arrived, cos, sin, keys, values, gates, pages, slots, tokens, rows,
-    columns, x_stride, tiles, groups, split_tiles, page_stride, slot_stride, head_stride, KIND: tl.constexpr,
+    x, codes, scales, zero_points, bias, out, parts, arrived, cos, sin, keys, values, gates, pages, slots, key_scales,
+    value_scales, q_weight, k_weight, whole, finished, tokens, rows, columns, x_stride, tiles, groups, split_tiles,
+    page_stride, slot_stride, head_stride, scale_stride, k_scale, v_scale, offset, eps, KIND: tl.constexpr,
     LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr, APART: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
@@ -122,6 +123,10 @@ def dense_product(
         if HAS_BIAS:
             total += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
         store(
-            total, tl.program_id(1), token, is_token, rows, out, cos, sin, keys, values, gates, pages, slots,
-            page_stride, slot_stride, head_stride, FINISH,
+            total, tl.program_id(1), token, tokens, rows, out, gates, (cos, sin),
+            (
+                keys, values, key_scales, value_scales, pages, slots,
+                (page_stride, slot_stride, head_stride, scale_stride), (k_scale, v_scale),
+            ),
+            (q_weight, k_weight, offset, eps), whole, finished, FINISH,
         )  # fmt: skip

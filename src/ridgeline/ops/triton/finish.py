@@ -1,15 +1,16 @@
-"""The end of a product before its results are stored: nothing, an activation, or the rotation of heads.
+"""The end of a product before its results are stored: nothing, an activation, or norm and rotation of heads.
 
 Rows of a matrix that belong together are packed as neighbors, 2i and 2i + 1: a gate and its up row, or the two numbers
-of a head that rotate together. So one program has both, in the products of every number of tokens.
+of a head that rotate together. So one program has both, in the products of every number of tokens. Where all numbers of
+a head are needed at once, the program that ends last of those that compute them has them.
 """
 
 import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.activation import activated
-from ridgeline.ops.triton.numbers import tanh
-from ridgeline.ops.triton.rows import to_floats
+from ridgeline.ops.triton.numbers import sum_pairs, tanh
+from ridgeline.ops.triton.rows import pairs_of, store_rows, to_pages
 
 
 @triton.jit
@@ -19,15 +20,25 @@ def neighbors(total):
 
 
 @triton.jit
-def store_heads(
-    total, block, token, is_token, out, cos, sin, keys, values, gates, pages, slots, page_stride, slot_stride,
-    head_stride, FINISH: tl.constexpr,
-):  # fmt: skip
+def begins_of(token, is_token, kept, K: tl.constexpr, D: tl.constexpr):
+    """Return where the keys of tokens begin, and the indices of their first scales: in pages, or in an array."""
+    _, _, _, _, pages, slots, strides, _ = kept
+    if pages is None:
+        start, scale = token * (K * D), token * 0
+    else:
+        page = tl.load(pages + token, mask=is_token, other=0).to(tl.int64)
+        slot = tl.load(slots + token, mask=is_token, other=0)
+        start, scale = page * strides[0] + slot * strides[1], page * strides[3] + slot * K
+    return start, scale
+
+
+@triton.jit
+def store_heads(total, block, token, is_token, out, gates, turn, kept, FINISH: tl.constexpr):
     """Rotate heads of queries and of keys, total [rows, tokens], and store them, and heads of values and of gates.
 
     Queries go to out [tokens, H, D], keys and values to pages, or to arrays [tokens, K, D], and gates of attention's
     results to gates [tokens, H, D], if there are some. FINISH: its name, H, K, D, numbers of a head that rotate,
-    whether neighbors in a head rotate together, and whether keys and values go to pages. K is 0 for queries alone.
+    whether neighbors in a head rotate together, and how pages hold numbers. K is 0 for queries alone.
     """
     H: tl.constexpr = FINISH[1]
     K: tl.constexpr = FINISH[2]
@@ -44,6 +55,7 @@ def store_heads(
         first = tl.where(pair < DIM // 2, pair, 2 * pair)
         second = tl.where(pair < DIM // 2, pair + DIM // 2, 2 * pair + 1)
     if DIM > 0:
+        cos, sin = turn
         rotates = ((pair < DIM // 2) & (head < H + K))[:, None] & is_token[None, :]
         angle = token[None, :] * (DIM // 2) + pair[:, None]
         c = tl.load(cos + angle, mask=rotates, other=1.0)
@@ -57,17 +69,18 @@ def store_heads(
         tl.store(to + second[:, None], b, mask=is_mine)
     if K > 0:  # noqa: SIM102 - Triton evaluates the first condition, and a program the second
         if end >= H:
-            start = token * (K * D)
-            if FINISH[6]:
-                page = tl.load(pages + token, mask=is_token, other=0).to(tl.int64)
-                start = page * page_stride + tl.load(slots + token, mask=is_token, other=0) * slot_stride
-            kept_a, kept_b = to_floats(a, keys.dtype.element_ty), to_floats(b, keys.dtype.element_ty)
-            at = start[None, :] + ((head - H) * head_stride)[:, None]
+            keys, values, _, _, _, _, strides, scales = kept
+            start, _ = begins_of(token, is_token, kept, K, D)
+            at = start[None, :] + ((head - H) * strides[2])[:, None]
             is_mine = ((head >= H) & (head < H + K))[:, None] & is_token[None, :]
-            tl.store(keys + at + first[:, None], kept_a, mask=is_mine)
-            tl.store(keys + at + second[:, None], kept_b, mask=is_mine)
-            at -= K * head_stride
+            tl.store(keys + at + first[:, None], to_pages(a, keys.dtype.element_ty, scales[0], FINISH[6]), mask=is_mine)
+            tl.store(
+                keys + at + second[:, None], to_pages(b, keys.dtype.element_ty, scales[0], FINISH[6]), mask=is_mine
+            )
+            at -= K * strides[2]
             is_mine = ((head >= H + K) & (head < H + 2 * K))[:, None] & is_token[None, :]
+            kept_a = to_pages(a, values.dtype.element_ty, scales[1], FINISH[6])
+            kept_b = to_pages(b, values.dtype.element_ty, scales[1], FINISH[6])
             tl.store(values + at + first[:, None], kept_a, mask=is_mine)
             tl.store(values + at + second[:, None], kept_b, mask=is_mine)
     if gates is not None:  # noqa: SIM102 - Triton evaluates the first condition, and a program the second
@@ -79,19 +92,107 @@ def store_heads(
 
 
 @triton.jit
+def finish_head(
+    head, token, is_token, rows, whole, out, gates, turn, kept, norms, FINISH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Normalize and rotate one head of some tokens, and store it as `store_heads` does."""
+    H: tl.constexpr = FINISH[1]
+    K: tl.constexpr = FINISH[2]
+    D: tl.constexpr = FINISH[3]
+    DIM: tl.constexpr = FINISH[4]
+    at = tl.arange(0, BLOCK)
+    inside, mine = is_token[:, None] & (at < D)[None, :], whole + (token * rows)[:, None] + head * D
+    x = tl.load(mine + at[None, :], mask=inside, other=0.0, cache_modifier=".cg")
+    if head < H + K:
+        size = 1.0
+        if FINISH[7]:
+            q_weight, k_weight, offset, eps = norms
+            weight = q_weight if head < H else k_weight
+            size = tl.rsqrt(sum_pairs(x * x) / D + eps)[:, None]
+            x *= size * (offset + tl.load(weight + at, mask=at < D, other=0.0).to(tl.float32))[None, :]
+        if DIM > 0:
+            cos, sin = turn
+            pair, is_first, partner = pairs_of(at, DIM, FINISH[5])
+            rotates = at < DIM
+            partner, is_turned = tl.where(rotates, partner, at), is_token[:, None] & rotates[None, :]
+            other = tl.load(mine + partner[None, :], mask=inside, other=0.0, cache_modifier=".cg")
+            if FINISH[7]:
+                other *= size * (offset + tl.load(weight + partner, mask=at < D, other=0.0).to(tl.float32))[None, :]
+            angle = (token * (DIM // 2))[:, None] + pair[None, :]
+            c = tl.load(cos + angle, mask=is_turned, other=1.0)
+            s = tl.load(sin + angle, mask=is_turned, other=0.0)
+            x = tl.where(rotates[None, :], x * c + tl.where(is_first[None, :], -other, other) * s, x)
+    if head < H:
+        tl.store(out + ((token * H + head) * D)[:, None] + at[None, :], x, mask=inside)
+    if K > 0:  # noqa: SIM102 - Triton evaluates the first condition, and a program the second
+        if (head >= H) & (head < H + 2 * K):
+            keys, values, key_scales, value_scales, _, _, strides, scales = kept
+            start, first = begins_of(token, is_token, kept, K, D)
+            number = (head - H) % K
+            begin, index = start + number * strides[2], first + number
+            if head < H + K:
+                store_rows(x, keys, key_scales, begin, index, is_token, at, 0, 0, scales[0], D, FINISH[6])
+            else:
+                store_rows(x, values, value_scales, begin, index, is_token, at, 0, 0, scales[1], D, FINISH[6])
+    if gates is not None:  # noqa: SIM102 - Triton evaluates the first condition, and a program the second
+        if head >= H + 2 * K:
+            tl.store(gates + ((token * H + head - H - 2 * K) * D)[:, None] + at[None, :], x, mask=inside)
+
+
+@triton.jit
+def store_whole_heads(
+    total, block, token, tokens, rows, out, gates, turn, kept, norms, whole, finished, FINISH: tl.constexpr
+):  # fmt: skip
+    """Store sums of a block of rows in whole [tokens, rows]. The program that ends last of those of some heads
+    normalizes and rotates these, and stores them as `store_heads` does.
+
+    FINISH: as in `store_heads`, whether queries and keys have norms, and a power of two that is at least D. finished:
+    counts the programs of the same heads and tokens that have ended.
+    """
+    D: tl.constexpr = FINISH[3]
+    R: tl.constexpr = total.shape[0]
+    T: tl.constexpr = total.shape[1]
+    COMMON: tl.constexpr = (D & -D) if (D & -D) < R else R  # the largest common divisor: R is a power of two
+    HEADS: tl.constexpr = R // COMMON  # the fewest that fill up whole blocks, and as many as BLOCKS
+    BLOCKS: tl.constexpr = D // COMMON
+    NUMBERS: tl.constexpr = 512 if R < 64 else 256  # of tokens at once: with more, some case spills a few bytes
+    FIT: tl.constexpr = NUMBERS // FINISH[8] if FINISH[8] < NUMBERS else 1
+    AT_ONCE: tl.constexpr = FIT if FIT < T else T
+    row = block * R + tl.arange(0, R)
+    head, number = row // D, row % D
+    if FINISH[4] > 0 and not FINISH[5]:  # neighbors become numbers in their own order
+        number = tl.where(number < FINISH[4], number // 2 + number % 2 * (FINISH[4] // 2), number)
+    to = whole + (token * rows)[None, :] + (head * D + number)[:, None]
+    tl.store(to, total, mask=(row < rows)[:, None] & (token < tokens)[None, :])
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    group = block // BLOCKS
+    counter = finished + group * tl.num_programs(0) + tl.program_id(0)
+    last = tl.minimum(BLOCKS, tl.num_programs(1) - group * BLOCKS) - 1
+    if tl.atomic_add(counter, 1, sem="acq_rel") == last:
+        for mine in range(group * HEADS, tl.minimum((group + 1) * HEADS, rows // D)):
+            for begin in range(0, T, AT_ONCE):
+                here = (tl.program_id(0) * T + begin + tl.arange(0, AT_ONCE)).to(tl.int64)
+                finish_head(mine, here, here < tokens, rows, whole, out, gates, turn, kept, norms, FINISH, FINISH[8])
+        tl.store(counter, 0)
+
+
+@triton.jit
 def store(
-    total, block, token, is_token, rows, out, cos, sin, keys, values, gates, pages, slots, page_stride, slot_stride,
-    head_stride, FINISH: tl.constexpr,
+    total, block, token, tokens, rows, out, gates, turn, kept, norms, whole, finished, FINISH: tl.constexpr
 ):  # fmt: skip
     """Store sums [rows, tokens] of a block of rows.
 
     FINISH: "rows"; or "activated", a name and whether rows are pairs of a gate and an up row; or "logits", a factor and
-    a soft cap, 0 for none; or "heads" and what `store_heads` takes.
+    a soft cap, 0 for none; or "heads" or "whole heads", and what `store_heads` or `store_whole_heads` takes.
+    turn: cosines and sines of angles. kept: arrays or pages of keys and values, their scales, the pages and slots of
+    tokens, strides from a page, a slot, a head and the scales of a page to the next, and the scales of all keys and of
+    all values. norms: weights of queries and of keys, offset and eps.
     """
     if FINISH[0] == "heads":
-        store_heads(
-            total, block, token, is_token, out, cos, sin, keys, values, gates, pages, slots, page_stride, slot_stride,
-            head_stride, FINISH,
+        store_heads(total, block, token, token < tokens, out, gates, turn, kept, FINISH)
+    elif FINISH[0] == "whole heads":
+        store_whole_heads(
+            total, block, token, tokens, rows, out, gates, turn, kept, norms, whole, finished, FINISH
         )  # fmt: skip
     else:
         if FINISH[0] == "activated":
@@ -107,5 +208,5 @@ def store(
                 total = FINISH[2] * tanh(tl.div_rn(total, tl.zeros_like(total) + FINISH[2]))
         row = block * total.shape[0] + tl.arange(0, total.shape[0])
         tl.store(
-            out + token[None, :] * rows + row[:, None], total, mask=(row < rows)[:, None] & is_token[None, :]
+            out + token[None, :] * rows + row[:, None], total, mask=(row < rows)[:, None] & (token < tokens)[None, :]
         )  # fmt: skip

@@ -13,7 +13,7 @@ from torch import Tensor
 from ridgeline.ops.api import PagedKeyValues
 from ridgeline.ops.reference.stored import planes
 from ridgeline.ops.triton.attention import attend
-from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.spec import Attention, Dilated, FirstTokens, Strided
 from ridgeline.spec.sight import CAUSAL
 from ridgeline.spec.storage import KVScales
@@ -141,7 +141,7 @@ class Attend:
 
     def __init__(self, heads: Heads, launch: Launch) -> None:
         self._heads, self._launch = heads, launch
-        self._arrived: dict[int, Tensor] = {}  # counters by their number; they are zeros between launches
+        self._counters = Counters()
 
     def __call__(
         self, q: Tensor, keys: Tensor, values: Tensor, layout: Any, scales: KVScales, sinks: Tensor | None = None
@@ -179,11 +179,6 @@ class Attend:
             BLOCK_Q=block.queries, MOST=power_above(sequences), SINGLE=is_single, TREE=is_tree, APART=is_apart,
         )  # fmt: skip
         return out
-
-    def _counters(self, count: int, device: torch.device) -> Tensor:
-        if count not in self._arrived:
-            self._arrived[count] = torch.zeros(count, dtype=torch.int32, device=device)
-        return self._arrived[count]
 
 
 def views_of(pages: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ridgeline.ops.api import BY_ROW, Linear, QuantizedMatrix
 from ridgeline.ops.reference import quant
 from ridgeline.ops.triton.dense import dense_product
-from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.packing import FLOATS, MOST_COLUMNS, ROWS, Packed, pack_codes, pack_plain, unpack
 from ridgeline.ops.triton.whole import round_tokens, whole_product
 from ridgeline.spec.quant import NUMBERS
@@ -71,11 +71,22 @@ class Finish(NamedTuple):
     page_stride: int = 0
     slot_stride: int = 0
     head_stride: int = 0
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+    scale_stride: int = 0
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    q_weight: Tensor | None = None
+    k_weight: Tensor | None = None
+    offset: float = 0.0
+    eps: float = 0.0
+    whole: Tensor | None = None
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of a kernel that multiplies."""
+    def arguments(self, counters: Counters, programs: int) -> dict[str, Any]:
+        """Return the arguments of a kernel that multiplies with so many programs."""
         found = self._asdict()
-        return {"FINISH": found.pop("how"), **found}
+        finished = None if self.whole is None else counters(programs, self.whole.device)
+        return {"FINISH": found.pop("how"), "finished": finished, **found}
 
 
 STORED = Finish()
@@ -156,7 +167,7 @@ class Dense:
 
     def __init__(self, packed: Packed, bias: Tensor | None, launch: Launch) -> None:
         self._packed, self._bias, self._launch = packed, bias, launch
-        self._splits = splits_of(packed)
+        self._splits, self._counters = splits_of(packed), Counters()
         self._arrived = torch.zeros(packed.row_tiles, dtype=torch.int32, device=packed.codes.device)
 
     def __call__(self, x: Tensor, out: Tensor, finish: Finish = STORED) -> None:
@@ -173,7 +184,8 @@ class Dense:
             x_stride=x.stride(0), tiles=packed.tiles, groups=packed.groups, split_tiles=-(-packed.tiles // splits),
             KIND=t.kind, LOW=low_of(packed), HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None,
             SLICES=slices_of(packed), ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves, GROUP=t.group, SPLITS=splits,
-            APART=is_apart, BLOCK_T=block.tokens, BLOCK_R=block.rows, **finish.arguments(),
+            APART=is_apart, BLOCK_T=block.tokens, BLOCK_R=block.rows,
+            **finish.arguments(self._counters, blocks[0] * blocks[1]),
         )  # fmt: skip
 
 
@@ -192,7 +204,7 @@ class Whole:
     """A product with tokens that are rounded to int8."""
 
     def __init__(self, packed: Packed, bias: Tensor | None, launch: Launch) -> None:
-        self._packed, self._bias, self._launch = packed, bias, launch
+        self._packed, self._bias, self._launch, self._counters = packed, bias, launch, Counters()
 
     def __call__(self, x: Tensor | Rounded, out: Tensor, finish: Finish = STORED) -> None:
         packed, t = self._packed, self._packed.tiling
@@ -201,8 +213,9 @@ class Whole:
         given, token_scales = x if isinstance(x, Rounded) else (x, None)
         tokens, input_scale = given.shape[0], packed.input_scale
         block = whole_block(tokens)
+        blocks = -(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)
         self._launch(
-            whole_product, (-(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)), block.compiled,
+            whole_product, blocks, block.compiled,
             x=given, token_scales=token_scales, codes=packed.codes, scales=packed.scales,
             zero_points=packed.zero_points, bias=self._bias, out=out, tokens=tokens, rows=packed.rows,
             columns=packed.columns, x_stride=given.stride(0), tiles=packed.tiles, groups=packed.groups,
@@ -210,7 +223,7 @@ class Whole:
             HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None, ROWS=ROWS, COLUMNS=t.columns,
             HALVES=t.halves, GROUP=t.group, UNIT=t.unit, ROUNDS=token_scales is None,
             HAS_SCALE=input_scale is not None, BLOCK=PEAK_BLOCK, BLOCK_T=block.tokens, BLOCK_R=block.rows,
-            **finish.arguments(),
+            **finish.arguments(self._counters, blocks[0] * blocks[1]),
         )  # fmt: skip
 
 

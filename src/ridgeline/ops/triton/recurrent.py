@@ -6,6 +6,7 @@ drafts, copy the states of each bucket, as the definition does. Both give the sa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +21,10 @@ from ridgeline.ops.recurrent import bind_mixer, input_matrices
 from ridgeline.ops.reference.backend import ReferenceBackend, TorchMemory
 from ridgeline.ops.reference.primitives import take
 from ridgeline.ops.reference.recurrent import gather
+from ridgeline.ops.s4 import token_terms
 from ridgeline.ops.stages import RecurrentBlock
 from ridgeline.ops.triton import scans
-from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import StoredProduct, refuses_together
 from ridgeline.ops.triton.rows import activate
@@ -30,6 +32,8 @@ from ridgeline.ops.triton.stages import Begin, Stage, refuses_begin
 from ridgeline.ops.triton.state import State, locate
 from ridgeline.ops.triton.tokens import norm
 from ridgeline.spec import (
+    S4,
+    S4D,
     GatedConvolution,
     GatedDelta,
     KimiDelta,
@@ -37,12 +41,15 @@ from ridgeline.spec import (
     Mamba,
     Mamba2,
     ShortConvolution,
+    TaylorAttention,
 )
 
 ACTIVATE_BLOCK = 1024  # numbers that one program activates
 CONV_CHANNELS, CONV_TOKENS = 256, 16  # that one program filters
 STATE_NUMBERS = 4096  # of a state that one program holds in registers
+STATE_SPACE_NUMBERS = 512  # complex numbers of a state of S4 that one program holds, and up to seven terms of each
 MOST_STATES = 256  # numbers of a state that one sum adds up
+MOST_FEATURES = 2048  # of a key of BASED
 Scan = Callable[..., tuple[Tensor, State]]
 
 
@@ -172,6 +179,53 @@ def delta_rule(case: GatedDelta | KimiDelta, launch: Launch) -> Scan:
     return run
 
 
+def state_space(case: S4 | S4D, launch: Launch, activation: str = "none") -> Scan:
+    """Return STATE_SPACE, with an activation of its results."""
+    modes, found = case.state_size // 2, dict[int, Tensor]()
+    block = max(1, STATE_SPACE_NUMBERS // power_above(modes))
+
+    def terms(system: Sequence[Tensor]) -> Tensor:
+        """Return [6 or 14, channels, modes], which are computed once for the weights of a layer."""
+        key = id(system[0])
+        if key not in found:
+            parts = token_terms(case, torch.exp, *(x.double() for x in system))
+            found[key] = torch.stack([x for part in parts for x in (part.real, part.imag)]).float()
+            weakref.finalize(system[0], found.pop, key, None)
+        return found[key]
+
+    def run(u: Tensor, *others: Any) -> tuple[Tensor, State]:
+        *system, d, h, lengths = others
+        (x, stride), y, (left, at) = rows_of(u), u.new_empty(u.shape), locate(h)
+        launch(
+            scans.state_space_scan, (-(-case.channels // block), u.shape[0]), Compiled(4),
+            u=x, terms=terms(system), skip=d, y=y, **at.arguments(), lengths=lengths, m=u.shape[1], u_stride=stride,
+            channels=case.channels, MODES=modes, LOW_RANK=isinstance(case, S4), NAME=activation, BLOCK=block,
+            BLOCK_M=power_above(modes),
+        )  # fmt: skip
+        return y, left
+
+    return run
+
+
+def taylor_attention(case: TaylorAttention, launch: Launch) -> Scan:
+    block = block_of(case.head_dim, case.num_features)
+    counters = Counters()
+
+    def run(q: Tensor, k: Tensor, v: Tensor, h: State, lengths: Tensor) -> tuple[Tensor, State]:
+        given, (y, (left, at)) = [rows_of(r) for r in (q, k, v)], (v.new_empty(v.shape), locate(h))
+        n = v.shape[0]
+        launch(
+            scans.taylor_scan, (-(-case.head_dim // block), case.num_heads, n), Compiled(4),
+            q=given[0].data, k=given[1].data, v=given[2].data, y=y, **at.arguments(), lengths=lengths,
+            arrived=counters(n * case.num_heads, v.device), m=v.shape[1], q_stride=given[0].stride,
+            k_stride=given[1].stride, v_stride=given[2].stride, scale=case.feature_dim**-0.25, HEADS=case.num_heads,
+            DIM=case.feature_dim, WIDTH=case.head_dim, BLOCK_P=block, BLOCK_S=power_above(case.num_features),
+        )  # fmt: skip
+        return y, left
+
+    return run
+
+
 def gated_norm(case: Mamba2 | GatedDelta | KimiDelta, launch: Launch) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return GATED_NORM or NORM_GATE."""
     is_ssd = isinstance(case, Mamba2)
@@ -236,46 +290,56 @@ def activation(case: Any, launch: Launch) -> Callable[[Tensor], Tensor]:
     return run
 
 
+# What a sum of a recurrence adds up, if it is not state_size, and how many of them at most.
+SUMMED: Mapping[type[Any], tuple[str, int]] = {
+    LightningAttention: ("head_dim", MOST_STATES), GatedDelta: ("key_dim", MOST_STATES),
+    KimiDelta: ("key_dim", MOST_STATES), TaylorAttention: ("num_features", MOST_FEATURES),
+}  # fmt: skip
+
+
 def refuses_states(case: Any) -> str | None:
     """Return why no kernel computes a recurrence; None if one does, and without a case if one computes some."""
     if case is None:
         return None
-    states = {Mamba: "state_size", Mamba2: "state_size", LightningAttention: "head_dim"}.get(type(case), "key_dim")
-    if getattr(case, states) > MOST_STATES:
-        return f"sums are over {getattr(case, states)} numbers of a state; kernels take {MOST_STATES} at most"
+    states, most = SUMMED.get(type(case), ("state_size", MOST_STATES))
+    if getattr(case, states) > most:
+        return f"sums are over {getattr(case, states)} numbers of a state; kernels take {most} at most"
     return None
 
 
 Makers = Mapping[Op[Any], Callable[[Any, Launch], Callable[..., Any]]]
 RECURRENCES: Makers = {
     api.SSD: ssd, api.LIGHTNING_ATTENTION: lightning_attention, api.SELECTIVE_SCAN: selective_scan,
-    api.DELTA_RULE: delta_rule,
+    api.DELTA_RULE: delta_rule, api.STATE_SPACE: state_space, api.TAYLOR_ATTENTION: taylor_attention,
 }  # fmt: skip
 ROWS: Makers = {
     api.SHORT_CONV: short_conv, api.GATED_NORM: gated_norm, api.NORM_GATE: gated_norm, api.MULTIPLY: multiply("none"),
     api.GATE: multiply("silu"), api.SIGMOID_GATE: multiply("sigmoid"),
 }  # fmt: skip
 MAKERS: Makers = {**RECURRENCES, **ROWS, api.NORM: norm, api.ACTIVATION: activation}
-# Mixers whose kernels keep states in their pages, and whether the activation follows the convolution.
-SERVED: Mapping[type[Any], bool] = {
-    Mamba: True, Mamba2: True, GatedDelta: True, KimiDelta: True, GatedConvolution: True, ShortConvolution: False,
-    LightningAttention: False,
+# Kernels that also compute the activation of their results, by the mixers in which it follows them.
+ACTIVATING: Mapping[Op[Any], Callable[[Any, Launch, str], Scan]] = {
+    api.SHORT_CONV: short_conv, api.STATE_SPACE: state_space,
+}  # fmt: skip
+ACTIVATED: Mapping[type[Any], Op[Any]] = {
+    Mamba: api.SHORT_CONV, Mamba2: api.SHORT_CONV, GatedDelta: api.SHORT_CONV, KimiDelta: api.SHORT_CONV,
+    GatedConvolution: api.SHORT_CONV, S4: api.STATE_SPACE, S4D: api.STATE_SPACE,
 }  # fmt: skip
 
 
 class _Table:
-    """The primitives of a mixer's composition. An activation that follows the convolution is a part of its kernel."""
+    """The primitives of a mixer's composition. An activation that follows a kernel of ACTIVATING is a part of it."""
 
     def __init__(self, mixer: Any, launch: Launch, device: torch.device) -> None:
         self._mixer, self._launch, self._definitions = mixer, launch, ReferenceBackend()
         self.memory = TorchMemory(str(device))
 
     def primitive(self, op: Op[Any], case: object = None) -> Any:
-        if SERVED[type(self._mixer)]:
-            if op is api.SHORT_CONV:
-                return short_conv(None, self._launch, self._mixer.activation)
-            if op is api.ACTIVATION:
-                return lambda x: x
+        activating = ACTIVATED.get(type(self._mixer))
+        if activating is not None and op is activating:
+            return ACTIVATING[op](case, self._launch, self._mixer.activation)
+        if activating is not None and op is api.ACTIVATION:
+            return lambda x: x
         if op in MAKERS:
             return MAKERS[op](case, self._launch)
         return self._definitions.primitive(op, case)
@@ -324,9 +388,9 @@ def recurrent_block(case: RecurrentBlock, weights: Weights, launch: Launch) -> C
     device = weights.arrays["norm.weight"].device
     parts = bind_mixer(case.mixer, Weights({**own, **others}, weights.arrays), _Table(case.mixer, launch, device))
 
-    def first(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    def first(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | list[Tensor]]:
         total, x = begin(residual, delta)
-        return total, products(x)
+        return total, products(x) if names else x
 
     follow = _follow_rectangle(parts.along, follow_segments(parts.along, take, gather))
     return recurrent_body(first, parts, follow, take)
@@ -358,8 +422,6 @@ def _is_rectangle(segments: Segments, tokens: int) -> bool:
 
 def refuses_block(case: RecurrentBlock) -> str | None:
     """Return why no kernel serves a recurrent block; None if one does."""
-    if type(case.mixer) not in SERVED:
-        return "no kernel computes this mixer"
     if not isinstance(case.mixer, GatedConvolution | ShortConvolution) and (reason := refuses_states(case.mixer)):
         return reason
     return refuses_begin(case)

@@ -1,4 +1,4 @@
-"""Kernels whose programs compute one row each: norms, activations, rotation, writes into pages, the best logit."""
+"""Kernels whose programs compute one row each: norms, activations, writes into pages, the best logit."""
 
 import triton
 import triton.language as tl
@@ -66,50 +66,6 @@ def pairs_of(at, DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
 
 
 @triton.jit
-def rotate(
-    x, cos, sin, q_weight, k_weight, q, keys, values, key_scales, value_scales, pages, slots, stride, page_stride,
-    slot_stride, head_stride, scale_stride, k_scale, v_scale, offset, eps, H: tl.constexpr, K: tl.constexpr,
-    D: tl.constexpr, DIM: tl.constexpr, INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, KIND: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Normalize and rotate one head of one token: rows of x are [q heads, k heads, v heads]. DIM: numbers that rotate.
-
-    KIND: how pages hold keys and values; None: keys go to an array [tokens, K, D], and values stay where they are.
-    """
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    inside = at < D
-    pair, is_first, other = pairs_of(at, DIM, INTERLEAVED)
-    rotates = at < DIM
-    other = tl.where(rotates, other, at)
-    mine = x + token * stride + head * D
-    a, b = tl.load(mine + at, mask=inside, other=0.0), tl.load(mine + other, mask=inside, other=0.0)
-    if head < H + K:
-        if HAS_NORM:
-            weight = q_weight if head < H else k_weight
-            size = tl.rsqrt(tl.sum(a * a, 0) / D + eps)
-            a *= size * (offset + tl.load(weight + at, mask=inside, other=0.0).to(tl.float32))
-            b *= size * (offset + tl.load(weight + other, mask=inside, other=0.0).to(tl.float32))
-        if DIM > 0:
-            c = tl.load(cos + token * (DIM // 2) + pair, mask=rotates, other=1.0)
-            s = tl.load(sin + token * (DIM // 2) + pair, mask=rotates, other=0.0)
-            a = tl.where(rotates, a * c + tl.where(is_first, -b, b) * s, a)
-    if head < H:
-        tl.store(q + (token * H + head) * D + at, a, mask=inside)
-    elif KIND is None:
-        tl.store(keys + (token * K + head - H) * D + at, a, mask=inside)
-    else:
-        page, slot = tl.load(pages + token).to(tl.int64), tl.load(slots + token)
-        row, slot_scale = page * page_stride + slot * slot_stride, page * scale_stride + slot * K
-        number, found = tl.zeros([1], tl.int32) + (head - H) % K, tl.reshape(a, [1, BLOCK])
-        begin, is_head = number * head_stride, number >= 0
-        if head < H + K:
-            store_rows(found, keys, key_scales, begin, number, is_head, at, row, slot_scale, k_scale, D, KIND)
-        else:
-            store_rows(found, values, value_scales, begin, number, is_head, at, row, slot_scale, v_scale, D, KIND)
-
-
-@triton.jit
 def to_floats(x, dtype: tl.constexpr):
     """Return x in a type of floats. Finite numbers beyond float16 become its largest one."""
     if dtype == tl.float16:
@@ -126,6 +82,18 @@ def to_e4m3(x):
     small = nearest(size * 512.0).to(tl.int32)  # multiples of 2^-9 below 2^-6
     code = tl.where(size < 0.015625, small, normal) | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)
     return tl.where(x == x, code, 0x7F).to(tl.uint8)
+
+
+@triton.jit
+def to_pages(x, dtype: tl.constexpr, scale, KIND: tl.constexpr):
+    """Return x as pages hold it whose numbers have no scales of their own: floats, or e4m3 of x divided by `scale`."""
+    if KIND == "fp8":
+        steps = tl.div_rn(x, tl.zeros_like(x) + scale)
+        is_finite = tl.abs(steps) < float("inf")
+        found = to_e4m3(tl.where(is_finite, tl.minimum(tl.maximum(steps, -448.0), 448.0), float("nan")))
+    else:
+        found = to_floats(x, dtype)
+    return found
 
 
 @triton.jit
@@ -150,12 +118,8 @@ def store_rows(
     if KIND == "int8":
         found, sizes = rounded_int8(x)
         tl.store(scales + slot_scale + head, sizes, mask=is_head)
-    elif KIND == "fp8":
-        steps = tl.div_rn(x, tl.zeros_like(x) + scale)
-        is_finite = tl.abs(steps) < float("inf")
-        found = to_e4m3(tl.where(is_finite, tl.minimum(tl.maximum(steps, -448.0), 448.0), float("nan")))
     else:
-        found = to_floats(x, pages.dtype.element_ty)
+        found = to_pages(x, pages.dtype.element_ty, scale, KIND)
     tl.store(pages + row + begin[:, None] + at[None, :], found, mask=is_cell)
 
 

@@ -208,6 +208,113 @@ def delta_scan(
 
 
 @triton.jit
+def term(terms, index, of, inside, size):
+    """Return the real and the imaginary part of a coefficient of each number of a state."""
+    real = tl.load(terms + 2 * index * size + of, mask=inside, other=0.0)
+    return real, tl.load(terms + (2 * index + 1) * size + of, mask=inside, other=0.0)
+
+
+@triton.jit
+def real_sum(factor, factor_i, h, h_i):
+    """Return the sum of Re(x h) for each row, where the factor is the conjugate of x."""
+    return sum_pairs(factor * h + factor_i * h_i)
+
+
+@triton.jit
+def state_space_scan(
+    u, terms, skip, y, before, after, read, fresh, write, lengths, m, u_stride, before_stride, after_stride, channels,
+    MODES: tl.constexpr, LOW_RANK: tl.constexpr, NAME: tl.constexpr, IN_PAGES: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Compute h = a h + b u and act(y = 2 Re(c h) + skip u) for some channels of one sequence; `ops.s4` has the terms.
+
+    h is [channels, 2, MODES]: real parts, and then imaginary ones. LOW_RANK: S4, otherwise S4D.
+    """
+    sequence = tl.program_id(1).to(tl.int64)
+    at, s = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_M)
+    is_at, is_s = at < channels, s < MODES
+    inside, of, size = is_at[:, None] & is_s[None, :], at[:, None] * MODES + s[None, :], channels * MODES
+    cell = at[:, None] * (2 * MODES) + s[None, :]
+    h = load_state(before, read, fresh, sequence, before_stride, cell, inside, IN_PAGES)
+    h_i = load_state(before, read, fresh, sequence, before_stride, cell + MODES, inside, IN_PAGES)
+    a, a_i = term(terms, 0, of, inside, size)
+    b, b_i = term(terms, 1, of, inside, size)
+    c, c_i = term(terms, 2, of, inside, size)
+    if LOW_RANK:
+        e, e_i = term(terms, 3, of, inside, size)
+        g, g_i = term(terms, 4, of, inside, size)
+        p, p_i = term(terms, 5, of, inside, size)
+        q, q_i = term(terms, 6, of, inside, size)
+    through = tl.load(skip + at, mask=is_at, other=0.0).to(tl.float32)
+    for t in range(tl.load(lengths + sequence).to(tl.int32)):
+        row = sequence * m + t
+        u_here = tl.load(u + row * u_stride + at, mask=is_at, other=0.0)
+        added, added_i = b * u_here[:, None], b_i * u_here[:, None]
+        if LOW_RANK:
+            first, second = real_sum(p, p_i, h, h_i)[:, None], real_sum(q, q_i, h, h_i)[:, None]
+            added, added_i = added + e * first + g * second, added_i + e_i * first + g_i * second
+        h, h_i = a * h - a_i * h_i + added, a * h_i + a_i * h + added_i
+        found = real_sum(c, c_i, h, h_i) + through * u_here
+        if NAME != "none":
+            found = activated(found, NAME)
+        tl.store(y + row * channels + at, found, mask=is_at)
+    tl.debug_barrier()  # all threads have read the state before, which may be in the same page
+    target = state_of(after, write, sequence, after_stride, IN_PAGES)
+    tl.store(target + cell, h, mask=inside)
+    tl.store(target + cell + MODES, h_i, mask=inside)
+
+
+@triton.jit
+def taylor_features(x, s, scale, DIM: tl.constexpr):
+    """Return the features s < 1 + DIM + DIM^2 of a query or a key x [DIM]: 1, x, and products of two; 0 beyond them."""
+    square = s - 1 - DIM
+    is_line, is_square = (s > 0) & (s <= DIM), (square >= 0) & (square < DIM * DIM)
+    one = scale * tl.load(x + tl.where(is_line, s - 1, square // DIM), mask=is_line | is_square, other=0.0)
+    other = scale * tl.load(x + square % DIM, mask=is_square, other=0.0)
+    found = tl.where(is_square, one * other * 0.7071067811865476, one)
+    return tl.where(s == 0, 1.0, found)
+
+
+@triton.jit
+def taylor_scan(
+    q, k, v, y, before, after, read, fresh, write, lengths, arrived, m, q_stride, k_stride, v_stride, before_stride,
+    after_stride, scale, HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IN_PAGES: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Compute BASED's h = h + [v, 1] f(k)^T and y = h f(q), without its last number and divided by it, for a part of
+    one head of one sequence. h is [WIDTH + 1, features].
+
+    Each program also computes the last row, which sums weights. The program that ends last writes it, because all of
+    them have read it then.
+    """
+    head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    FEATURES: tl.constexpr = 1 + DIM + DIM * DIM
+    p, s = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_S)
+    is_p, is_s, first = p < WIDTH, s < FEATURES, head * (WIDTH + 1)
+    inside, cell = is_p[:, None] & is_s[None, :], (first + p)[:, None] * FEATURES + s[None, :]
+    h = load_state(before, read, fresh, sequence, before_stride, cell, inside, IN_PAGES)
+    sums_cell = (first + WIDTH) * FEATURES + s
+    sums = load_state(before, read, fresh, sequence, before_stride, sums_cell, is_s, IN_PAGES)
+    for t in range(tl.load(lengths + sequence).to(tl.int32)):
+        row = sequence * m + t
+        key = taylor_features(k + row * k_stride + head * DIM, s, scale, DIM)
+        query = taylor_features(q + row * q_stride + head * DIM, s, scale, DIM)
+        v_here = tl.load(v + row * v_stride + head * WIDTH + p, mask=is_p, other=0.0)
+        h += v_here[:, None] * key[None, :]
+        sums += key
+        weight = sum_pairs(tl.reshape(sums * query, [1, BLOCK_S]))
+        found = tl.div_rn(sum_pairs(h * query[None, :]), tl.zeros([BLOCK_P], tl.float32) + weight)
+        tl.store(y + row * (HEADS * WIDTH) + head * WIDTH + p, found, mask=is_p)
+    target = state_of(after, write, sequence, after_stride, IN_PAGES)
+    tl.debug_barrier()  # all threads have read the state before, which may be in the same page
+    tl.store(target + cell, h, mask=inside)
+    counter = arrived + sequence * HEADS + head
+    if tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        tl.store(target + sums_cell, sums, mask=is_s)
+        tl.store(counter, 0)
+
+
+@triton.jit
 def gated_rows(
     y, z, weight, out, y_stride, z_stride, size, offset, eps, NAME: tl.constexpr, GATE_FIRST: tl.constexpr,
     BY_GROUP: tl.constexpr, BLOCK: tl.constexpr,

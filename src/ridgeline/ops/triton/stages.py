@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -10,18 +10,12 @@ from torch import Tensor
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, PageTarget, Rotary, Weights
 from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock, RecurrentBlock
-from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.launch import Launch
 from ridgeline.ops.triton.packing import refuses_format
 from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import STORED, Finish, Rounded, StoredProduct
-from ridgeline.ops.triton.rows import rotate
 from ridgeline.ops.triton.tokens import Normalizer, in_pages
 from ridgeline.spec import Attention, GatedMLP, RMSNorm
-
-NO_PAGES: Mapping[str, Any] = {  # of `rotate`, for keys and values that do not go to pages
-    "values": None, "key_scales": None, "value_scales": None, "pages": None, "slots": None, "page_stride": 0,
-    "slot_stride": 0, "head_stride": 0, "scale_stride": 0, "k_scale": 1.0, "v_scale": 1.0, "KIND": None,
-}  # fmt: skip
 
 
 class Stage(NamedTuple):
@@ -84,72 +78,48 @@ class Heads:
     """The projections of attention's input, normalized and rotated: ATTENTION_INPUT and, without keys, QUERY_INPUT.
 
     The product rotates what it computes, and writes keys and values into pages. Norms of heads, and rows of pages with
-    scales, need all numbers of a head at once: there, rotation is a launch of its own.
+    scales, need all numbers of a head at once: there, the program that ends last of those of a head does it.
     """
 
     def __init__(self, case: AttentionInput, weights: Weights, launch: Launch, names: str) -> None:
-        self._mixer, self._launch = case.mixer, launch
-        self._is_fused = case.mixer.qk_norm is None and case.mixer.head_dim % 2 == 0
-        order = rows_of_heads(case.mixer, names) if self._is_fused else None
+        self._mixer = case.mixer
         gate = [weights.linears["out_gate"]] if case.mixer.out_gate else []
-        self._product = StoredProduct([*(weights.linears[name] for name in names), *gate], launch, order)
+        matrices = [*(weights.linears[name] for name in names), *gate]
+        self._product = StoredProduct(matrices, launch, rows_of_heads(case.mixer, names))
         self._begin = Begin(case, weights, launch, self._product)
         self._num_keys = case.mixer.num_kv_heads if "k" in names else 0
-        self._norms: list[Any] = [weights.arrays.get(f"{name}_norm.weight") for name in "qk"]
+        self._norms: dict[str, Any] = {}
+        if isinstance(case.mixer.qk_norm, RMSNorm):
+            q, k = (weights.arrays.get(f"{name}_norm.weight") for name in "qk")
+            self._norms = {
+                "q_weight": q, "k_weight": k if self._num_keys else q, "offset": case.mixer.qk_norm.offset,
+                "eps": case.mixer.qk_norm.eps,
+            }  # fmt: skip
 
     def run(
         self, residual: Tensor, delta: Tensor | None, rotary: Rotary | None, target: PageTarget | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """Return the residual, q [T, H, D], the gate [T, H D] or None, k and v [T, K, D].
 
-        k and v are None in pages, and undefined without keys.
+        k and v are None in pages, and without keys.
         """
-        m, keys = self._mixer, self._num_keys
+        m, keys, product = self._mixer, self._num_keys, self._product
         total, x = self._begin(residual, delta)
-        turn = rotary if m.rope else None
-        if self._is_fused:
-            return total, *self._rotated(x, turn, target)
-        both = self._product(x)
-        q, k = (both.new_empty((both.shape[0], heads, m.head_dim)) for heads in (m.num_heads, keys))
-        if both.shape[0]:
-            self._rotate(both, q, k, turn, target)
-        ends = (m.num_heads + 2 * keys) * m.head_dim
-        gate = both[:, ends:] if m.out_gate else None
-        if target:
-            return total, q, gate, None, None
-        return total, q, gate, k, both[:, ends - keys * m.head_dim : ends].unflatten(1, (-1, m.head_dim))
-
-    def _rotated(
-        self, x: Tensor | Rounded, turn: Rotary | None, target: PageTarget | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """Return q, the gate, k and v. The last two are None where they are in pages."""
-        m, keys, rope = self._mixer, self._num_keys, self._mixer.rope if turn else None
-        parts: Sequence[Any] = target.parts if target else ()
-        in_pages = bool(parts) and parts[0].is_floating_point()
-        if keys and not in_pages:
-            parts = [self._product.room(x, keys, m.head_dim) for _ in range(2)]
-        k, v = parts if keys else (None, None)
-        gate = self._product.room(x, m.num_heads * m.head_dim) if m.out_gate else None
-        heads = m.num_heads, keys, m.head_dim, rope.dim if rope else 0, bool(rope and rope.interleaved), in_pages
-        finish = Finish(
-            ("heads", *heads), turn and turn.cos, turn and turn.sin, k, v, gate,
-            *((target.pages, target.slots, *k.stride()[:3]) if target and in_pages else (None, None, 0, 0, m.head_dim)),
-        )  # fmt: skip
-        q = self._product.into(x, m.num_heads, m.head_dim, finish=finish)
-        return (q, gate, None, None) if in_pages else (q, gate, k, v)
-
-    def _rotate(self, both: Tensor, q: Tensor, k: Tensor, turn: Rotary | None, target: PageTarget | None) -> None:
-        """Normalize and rotate all heads in a launch of its own. k: where keys go that do not go to pages."""
-        m, keys, norm, rope = self._mixer, self._num_keys, self._mixer.qk_norm, self._mixer.rope if turn else None
-        self._launch(
-            rotate, (both.shape[0], m.num_heads + (2 * keys if target else keys)), Compiled(1),
-            **(in_pages(target) if target else {**NO_PAGES, "keys": k}),
-            x=both, cos=turn and turn.cos, sin=turn and turn.sin, q_weight=self._norms[0],
-            k_weight=self._norms[1] if keys else self._norms[0], q=q, stride=both.stride(0),
-            offset=norm.offset if isinstance(norm, RMSNorm) else 0.0, eps=norm.eps if norm else 0.0, H=m.num_heads,
-            K=keys, D=m.head_dim, DIM=rope.dim if rope else 0, INTERLEAVED=bool(rope and rope.interleaved),
-            HAS_NORM=norm is not None, BLOCK=power_above(m.head_dim),
-        )  # fmt: skip
+        turn, kept = rotary if m.rope else None, dict(in_pages(target)) if target else {}
+        kind = kept.pop("KIND", "plain")
+        if keys and not target:
+            k, v = (product.room(x, keys, m.head_dim) for _ in range(2))
+            kept = {"keys": k, "values": v, "head_stride": m.head_dim}
+        dim, is_interleaved = (m.rope.dim, m.rope.interleaved) if m.rope and turn else (0, False)
+        how: tuple[Any, ...] = ("heads", m.num_heads, keys, m.head_dim, dim, is_interleaved, kind)
+        whole = None
+        if self._norms or kind == "int8" or m.head_dim % 2:
+            how = "whole heads", *how[1:], bool(self._norms), power_above(m.head_dim)
+            whole = product.room(x, product.rows)
+        gate = product.room(x, m.num_heads * m.head_dim) if m.out_gate else None
+        finish = Finish(how, turn and turn.cos, turn and turn.sin, gates=gate, whole=whole, **kept, **self._norms)
+        q = product.into(x, m.num_heads, m.head_dim, finish=finish)
+        return total, q, gate, *((None, None) if target else (kept.get("keys"), kept.get("values")))
 
 
 def attention_input(case: AttentionInput, weights: Weights, launch: Launch) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from ridgeline.ops.api import PageTarget
 from ridgeline.ops.draws import DRAW_WORDS
 from ridgeline.ops.reference.primitives import norm as norm_definition
 from ridgeline.ops.triton.draw import cut_rows, draw_of_parts
-from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.packing import Packed
 from ridgeline.ops.triton.paged import KINDS, power_above, views_of
 from ridgeline.ops.triton.products import Rounded
@@ -131,7 +131,7 @@ def best(launch: Launch) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
 
 def draw(launch: Launch) -> Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]:
     """Return DRAW: the best logit of each part; where filters cut; and the largest sum of score and noise."""
-    arrived: dict[int, Tensor] = {}  # counters by the number of rows; they are zeros between launches
+    counters = Counters()
 
     def run(logits: Tensor, draws: Tensor, token_ids: Tensor | None) -> tuple[Tensor, Tensor]:
         logits = logits.float().contiguous()
@@ -151,15 +151,14 @@ def draw(launch: Launch) -> Callable[[Tensor, Tensor, Tensor | None], tuple[Tens
             vocabulary=vocabulary, parts=parts, WORDS=DRAW_WORDS, LIKELY=LIKELY, MOST=MOST_LIKELY, BLOCK=DRAW_BLOCK,
             BLOCK_P=power_above(parts),
         )  # fmt: skip
-        if rows not in arrived:
-            arrived[rows] = torch.zeros(rows, dtype=torch.int32, device=logits.device)
         ids = new(torch.int64)
         launch(
             draw_of_parts, (rows, parts), Compiled(4),
             logits=logits, draws=draws, tops=tops, cuts=cuts, best_ids=best_ids, best_values=best_values,
             token_ids=token_ids, part_ids=new(torch.int32, parts), part_values=new(torch.float64, parts), ids=ids,
-            arrived=arrived[rows], vocabulary=vocabulary, WORDS=DRAW_WORDS, HAS_IDS=token_ids is not None,
-            PART=BEST_BLOCK, BLOCK=min(DRAW_BLOCK, BEST_BLOCK), BLOCK_P=power_above(parts),
+            arrived=counters(rows, logits.device), vocabulary=vocabulary, WORDS=DRAW_WORDS,
+            HAS_IDS=token_ids is not None, PART=BEST_BLOCK, BLOCK=min(DRAW_BLOCK, BEST_BLOCK),
+            BLOCK_P=power_above(parts),
         )  # fmt: skip
         return ids, tops
 
