@@ -3,9 +3,6 @@
 The interpreter (3.6 to 3.9) multiplies and truncates the bits of bfloat16 as if they were whole numbers, without a
 warning. Dots and casts are mended here; kernels widen what they load before other arithmetic. A dot of floats is
 computed in float64 and rounded once, so that no choice of a BLAS library changes a bit.
-
-Two slow parts are replaced as well: the interpreter looks through all of `triton.language` at each call of a function
-of a kernel, and makes a table of types for each type that it looks up.
 """
 
 from __future__ import annotations
@@ -15,6 +12,8 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as it
+
+from interpreted.hastened import hasten
 
 CASTS = (
     "create_si_to_fp", "create_ui_to_fp", "create_fp_to_si", "create_fp_to_ui", "create_fp_ext", "create_fp_trunc",
@@ -32,36 +31,6 @@ def narrow(x: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     out = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(x), np.uint16(0x7FC0), out)
-
-
-class Kept:
-    """Stands for changes of `triton.language` that stay, because nothing is compiled in this process."""
-
-    def restore(self) -> None:
-        """Do nothing."""
-
-
-def hasten() -> None:
-    """Change `triton.language` for the interpreter once, and keep the table of types."""
-    change, look_up = it._patch_lang, it._get_np_dtype
-    changed, types = set[frozenset[int]](), dict[str, Any]()
-
-    def change_once(fn: Any) -> Kept:
-        languages = frozenset(id(x) for x in fn.__globals__.values() if x is tl or x is tl.core)
-        if languages not in changed:
-            change(fn)
-            changed.add(languages)
-        return Kept()
-
-    def look_up_once(kind: Any) -> Any:
-        own = kind.element_ty if isinstance(kind, tl.block_type) else kind
-        if isinstance(own, tl.pointer_type):
-            return look_up(own)
-        if own.name not in types:
-            types[own.name] = look_up(own)
-        return types[own.name]
-
-    it._patch_lang, it._get_np_dtype = change_once, look_up_once
 
 
 def mend() -> None:

@@ -47,10 +47,14 @@ class Tape(TorchDispatchMode):
             self.launched.append(kernel.fn.__name__)
             self._steps.append(lambda: self._start(kernel, grid, compiled, **arguments))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave torch's compiler alone: it takes three seconds to import."""
+        return False
+
     def __call__(self, work: Callable[[], Sequence[Any]]) -> tuple[Sequence[Tensor], Callable[[], None]]:
         if self.refusal is not None:
             raise NotCaptured(self.refusal)
-        work()
         self._steps, self.launched, self._is_on = [], [], True
         try:
             with self:

@@ -1,0 +1,95 @@
+"""Tiny models of every kind of layer that has kernels for GPUs, as data: two layers each, or one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from ridgeline.spec import (
+    MLP,
+    AnyLayer,
+    Attention,
+    ClampedSwiGLU,
+    ExpertGroups,
+    FirstTokens,
+    GatedConvolution,
+    GatedDelta,
+    GatedMLP,
+    KimiDelta,
+    LatentAttention,
+    Layer,
+    LayerNorm,
+    LightningAttention,
+    Mamba,
+    Mamba2,
+    ModelSpec,
+    MoE,
+    ParallelLayer,
+    RMSNorm,
+    Rope,
+    SharedAttention,
+    ShortConvolution,
+)
+
+VOCABULARY, WIDTH, LENGTH = 200, 64, 96
+NORM, SMALL = RMSNorm(1e-2), RMSNorm(0.1)
+FULL = Attention(4, 2, 16, 0.25, rope=Rope(16, 3000.0))
+LOCAL = replace(FULL, window=6)
+LATENT = LatentAttention(3, 32, 16, 8, 16, 0.2, SMALL, rope=Rope(8, 3000.0))
+SWIGLU, EXPERTS = GatedMLP(64), MoE(5, 2, 32)
+SHARED = MoE(6, 2, 32, scores="sigmoid", choice_bias=True, scale=1.5, groups=ExpertGroups(3, 2, "best_two"),
+             shared=GatedMLP(32), shared_gate=True)  # fmt: skip
+MAMBA2 = Mamba2(4, 16, 8, 2, 4, SMALL, bias=True)
+
+
+class Tiny(NamedTuple):
+    """A model: its layers, the format of its weights, the type of its pages.
+
+    off: how far a log probability may be from that of the definition in float64.
+    """
+
+    layers: tuple[AnyLayer, ...]
+    weights: str = "auto"
+    pages: str = "bfloat16"
+    off: float = 1e-3
+
+    def spec(self) -> ModelSpec:
+        return ModelSpec("tiny", VOCABULARY, WIDTH, 256, self.layers, NORM)
+
+
+def pair(first: object, second: object, mlp: object = SWIGLU, other: object = SWIGLU, **options: object) -> Tiny:
+    """Return a model of two layers with their own mixers and MLPs."""
+    layers = Layer(first, mlp, NORM), Layer(second, other, NORM)  # type: ignore[arg-type]
+    return Tiny(layers, **options)  # type: ignore[arg-type]
+
+
+def one(mixer: object, mlp: object = SWIGLU, **options: object) -> Tiny:
+    """Return a model of one layer."""
+    return Tiny((Layer(mixer, mlp, NORM),), **options)  # type: ignore[arg-type]
+
+
+MODELS = {
+    "norms of heads and gates": pair(replace(FULL, qk_norm=SMALL), replace(FULL, out_gate=True, qkv_bias=True)),
+    "windows, sinks and soft caps": pair(replace(LOCAL, sinks=True), replace(FULL, softcap=3.0, sinks=True)),
+    "first tokens, and keys of another layer": pair(
+        replace(LOCAL, pattern=FirstTokens(3)), SharedAttention(0, replace(LOCAL, num_heads=2, window=4))
+    ),
+    "layer norms and parallel layers": Tiny((
+        ParallelLayer(FULL, MLP(48, "gelu", bias=True), LayerNorm(1e-2)),
+        Layer(replace(FULL, out_bias=True), MLP(48, "relu", bias=True), LayerNorm(1e-2), LayerNorm(1e-2), 0.7),
+    )),
+    "latents": pair(replace(LATENT, q_lora_rank=24), LATENT, other=SHARED),
+    "experts": pair(FULL, LOCAL, EXPERTS, replace(EXPERTS, activation=ClampedSwiGLU(1.7, 7.0), bias=True)),
+    "mamba": pair(Mamba(48, 8, 4, 5), replace(FULL, rope=None)),
+    "mamba2 and experts": pair(MAMBA2, LOCAL, None, SHARED),
+    "gated delta": pair(GatedDelta(4, 2, 8, 16, 4, SMALL), replace(FULL, qk_norm=SMALL, out_gate=True)),
+    "kimi delta and latents": pair(KimiDelta(3, 16, 4, 12, SMALL), replace(LATENT, rope=None)),
+    "lightning": pair(LightningAttention(3, 16, SMALL), FULL),
+    "short convolutions": pair(ShortConvolution(48, 3), GatedConvolution(48, 4)),
+    "int8, int8 pages": one(FULL, weights="int8", pages="int8"),
+    "fp8, fp8 pages": one(FULL, weights="fp8", pages="fp8"),
+    "int4, latents in int8": one(LATENT, EXPERTS, weights="int4", pages="int8"),
+    "int4 with zero points, latents in fp8": one(LATENT, weights="int4-32-asym-exact", pages="fp8"),
+    "int3, float16 pages": one(MAMBA2, weights="int3"),
+    "int4 with bf16 tokens, float32 pages": one(FULL, weights="int4-32-bf16", pages="float32"),
+}  # fmt: skip
