@@ -219,8 +219,8 @@ def remarks(section: Section, notes: Notes) -> Iterator[tuple[str, str]]:
         yield "Causes of the goals that were missed", "\n".join(f"{n}. {text}" for n, text in enumerate(found, 1))
     if found := list(section.left_out()):
         rule = (
-            f"A round is left out if the float32 peak was below {LEAST:.0%} of the highest one of the run, or if memory "
-            f"was read at less than {LEAST:.0%} or more than {1 / LEAST:.0%} of the run's median rate."
+            f"A round is left out if the float32 peak was below {LEAST:.0%} of the highest one of the run, or if "
+            f"memory was read at less than {LEAST:.0%} or more than {1 / LEAST:.0%} of the run's median rate."
         )
         yield "Rounds that were left out", "\n".join([rule, "", *(f"- {text}" for text in found)])
     if found := list(section.errors()):

@@ -145,7 +145,7 @@ class Fleet:
         self._running.clear()
 
 
-BUFFERS = 7  # of which the median counts: one machine reads one in ten 1.6 times as fast as the others
+BUFFERS = 7  # their median counts, because one machine reads one in ten 1.6 times as fast as the others
 
 
 class Limits:
