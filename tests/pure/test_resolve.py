@@ -25,6 +25,7 @@ from ridgeline.spec.groups import state_groups
 from ridgeline.spec.text import num_bytes
 
 SPECS = {name: spec_from_config(PUBLISHED[name][0]) for name in list(PUBLISHED)[::3]}
+BLOCKS = next(spec for spec in SPECS.values() if spec.diffusion)
 GIB = 1 << 30
 LLAMA = spec_from_config(PUBLISHED["meta-llama/Llama-3.1-8B-Instruct"][0])
 
@@ -69,21 +70,30 @@ def limit_of(q: dict[str, Any]) -> int:
     return q["free_bytes"] if q["options"].kv_cache_memory_bytes else int(q["free_bytes"] * q["fraction"])
 
 
+def drafts_of(q: dict[str, Any]) -> int:
+    """Return the tokens of a sequence in a step that have logits beside its last one: a whole block, or drafts."""
+    return q["spec"].block if q["spec"].diffusion else q["options"].num_speculative_tokens or 0
+
+
 def anything_fits(q: dict[str, Any]) -> bool:
     """Return whether any of many settings fits, by trying each of them."""
     options, spec = q["options"], q["spec"]
+    if spec.diffusion and (options.steps_in_flight == 2 or options.num_speculative_tokens):
+        return False  # settings that such a model never has
     swap, kv = options.swap_space_bytes or 0, options.kv_cache_memory_bytes
     limit = limit_of(q) - (swap if q["device_is_host"] else 0)
     lengths = [q["max_model_len"]] if q["fixed_len"] else [1, 16, q["max_model_len"]]
     for size in [options.block_size] if options.block_size else (1, 2, 4, 8, 16):
         snapshot = options.state_snapshot_tokens or snapshot_grid(size, 0)
         groups = state_groups(spec, page_tokens=size, state_snapshot_tokens=snapshot)
-        count = Workspace(spec, groups, on_cpu=q["device_is_host"], drafts=options.num_speculative_tokens or 0)
+        count = Workspace(spec, groups, on_cpu=q["device_is_host"], drafts=drafts_of(q))
         for tokens, seqs, length in product(
             [options.max_num_batched_tokens] if options.max_num_batched_tokens else (1, 2, 8, 64, 512),
             [options.max_num_seqs] if options.max_num_seqs else (1, 2, 16, 256),
             lengths,
         ):
+            if tokens < spec.block:
+                continue
             pages = [(g.most_pages(length) + 1, g.page_bytes) for g in groups]
             state = sum(n * b for n, b in pages)
             workspace = count.bytes(tokens, seqs, length, swap)
@@ -103,6 +113,10 @@ def anything_fits(q: dict[str, Any]) -> bool:
     "spec": replace(LLAMA, vocab_size=600_000), "max_model_len": 1, "options": EngineOptions(),
     "free_bytes": 50_000_000, "fixed_len": False, "fraction": 0.9, "device_is_host": False, "host_free_bytes": 10**9,
 })  # fmt: skip
+@example({
+    "spec": BLOCKS, "max_model_len": 16, "options": EngineOptions(max_num_batched_tokens=1),
+    "free_bytes": GIB, "fixed_len": True, "fraction": 0.9, "device_is_host": True, "host_free_bytes": None,
+})  # fmt: skip
 def test_settings_that_fit_are_used_and_counted(q: dict[str, Any]) -> None:
     try:
         config = resolve(**q)
@@ -118,7 +132,7 @@ def check_config(q: dict[str, Any], config: EngineConfig) -> None:
     options, given_swap = q["options"], q["options"].swap_space_bytes
     on_host = config.swap_bytes if q["device_is_host"] else 0
     assert config.state_bytes + config.workspace_bytes + on_host <= limit_of(q)
-    count = Workspace(q["spec"], config.groups, on_cpu=q["device_is_host"], drafts=options.num_speculative_tokens or 0)
+    count = Workspace(q["spec"], config.groups, on_cpu=q["device_is_host"], drafts=drafts_of(q))
     least = count.bytes(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len, given_swap or 0)
     assert config.workspace_bytes >= least + BOOKKEEPING_BYTES * sum(config.num_pages)
     full = [g.most_pages(config.max_model_len) for g in config.groups]
