@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from ridgeline.spec import (
     MLP,
+    S4,
+    S4D,
     AnyLayer,
     Attention,
     ClampedSwiGLU,
@@ -29,6 +31,7 @@ from ridgeline.spec import (
     Rope,
     SharedAttention,
     ShortConvolution,
+    TaylorAttention,
 )
 
 VOCABULARY, WIDTH, LENGTH = 200, 64, 96
@@ -86,6 +89,8 @@ MODELS = {
     "kimi delta and latents": pair(KimiDelta(3, 16, 4, 12, SMALL), replace(LATENT, rope=None)),
     "lightning": pair(LightningAttention(3, 16, SMALL), FULL),
     "short convolutions": pair(ShortConvolution(48, 3), GatedConvolution(48, 4)),
+    "state spaces": pair(S4(WIDTH, 16), S4D(WIDTH, 8), None),
+    "based": pair(TaylorAttention(3, 16, 8), LOCAL),
     "int8, int8 pages": one(FULL, weights="int8", pages="int8"),
     "fp8, fp8 pages": one(FULL, weights="fp8", pages="fp8"),
     "int4, latents in int8": one(LATENT, EXPERTS, weights="int4", pages="int8"),
