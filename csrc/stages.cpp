@@ -45,11 +45,11 @@ template <class After> void product(const Job& job, int64_t tokens, After&& afte
     if (!alone)
         job.hold.split(shared.units(),
                        [&](int64_t begin, int64_t end, int thread) { load(shared, begin, end, thread, true); });
-    // Few tiles: the time of a grain is that of reading it, and threads do not read equally fast. So each takes one
-    // grain after the other. Many tiles: a thread's own range in one call, whose weights stay in its cache.
+    // Few tiles: the time of a grain is that of reading it, and threads do not read equally fast. So each takes what
+    // others have not begun. Many tiles: a thread's own range in one call, whose weights stay in its cache.
     const int64_t grains = (w.panels + job.grain - 1) / job.grain;
-    const bool one_by_one = shared.tiles <= FEW_TILES && !shared.for_unit && !shared.slices;
-    if (one_by_one) job.hold.share(grains);
+    const bool is_shared = shared.tiles <= FEW_TILES && !shared.for_unit && !shared.slices;
+    if (is_shared) job.hold.share(grains);
     job.hold.run([&](int thread) {
         const Activations a = alone ? activations(w, tokens, room + size * thread) : shared;
         const int64_t first = grains * thread / threads, last = grains * (thread + 1) / threads;
@@ -61,8 +61,12 @@ template <class After> void product(const Job& job, int64_t tokens, After&& afte
         if (alone) fetch_first(w, first * job.grain, std::min(last * job.grain, w.panels));
         if (alone && (first < last || thread == 0)) load(a, 0, a.units(), thread, thread == 0);
         if (first == last) return;
-        if (!one_by_one) return compute(first, last);
-        for (int64_t i; (i = job.hold.next(thread)) >= 0;) compute(i, i + 1);
+        if (!is_shared) return compute(first, last);
+        for (;;) {
+            const auto [from, to] = job.hold.next(thread);
+            if (from == to) return;
+            compute(from, to);
+        }
     });
 }
 

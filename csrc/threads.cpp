@@ -258,14 +258,16 @@ void Pool::Hold::share(int64_t n) {
     }
 }
 
-int64_t Pool::Hold::next(int thread) const {
+std::pair<int64_t, int64_t> Pool::Hold::next(int thread) const {
     std::vector<Team::Range>& ranges = pool_.team_->ranges;
     for (size_t i = 0, t = size_t(thread); i < ranges.size(); ++i, t = t + 1 == ranges.size() ? 0 : t + 1) {
-        if (ranges[t].next.load(std::memory_order_relaxed) >= ranges[t].end) continue;
-        const int64_t found = ranges[t].next.fetch_add(1, std::memory_order_relaxed);
-        if (found < ranges[t].end) return found;
+        const int64_t end = ranges[t].end;
+        for (int64_t begin = ranges[t].next.load(std::memory_order_relaxed); begin < end;) {
+            const int64_t middle = end - (end - begin) / 2;
+            if (ranges[t].next.compare_exchange_weak(begin, middle, std::memory_order_relaxed)) return {begin, middle};
+        }
     }
-    return -1;
+    return {0, 0};
 }
 
 Ahead Pool::Hold::fetch(const Ahead& ahead) { return std::exchange(pool_.team_->ahead, ahead); }

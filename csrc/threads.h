@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <type_traits>
+#include <utility>
 
 namespace ridgeline {
 
@@ -114,9 +115,10 @@ public:
         }
         // Divides [0, n) between all threads, for `next`.
         void share(int64_t n);
-        // Returns an element that no thread has begun, or -1 if there is none. A thread gets those of its own range in
-        // order, and then those that others have left.
-        int64_t next(int thread) const;
+        // Returns a range of elements that no thread has begun; empty if there is none. A thread gets half of what is
+        // left of its own range each time, and then of the ranges of others: a call for each element would cost more
+        // than waiting.
+        std::pair<int64_t, int64_t> next(int thread) const;
         // Threads that wait for others fetch the first bytes of this memory. Returns what they fetched before.
         Ahead fetch(const Ahead& ahead);
         // Returns memory that is valid until the next call with the same slot < SLOTS. Its contents are undefined.

@@ -43,6 +43,26 @@ def test_more_threads_than_cores_are_right(threads: int, wanted: np.ndarray) -> 
         assert np.array_equal(product(pool), wanted)
 
 
+def heads(pool: Any, w: Any) -> np.ndarray:
+    """Return normalized and rotated heads: a second normalization and rotation of a head changes it."""
+    out, turn = np.full((1, w.rows), np.nan, np.float32), np.linspace(0.1, 1.5, 16, dtype=np.float32)[None]
+    norm = kernels.Norm("rms", 1e-5, np.linspace(0.5, 2, 32, dtype=np.float32), None)
+    run = kernels.Heads(pool, w, None, 1.0, 32, 32, False, False, [norm], 1)
+    run(X[:1], None, None, np.cos(turn), np.sin(turn), [out])
+    return out
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_heads_that_a_thread_takes_from_another_are_finished_once(threads: int) -> None:
+    """Threads without a core of their own begin late, so that others take heads of their ranges."""
+    weight = np.random.default_rng(2).normal(size=(32 * 300, 130)).astype(np.float32)
+    one, pool = kernels.Pool(1), kernels.Pool(threads)
+    wanted = heads(one, kernels.Matrix(one, [weight], "float32", "fp32", 0, [None], False))
+    w = kernels.Matrix(pool, [weight], "float32", "fp32", 0, [None], False)
+    for _ in range(60):
+        assert np.array_equal(heads(pool, w), wanted)
+
+
 @pytest.mark.parametrize("threads", [0, -1, 1025])
 def test_numbers_of_threads_that_cannot_be(threads: int) -> None:
     with pytest.raises(ValueError, match=f"threads must be 1..1024, not {threads}"):
