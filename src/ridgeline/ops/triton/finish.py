@@ -67,7 +67,7 @@ def store_heads(total, block, token, is_token, out, gates, turn, kept, FINISH: t
         to = out + token[None, :] * (H * D) + (head * D)[:, None]
         tl.store(to + first[:, None], a, mask=is_mine)
         tl.store(to + second[:, None], b, mask=is_mine)
-    if K > 0:  # noqa: SIM102 - Triton evaluates the first condition, and a program the second
+    if K > 0:
         if end >= H:
             keys, values, _, _, _, _, strides, scales = kept
             start, _ = begins_of(token, is_token, kept, K, D)
@@ -83,7 +83,7 @@ def store_heads(total, block, token, is_token, out, gates, turn, kept, FINISH: t
             kept_b = to_pages(b, values.dtype.element_ty, scales[1], FINISH[6])
             tl.store(values + at + first[:, None], kept_a, mask=is_mine)
             tl.store(values + at + second[:, None], kept_b, mask=is_mine)
-    if gates is not None:  # noqa: SIM102 - Triton evaluates the first condition, and a program the second
+    if gates is not None:
         if end >= H + 2 * K:
             to = gates + token[None, :] * (H * D) + ((head - H - 2 * K) * D)[:, None]
             is_mine = ((head >= H + 2 * K) & (head < 2 * H + 2 * K))[:, None] & is_token[None, :]
@@ -124,7 +124,7 @@ def finish_head(
             x = tl.where(rotates[None, :], x * c + tl.where(is_first[None, :], -other, other) * s, x)
     if head < H:
         tl.store(out + ((token * H + head) * D)[:, None] + at[None, :], x, mask=inside)
-    if K > 0:  # noqa: SIM102 - Triton evaluates the first condition, and a program the second
+    if K > 0:
         if (head >= H) & (head < H + 2 * K):
             keys, values, key_scales, value_scales, _, _, strides, scales = kept
             start, first = begins_of(token, is_token, kept, K, D)
@@ -134,7 +134,7 @@ def finish_head(
                 store_rows(x, keys, key_scales, begin, index, is_token, at, 0, 0, scales[0], D, FINISH[6])
             else:
                 store_rows(x, values, value_scales, begin, index, is_token, at, 0, 0, scales[1], D, FINISH[6])
-    if gates is not None:  # noqa: SIM102 - Triton evaluates the first condition, and a program the second
+    if gates is not None:
         if head >= H + 2 * K:
             tl.store(gates + ((token * H + head - H - 2 * K) * D)[:, None] + at[None, :], x, mask=inside)
 

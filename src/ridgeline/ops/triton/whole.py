@@ -106,7 +106,7 @@ def whole_chain(
                 if HAS_ZEROS:
                     counts += tl.sum(mine.to(tl.int32), 1)
                 # Not one condition: Triton would compute the remainder by 0.
-                if PER > 0:  # noqa: SIM102
+                if PER > 0:
                     if (part * HALVES + half + 1) % PER == 0:  # a group ends
                         group = (tile * HALVES + half) * COLUMNS // GROUP
                         if HAS_ZEROS:
