@@ -185,7 +185,7 @@ def sampled_rows(works: Sequence[Work], skipped: Collection[int] = ()) -> Ints |
     """
     if not skipped and all(w.sample and len(w.tokens) == w.num_draft + 1 for w in works):
         return None
-    return rows_of(works, [i for i, work in enumerate(works) if work.sample and i not in skipped])
+    return rows_of(works, {i for i, work in enumerate(works) if work.sample and i not in skipped})
 
 
 def rows_of(works: Sequence[Work], chosen: Collection[int]) -> Ints:
