@@ -11,6 +11,7 @@ from ridgeline.spec import (
     S4D,
     AnyLayer,
     Attention,
+    ChannelMixer,
     ClampedSwiGLU,
     ExpertGroups,
     FirstTokens,
@@ -32,6 +33,7 @@ from ridgeline.spec import (
     SharedAttention,
     ShortConvolution,
     TaylorAttention,
+    TokenMixer,
 )
 
 VOCABULARY, WIDTH, LENGTH = 200, 64, 96
@@ -60,15 +62,16 @@ class Tiny(NamedTuple):
         return ModelSpec("tiny", VOCABULARY, WIDTH, 256, self.layers, NORM)
 
 
-def pair(first: object, second: object, mlp: object = SWIGLU, other: object = SWIGLU, **options: object) -> Tiny:
+def pair(
+    first: TokenMixer, second: TokenMixer, mlp: ChannelMixer | None = SWIGLU, other: ChannelMixer | None = SWIGLU
+) -> Tiny:
     """Return a model of two layers with their own mixers and MLPs."""
-    layers = Layer(first, mlp, NORM), Layer(second, other, NORM)  # type: ignore[arg-type]
-    return Tiny(layers, **options)  # type: ignore[arg-type]
+    return Tiny((Layer(first, mlp, NORM), Layer(second, other, NORM)))
 
 
-def one(mixer: object, mlp: object = SWIGLU, **options: object) -> Tiny:
-    """Return a model of one layer."""
-    return Tiny((Layer(mixer, mlp, NORM),), **options)  # type: ignore[arg-type]
+def one(mixer: TokenMixer, mlp: ChannelMixer = SWIGLU, weights: str = "auto", pages: str = "bfloat16") -> Tiny:
+    """Return a model of one layer; weights and pages as in Tiny."""
+    return Tiny((Layer(mixer, mlp, NORM),), weights, pages)
 
 
 MODELS = {
