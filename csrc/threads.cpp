@@ -20,7 +20,7 @@ namespace {
 
 constexpr double SPIN_US = 200;  // longer than the longest serial gap in a decode step
 constexpr int MAX_THREADS = 1024;
-constexpr int64_t FETCHED = 128 << 10;  // bytes for a waiting thread: they must stay in its second cache (docs/log)
+constexpr int64_t FETCHED = 128 << 10;  // bytes for a waiting thread: they must fit into its second cache (docs/log)
 
 void relax() {
 #if defined(__x86_64__)
