@@ -24,7 +24,13 @@ POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int8: "*i8", torch.uint8: "*u8",
     torch.int32: "*i32", torch.int64: "*i64", torch.float64: "*fp64",
 }  # fmt: skip
+# Instructions of the machine, as cuobjdump prints them, and of PTX, from which ptxas makes them.
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9.]*)", re.MULTILINE)
+VIRTUAL = re.compile(r"^\s*(?:@!?%p\d+ )?((?:ld\.global|cp\.async|wgmma\.mma_async|mma\.sync)[\w.:]*)", re.MULTILINE)
+UNITS = {  # what a unit for matrices multiplies, and the PTX for it
+    "HGMMA": re.compile(r"wgmma\..*f32\."), "IGMMA": re.compile(r"wgmma\..*s32\."),
+    "HMMA": re.compile(r"mma\.sync.*f32\."), "IMMA": re.compile(r"mma\.sync.*s32\."),
+}  # fmt: skip
 
 
 @dataclass
@@ -59,24 +65,27 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled kernel: registers of a thread, bytes of its stack, bytes of shared memory, and its instructions."""
+    """A compiled kernel: registers of a thread, bytes of its stack, bytes of shared memory, and its PTX instructions.
+
+    Numbers that spill from registers lie on the stack, so that a kernel without a stack has no spills.
+    """
 
     registers: int
     stack: int
     shared: int
     instructions: Counter[str]
-
-    def count(self, *prefixes: str) -> int:
-        return sum(n for name, n in self.instructions.items() if name.startswith(prefixes))
+    cubin: bytes
 
     @property
     def wide_loads(self) -> int:
-        """Instructions that load 16 bytes from global memory for each thread."""
-        return sum(n for name, n in self.instructions.items() if name.startswith(("LDG", "LDGSTS")) and ".128" in name)
+        """Instructions that load 16 bytes from global memory for each thread; cp.async.cg copies nothing else."""
+        return sum(
+            n for name, n in self.instructions.items()
+            if name.startswith("cp.async.cg.") or (name.startswith("ld.") and name.endswith((".v4.b32", ".v2.b64")))
+        )  # fmt: skip
 
-    @property
-    def loads(self) -> int:
-        return self.count("LDG")
+    def has(self, unit: str) -> bool:
+        return any(UNITS[unit].match(name) for name in self.instructions)
 
 
 def source_of(launched: Launched) -> ASTSource:
@@ -104,16 +113,23 @@ def compile_for(launched: Launched, target: GPUTarget) -> Any:
     return triton.compile(source_of(launched), target=target, options=options)
 
 
-def build(launched: Launched, target: GPUTarget) -> Built:
-    """Compile a launch for an NVIDIA GPU and disassemble it."""
-    found = compile_for(launched, target)
+def _inspect(cubin: bytes, *options: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(found.asm["cubin"])
+        file.write(cubin)
         file.flush()
-        text = subprocess.run(
-            [TOOL, "-sass", "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        return subprocess.run([TOOL, *options, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def build(launched: Launched, target: GPUTarget) -> Built:
+    """Compile a launch for an NVIDIA GPU."""
+    found = compile_for(launched, target)
+    text = _inspect(found.asm["cubin"], "-res-usage")
     usage = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert usage is not None, text[:300]
-    instructions = Counter(INSTRUCTION.findall(text))
-    return Built(int(usage[1]), int(usage[2]), found.metadata.shared, instructions)
+    instructions = Counter(VIRTUAL.findall(found.asm["ptx"]))
+    return Built(int(usage[1]), int(usage[2]), found.metadata.shared, instructions, found.asm["cubin"])
+
+
+def disassemble(built: Built) -> Counter[str]:
+    """Return the machine's instructions of a kernel. It takes as long as compiling does."""
+    return Counter(INSTRUCTION.findall(_inspect(built.cubin, "-sass")))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 
 from compiled import launches as l
-from compiled.building import AMPERE, HOPPER, Built, Launched, build
+from compiled.building import AMPERE, HOPPER, UNITS, Built, Launched, build, disassemble
 from compiled.test_compiled import ALONG, EXPERT_KERNELS, MIXERS
 from ridgeline.spec import Attention, LatentAttention, MoE, RMSNorm, Rope
 from ridgeline.spec.quant import PLAIN, format_of
 
-UNITS = ("HGMMA", "IGMMA", "HMMA", "IMMA")
 LOADS = ("LDGSTS", "LDG")
 # How products end.
 ENDS = {"heads": "heads into pages", "activated": "SwiGLU", "whole heads": "norms of heads, pages in int8"}
@@ -18,9 +17,9 @@ ENDS = {"heads": "heads into pages", "activated": "SwiGLU", "whole heads": "norm
 
 def facts(built: Built) -> tuple[str, ...]:
     """Return registers, bytes of the stack, KiB of shared memory, 16-byte loads of all, and the unit for matrices."""
-    loads = {n: c for n, c in built.instructions.items() if n.startswith(LOADS) and n != "LDGDEPBAR"}
+    loads = {n: c for n, c in disassemble(built).items() if n.startswith(LOADS) and n != "LDGDEPBAR"}
     wide = sum(count for name, count in loads.items() if ".128" in name)
-    unit = next((name for name in UNITS if built.count(name)), "none")
+    unit = next((name for name in UNITS if built.has(name)), "none")
     return (
         str(built.registers), str(built.stack), f"{built.shared / 1024:.0f}", f"{wide} of {sum(loads.values())}", unit,
     )  # fmt: skip
