@@ -166,33 +166,65 @@ int64_t check_paths(const int64_t* paths, int64_t length) {
     return known;
 }
 
-std::vector<Sequence> paged_sequences(const KeyValues& kv, int64_t rows, const int64_t* starts, const int64_t* lengths,
-                                      const Rows<const int64_t>& tables, const int64_t* paths, int64_t n) {
-    if (tables.rows != n) refuse("there must be a page table for each sequence");
+// Where the sequences of a step are: the page of a position, and the drafts on the path to each query, if any.
+struct Positions {
+    int64_t queries, sequences;
+    const int64_t *starts, *lengths;
+    Rows<const int64_t> tables;
+    const int64_t* paths;  // or null
+};
+
+Positions positions_of(int64_t queries, const Ids& starts, const Ids& lengths, const Ids& tables,
+                       const std::optional<Ids>& paths) {
+    const int64_t n = int64_t(starts.size());
+    return {.queries = queries,
+            .sequences = n,
+            .starts = vector_of(starts, "starts", n),
+            .lengths = vector_of(lengths, "lengths", n),
+            .tables = rows_of(tables, "tables"),
+            .paths = vector_of(paths, "paths", queries)};
+}
+
+std::vector<Sequence> paged_sequences(const KeyValues& kv, const Positions& at) {
+    if (at.tables.rows != at.sequences) refuse("there must be a page table for each sequence");
     std::vector<Sequence> sequences;
     int64_t row = 0;
-    for (int64_t i = 0; i < tables.rows; ++i) {
-        const int64_t* table = tables.data + i * tables.stride;
-        if (starts[i] < 0 || lengths[i] < 0 || starts[i] + lengths[i] > tables.columns * kv.page_tokens)
+    for (int64_t i = 0; i < at.sequences; ++i) {
+        const int64_t *table = at.tables.data + i * at.tables.stride, start = at.starts[i], length = at.lengths[i];
+        if (start < 0 || length < 0 || start + length > at.tables.columns * kv.page_tokens)
             refuse("a sequence is longer than its page table");
-        for (int64_t p = 0; p * kv.page_tokens < starts[i] + lengths[i]; ++p)
+        for (int64_t p = 0; p * kv.page_tokens < start + length; ++p)
             if (table[p] < 0 || table[p] >= kv.pages)
                 throw std::out_of_range("page " + std::to_string(table[p]) + " is not in the arena");
-        sequences.push_back({.start = starts[i],
-                             .length = lengths[i],
+        sequences.push_back({.start = start,
+                             .length = length,
                              .row = row,
                              .table = table,
-                             .table_size = tables.columns,
+                             .table_size = at.tables.columns,
                              .base = 0});
-        row += lengths[i];
+        row += length;
     }
-    check_sum(rows, row);
+    check_sum(at.queries, row);
     for (Sequence& s : sequences) {
-        if (!paths) break;
-        const int64_t known = check_paths(paths + s.row, s.length);
-        if (known < s.length) s.paths = paths + s.row, s.limit = s.start + known;  // others run as without trees
+        if (!at.paths) break;
+        const int64_t known = check_paths(at.paths + s.row, s.length);
+        if (known < s.length) s.paths = at.paths + s.row, s.limit = s.start + known;  // others run as without trees
     }
     return sequences;
+}
+
+// Returns attention over pages as a job. It reads positions, tables and paths each time that it runs.
+auto job_of(const AttentionStep& step, const Positions& at) {
+    return [kv = step.kv, step, at](Pool::Hold& hold) {
+        const AttentionStep own{.c = step.c,
+                                .kv = kv,
+                                .q = step.q,
+                                .q_stride = step.q_stride,
+                                .sinks = step.sinks,
+                                .out = step.out,
+                                .out_stride = step.out_stride};
+        attend(hold, own, paged_sequences(kv, at));
+    };
 }
 
 // [tokens, heads, row].
@@ -215,7 +247,7 @@ void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
     const Paged k = pages_of(keys, "keys"), v = pages_of(values, "values");
     check_parts(c, k, v);
     if (k.page_tokens != v.page_tokens) refuse("pages of keys and of values differ in size");
-    const int64_t tokens = k.page_tokens, n = int64_t(starts.size()), size = k.size();
+    const int64_t tokens = k.page_tokens, size = k.size();
     const KeyValues kv{.stored = k.stored,
                        .keys = k.data,
                        .values = v.data,
@@ -235,21 +267,8 @@ void paged(const AttentionCase& c, Pool& pool, const Input& q, const Anything& k
                        .key_factor = factor_of(k.stored, key_scale, "key_scale"),
                        .value_factor = factor_of(v.stored, value_scale, "value_scale")};
     const AttentionStep step = step_of(c, kv, q, sinks, out);
-    const int64_t rows = int64_t(q.shape(0)), *first = vector_of(starts, "starts", n),
-                  *count = vector_of(lengths, "lengths", n), *path = vector_of(paths, "paths", rows);
-    const Rows<const int64_t> table = rows_of(tables, "tables");
-    // Positions, tables and paths of the sequences are read each time that the recorded call runs.
-    auto job = [kv, step, rows, first, count, table, path, n](Pool::Hold& hold) {
-        const AttentionStep own{.c = step.c,
-                                .kv = kv,
-                                .q = step.q,
-                                .q_stride = step.q_stride,
-                                .sinks = step.sinks,
-                                .out = step.out,
-                                .out_stride = step.out_stride};
-        attend(hold, own, paged_sequences(kv, rows, first, count, table, path, n));
-    };
-    perform(pool, c, job, q, keys, values, starts, lengths, tables, sinks, out, paths);
+    const Positions at = positions_of(int64_t(q.shape(0)), starts, lengths, tables, paths);
+    perform(pool, c, job_of(step, at), q, keys, values, starts, lengths, tables, sinks, out, paths);
 }
 
 std::vector<Sequence> dense_sequences(int64_t rows, const int64_t* lengths, int64_t n) {
@@ -327,11 +346,8 @@ void paged_latents(const AttentionCase& c, Pool& pool, const Input& q, const Any
                        .key_factor = factor,
                        .value_factor = factor};
     const AttentionStep step = step_of(c, kv, q, std::nullopt, out);
-    const int64_t n = int64_t(starts.size()), rows = int64_t(q.shape(0));
-    const auto sequences = paged_sequences(kv, rows, vector_of(starts, "starts", n), vector_of(lengths, "lengths", n),
-                                           rows_of(tables, "tables"), vector_of(paths, "paths", rows), n);
-    Work work(pool);
-    attend(work.hold, step, sequences);
+    const Positions at = positions_of(int64_t(q.shape(0)), starts, lengths, tables, paths);
+    perform(pool, c, job_of(step, at), q, latents, starts, lengths, tables, out, paths);
 }
 
 void dense_latents(const AttentionCase& c, Pool& pool, const Input& q, const Anything& latents, const Ids& lengths,

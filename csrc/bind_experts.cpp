@@ -44,10 +44,6 @@ void run_experts(BoundExperts& self, const Input& x, const Ids& ids, const Input
     const bool dense =
         chosen.rows == tokens && (tokens < 2 || (chosen.stride == chosen.columns && scores.stride == chosen.columns));
     if (!dense) refuse("ids and weights must be dense, a row for each token");
-    for (int64_t i = 0; i < tokens * chosen.columns; ++i)
-        if (chosen.data[i] < 0 || chosen.data[i] >= int64_t(e.up.size()))
-            throw nb::index_error(
-                ("expert " + std::to_string(chosen.data[i]) + " of " + std::to_string(e.up.size())).c_str());
     if (gate && !plus) refuse("a gate needs `plus`, which it multiplies");
     const Rows<const float> more = plus ? rows_of(*plus, "plus", tokens, width) : Rows<const float>{};
     const Rows<const float> factor = gate ? rows_of(*gate, "gate", tokens, 1) : Rows<const float>{};
@@ -63,13 +59,15 @@ void run_experts(BoundExperts& self, const Input& x, const Ids& ids, const Input
                    .gate = factor.data,
                    .gate_stride = factor.stride,
                    .out = {to.data, to.stride}};
-    Work work(self.pool);
-    e.run(work.hold, v);
+    auto job = [&e, v](Pool::Hold& hold) {
+        for (int64_t i = 0; i < v.tokens * v.choices; ++i) check_id(v.ids[i], int64_t(e.up.size()), "expert");
+        e.run(hold, v);
+    };
+    perform(self.pool, self, job, x, ids, weights, plus, gate, out);
 }
 
 void route(Pool& pool, int64_t groups, int64_t open, bool best_two, bool sigmoid, bool normalize, float scale,
-           const Input& logits, const std::optional<Input>& bias, const nb::ndarray<int64_t, nb::device::cpu>& ids,
-           const Output& weights) {
+           const Input& logits, const std::optional<Input>& bias, const Places& ids, const Output& weights) {
     const Rows<const float> from = rows_of(logits, "logits");
     const Rows<int64_t> chosen = rows_of(ids, "ids");
     const RouteCase c{.experts = from.columns,
@@ -86,13 +84,15 @@ void route(Pool& pool, int64_t groups, int64_t open, bool best_two, bool sigmoid
         refuse("the number of experts must be a multiple of the number of groups");
     const Rows<float> to = rows_of(weights, "weights", from.rows, c.choices);
     const float* added = vector_of(bias, "bias", c.experts);
-    Work work(pool);
-    float* room = (float*)work.hold.scratch(0, size_t(route_room(c) * work.hold.threads()) * 4);
-    work.hold.split(from.rows, [&](int64_t begin, int64_t end, int thread) {
-        for (int64_t t = begin; t < end; ++t)
-            route_kernels().route(c, from.data + t * from.stride, added, chosen.data + t * chosen.stride,
-                                  to.data + t * to.stride, room + thread * route_room(c));
-    });
+    auto job = [c, from, added, chosen, to](Pool::Hold& hold) {
+        float* room = (float*)hold.scratch(0, size_t(route_room(c) * hold.threads()) * 4);
+        hold.split(from.rows, [&](int64_t begin, int64_t end, int thread) {
+            for (int64_t t = begin; t < end; ++t)
+                route_kernels().route(c, from.data + t * from.stride, added, chosen.data + t * chosen.stride,
+                                      to.data + t * to.stride, room + thread * route_room(c));
+        });
+    };
+    perform(pool, pool, job, logits, bias, ids, weights);
 }
 
 }  // namespace

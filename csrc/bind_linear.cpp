@@ -162,12 +162,14 @@ void rotate(Pool& pool, const Output& x, int64_t head_dim, int64_t first, int64_
     const Rows<const float> c = rows_of(cos, "cos", rows.rows, rope_dim / 2),
                             s = rows_of(sin, "sin", rows.rows, rope_dim / 2);
     const HeadsCase heads{.head_dim = head_dim, .rope_dim = rope_dim, .interleaved = interleaved, .first = first};
-    Work work(pool);
-    work.hold.split(rows.rows, [&](int64_t begin, int64_t end, int) {
-        for (int64_t t = begin; t < end; ++t)
-            head_kernels().finish(heads, {}, rows.data + t * rows.stride, 0, rows.columns / head_dim,
-                                  c.data + t * c.stride, s.data + t * s.stride);
-    });
+    auto job = [rows, head_dim, c, s, heads](Pool::Hold& hold) {
+        hold.split(rows.rows, [&](int64_t begin, int64_t end, int) {
+            for (int64_t t = begin; t < end; ++t)
+                head_kernels().finish(heads, {}, rows.data + t * rows.stride, 0, rows.columns / head_dim,
+                                      c.data + t * c.stride, s.data + t * s.stride);
+        });
+    };
+    perform(pool, pool, job, x, cos, sin);
 }
 
 void bind_norm(nb::module_& m) {

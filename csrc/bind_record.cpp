@@ -28,9 +28,18 @@ void bind_record(nb::module_& m) {
         });
 }
 
-// Memory for results. It belongs to the program while calls are recorded.
+// Memory for results, which belongs to the program while calls are recorded, and constants that the program keeps.
 void bind_room(nb::class_<Pool>& pool) {
     pool.def_prop_ro("recording", [](const Pool& p) { return Program::of(p) != nullptr; })
+        .def(
+            "keep",
+            [](Pool& p, nb::object constant) {
+                Program* program = Program::of(p);
+                if (!program) return;
+                program->know(nb::cast<nb::ndarray<nb::ro, nb::device::cpu>>(constant));
+                program->keep(std::move(constant));
+            },
+            nb::arg("constant"))
         .def(
             "room",
             [](Pool& p, const std::vector<size_t>& shape) {

@@ -66,6 +66,8 @@ class Pool:
     def room(self, shape: tuple[int, ...]) -> Floats:
         """Return memory of the program that is being recorded, which is free again when the array is deleted. Raises
         ValueError if no program is being recorded."""
+    def keep(self, constant: Floats) -> None:
+        """Let a program that is being recorded use an array whose numbers never change, and keep it alive."""
     def read_rate(self, bytes: int) -> float:
         """Return the bytes per second at which all threads read newly allocated memory: the best of three runs."""
     def fma_rate(self) -> float:
@@ -361,7 +363,9 @@ class Attention:
         """latents [T, 1, row] of whole sequences."""
 
 def multiply_heads(pool: Pool, matrices: Sequence[Matrix], x: Floats, out: Floats) -> None:
-    """out[t, h] = matrices[h] x[t, h]. The last axes must be dense."""
+    """out[t, h] = matrices[h] x[t, h]. Elements of x beyond the columns of the matrices are copied behind the result.
+
+    x: [T, heads, columns + rest]; out: [T, heads, rows + rest]; the last axes must be dense."""
 
 # ---- recurrent mixers: n sequences of up to m tokens in rows [n * m], lengths [n]. Kernels read the state `before` and
 # write `h` or `left`. If these arrays are pages, read and write [n] are page numbers, which may be equal. y is not

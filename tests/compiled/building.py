@@ -27,7 +27,7 @@ POINTERS = {
 # Instructions of the machine, as cuobjdump prints them, and of PTX, from which ptxas makes them.
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?([A-Z][A-Z0-9.]*)", re.MULTILINE)
 VIRTUAL = re.compile(r"^\s*(?:@!?%p\d+ )?((?:ld\.global|cp\.async|wgmma\.mma_async|mma\.sync)[\w.:]*)", re.MULTILINE)
-UNITS = {  # what a unit for matrices multiplies, and the PTX for it
+UNITS = {  # the PTX of each unit for matrices
     "HGMMA": re.compile(r"wgmma\..*f32\."), "IGMMA": re.compile(r"wgmma\..*s32\."),
     "HMMA": re.compile(r"mma\.sync.*f32\."), "IMMA": re.compile(r"mma\.sync.*s32\."),
 }  # fmt: skip

@@ -100,7 +100,7 @@ def test_bad_arguments_are_errors() -> None:
     q, rows, kv_b = draw(SMALL, 5)
     with pytest.raises(ValueError, match="required"):
         dense(SMALL, q, rows[..., 1:], kv_b, [5])
-    with pytest.raises(ValueError, match="could not broadcast"):
+    with pytest.raises(ValueError, match="side by side are asked for"):
         dense(SMALL, q[..., 1:], rows, kv_b, [5])
     with pytest.raises(ValueError, match="add up to 6"):
         dense(SMALL, q, rows, kv_b, [6])

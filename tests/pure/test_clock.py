@@ -154,14 +154,15 @@ def test_small_types_and_types_that_were_not_measured() -> None:
 
 
 def test_which_steps_are_replayed() -> None:
-    def way(name: str, *batch: Slice) -> str:
-        ops = Forward(MODELS[name], EXACT).operations(batch)
-        (found,) = [t for t in terms_of(facts_of(MODELS[name]), Counts.of(ops, batch), 0.0) if t.endswith(" step")]
+    def way(name: str, batch: Slice, *, drafts: bool = False) -> str:
+        ops, facts = Forward(MODELS[name], EXACT).operations([batch]), facts_of(MODELS[name], drafts=drafts)
+        (found,) = [term for term in terms_of(facts, Counts.of(ops, [batch]), 0.0) if term.endswith(" step")]
         return found
 
-    assert way("dense", Slice(32, 1, 10)) == "replayed step"
-    for name, batch in (("dense", Slice(33, 1, 10)), ("dense", Slice(1, 2, 10)), ("recurrent", Slice(1, 1, 10))):
-        assert way(name, batch) == "plain step"
+    assert [way(name, Slice(32, 1, 10)) for name in ("dense", "recurrent")] == ["replayed step"] * 2
+    assert [way("dense", batch) for batch in (Slice(33, 1, 10), Slice(1, 2, 10))] == ["plain step"] * 2
+    verified = Slice(1, 3, 10, 3)
+    assert [way(n, verified, drafts=True) for n in ("dense", "recurrent")] == ["replayed step", "plain step"]
 
 
 def test_a_calibration_is_stored_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

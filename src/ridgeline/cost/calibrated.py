@@ -6,8 +6,8 @@
               layers with experts, recurrent layers of each kind
 
 Calibration measures the passes alone, and fits the seconds of the terms to steps of the engine (measure/). A step is
-"replayed" if the engine runs it from a recording: few sequences only decode, or verify drafts, and every layer can be
-recorded.
+"replayed" if the engine runs it from a recording: few sequences only decode, or verify drafts of a model without
+recurrent layers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class Facts:
     """
 
     vocab_size: int
-    is_recorded: bool
     latent_layers: int
     recurrent: Mapping[str, tuple[int, int]]
     expert_layers: int
@@ -54,7 +53,7 @@ def facts_of(spec: ModelSpec | HeadSpec, *, drafts: bool = False) -> Facts:
     moes = [layer.mlp for layer in spec.layers if layer.mlp and layer.mlp.num_experts]
     latents = sum(layer.mixer.keeps_latents for layer in spec.layers if layer.mixer)
     choices = sum(moe.num_experts_per_tok for moe in moes)
-    return Facts(num_logits(spec), not kinds, latents, kinds, len(moes), choices, drafts)
+    return Facts(num_logits(spec), latents, kinds, len(moes), choices, drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,8 @@ def terms_of(facts: Facts, counts: Counts, far: Any) -> dict[str, Any]:
     """Return the amount of each term in a step. far: share of the bytes read that come from memory; may be an array."""
     sequences, tokens, sampled = counts.sequences, counts.tokens, counts.sampled
     decodes = facts.drafts or tokens == sampled  # a step that verifies drafts has logits for all of its tokens
-    replayed = facts.is_recorded and decodes and sequences <= RECORDED_SEQS and tokens <= RECORDED_TOKENS
+    recorded = not (facts.drafts and facts.recurrent)
+    replayed = recorded and decodes and sequences <= RECORDED_SEQS and tokens <= RECORDED_TOKENS
     way = "replayed" if replayed else "plain"
     found = {
         f"{way} step": 1.0,

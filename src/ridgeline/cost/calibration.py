@@ -33,7 +33,7 @@ from ridgeline.spec.hardware import HardwareSpec, Link
 from ridgeline.spec.rates import Curve, Passes, Rates
 from ridgeline.system import cpu_name, num_cores, total_bytes
 
-FORMAT = 2  # format of the files; it increases when the meaning of a field changes
+FORMAT = 3  # format of the files; it increases when the meaning of a field changes
 GENERIC = "cpu-laptop"  # used for a machine that is not calibrated
 LOCAL = "local"
 MOST_BYTES = 1 << 20  # of a file with a calibration; ours have about 20 kB

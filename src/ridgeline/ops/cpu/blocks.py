@@ -14,7 +14,7 @@ from ridgeline._kernels import Pool, rotate
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, Rotary, Segments, Weights
 from ridgeline.ops.cpu.elementwise import add
-from ridgeline.ops.cpu.kernel import never
+from ridgeline.ops.cpu.kernel import empty, never
 from ridgeline.ops.cpu.matrices import Floats
 from ridgeline.ops.cpu.primitives import KERNELS
 from ridgeline.ops.cpu.stages import Products, Stage, norm_of
@@ -111,7 +111,7 @@ def _normed(
         total = residual if delta is None else plus(residual, delta, case.residual_scale)
         if norm is None:
             return total, total
-        x = np.empty(total.shape, np.float32)
+        x = empty(pool, *total.shape)
         norm(pool, total, x)
         return total, x
 

@@ -11,7 +11,7 @@ from ridgeline import _kernels
 from ridgeline._kernels import Experts, Norm, Pool
 from ridgeline.ops import api
 from ridgeline.ops.api import Weights
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, integers, never
 from ridgeline.ops.cpu.linear import activation_of, rows_of
 from ridgeline.ops.cpu.matrices import Floats, build_matrix
 from ridgeline.spec import MoE
@@ -25,7 +25,7 @@ def route(case: MoE, pool: Pool) -> Callable[..., tuple[Ints, Floats]]:
     scores = case.scores == "sigmoid", case.normalize, case.scale
 
     def choose(logits: Floats, choice_bias: Floats | None = None) -> tuple[Ints, Floats]:
-        ids, weights = np.empty((len(logits), count), np.int64), np.empty((len(logits), count), np.float32)
+        ids, weights = integers(pool, len(logits), count), empty(pool, len(logits), count)
         _kernels.route(pool, *how, *scores, rows_of(logits), choice_bias, ids, weights)
         return ids, weights
 
@@ -36,7 +36,7 @@ def experts(case: MoE, weights: Weights, pool: Pool) -> Callable[[Floats, Ints, 
     kernel = build_experts(case, weights, pool)
 
     def run(x: Floats, ids: Ints, scores: Floats) -> Floats:
-        out = np.empty(x.shape, np.float32)
+        out = empty(pool, *x.shape)
         kernel(rows_of(x), np.ascontiguousarray(ids), np.ascontiguousarray(scores), None, None, out)
         return out
 

@@ -15,7 +15,7 @@ from ridgeline._kernels import Attention, Matrix, Pool, multiply_heads
 from ridgeline.ops import api
 from ridgeline.ops.api import DenseRows, PagedRows
 from ridgeline.ops.cpu.attention import for_kernels, page_tables, paths_of
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, never
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_rows
 from ridgeline.spec import LatentAttention
 
@@ -78,11 +78,10 @@ def _absorbed(
 
     def run(q: Floats, kv_b: Ndarray, attend: Callable[[Floats, Floats], None]) -> Floats:
         matrices, tokens = up(kv_b), len(q)
-        queries, sums = np.empty((tokens, heads, case.row), np.float32), np.empty((tokens, heads, rank), np.float32)
-        queries[..., rank:] = q[..., nope:]
-        multiply_heads(pool, matrices.queries, q[..., :nope], queries[..., :rank])
+        queries, sums = empty(pool, tokens, heads, case.row), empty(pool, tokens, heads, rank)
+        multiply_heads(pool, matrices.queries, q, queries)
         attend(queries, sums)
-        out = np.empty((tokens, heads, case.v_head_dim), np.float32)
+        out = empty(pool, tokens, heads, case.v_head_dim)
         multiply_heads(pool, matrices.values, sums, out)
         return out.reshape(tokens, heads * case.v_head_dim)
 

@@ -144,7 +144,7 @@ def _moe_block(case: MLPBlock, moe: MoE, weights: Weights, pool: Pool) -> Callab
         ids, shares = choose(logits, choice_bias)
         also = None
         if shared:
-            also = np.empty(total.shape, np.float32)
+            also = empty(pool, *total.shape)
             shared(total, None, None, also)
         return total, routed(total, ids, shares, also, gate[0] if gate else None)
 
@@ -161,7 +161,7 @@ def _experts(moe: MoE, weights: Weights, norm: Norm | None, pool: Pool) -> Route
     kernel = build_experts(moe, weights, pool, norm)
 
     def run(x: Floats, ids: Ints, shares: Floats, also: Floats | None, gate: Floats | None) -> Floats:
-        out = np.empty((len(x), width), np.float32)
+        out = empty(pool, len(x), width)
         kernel(x, ids, shares, also, gate, out)
         return out
 

@@ -39,6 +39,7 @@ def state_space(case: S4 | S4D, pool: Pool) -> Callable[..., tuple[Floats, State
         *system, d, h, lengths = others
         y, (left, at) = empty(pool, *u.shape), locate(h)
         inputs = rows_of(u), terms(tuple(system)), d
+        pool.keep(inputs[1])
         _kernels.state_space_scan(pool, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write)
         return y, left
 
