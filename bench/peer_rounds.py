@@ -31,9 +31,8 @@ def limits_of_run(lines: Iterable[Line]) -> dict[str, float]:
 def reason(round_: Mapping[str, Any], run: Mapping[str, float]) -> str:
     """Return why a round does not count; "" if it does. run: its `limits_of_run`."""
     for name, text in RULED.items():
-        measured = [limits[name] for limits in round_.get("limits", ()) if name in limits]
-        most = run[name] / LEAST if name == READ else float("inf")
-        for value in measured:
+        for value in (limits[name] for limits in round_.get("limits", ()) if name in limits):
+            most = run[name] / LEAST if name == READ else float("inf")
             if not LEAST * run[name] <= value <= most:
                 return text.format(value, run[name])
     return ""

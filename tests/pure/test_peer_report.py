@@ -154,6 +154,13 @@ def test_the_limits_to_compare_with_are_those_of_the_run(bench: Any, tmp_path: P
     assert goals(bench, found) == {}, "no round counts, so there is no figure"
 
 
+def test_cases_without_times_have_no_limits(bench: Any, tmp_path: Path) -> None:
+    (found,) = results(
+        bench, tmp_path, line("ridgeline int8", "int8", [{"resident_mb": 300}], what="resident")
+    ).of("avx2").lines()  # fmt: skip
+    assert found["resident_mb"] == 300 and not found["left_out"]
+
+
 def test_shares_are_ratios_within_a_round(bench: Any, tmp_path: Path) -> None:
     rounds = speeds(20, 20)
     rounds[0]["limits"] = [FULL | {"read_gb_s": 38.0}, FULL | {"read_gb_s": 42.0}]
