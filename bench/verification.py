@@ -4,7 +4,7 @@ A verification of 1 + k tokens of each sequence is timed beside a step of one to
 turn, on the cpu device, with --sequences sequences (1): `ratio` is the median over rounds of their ratio within a
 round, `best` the ratio of the shortest times. Steps run from recordings, as the engine's do, up to the best token of
 each row. S, M and L are the shapes of peer_shapes.py with random weights; pocket has its own weights. The gate: every
-step is recorded, and its best tokens are those of a pass without pages.
+step is recorded, and its best tokens are those of a pass without pages that rounds keys and values as pages do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from common import emit
 from ridgeline import LLM
 from ridgeline.engine import Engine
 from ridgeline.runtime.padding import OFTEN
-from ridgeline.runtime.step import DenseStep
 from ridgeline.sched.work import PageDelta, StepPlan, Work
 from ridgeline.settings import EngineOptions, resolve
 
@@ -71,7 +70,7 @@ class Steps:
     def wanted(self, drafts: int) -> list[int]:
         rows: list[int] = []
         for ids in self._ids:
-            step = DenseStep.build([ids[: self._context + 1 + drafts]], self._loaded.table.memory)
+            step = self._loaded.dense_step([ids[: self._context + 1 + drafts]])
             logits = self._loaded.model.logits(self._loaded.model.forward(step))
             rows += np.asarray(logits)[self._context :].argmax(1).tolist()
         return rows
