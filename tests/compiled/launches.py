@@ -21,7 +21,7 @@ from ridgeline.ops.api import (
     SequenceBucket,
     Weights,
 )
-from ridgeline.ops.draws import DRAW_WORDS
+from ridgeline.ops.draws import DRAW_WORDS, TRIAL_WORDS
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory
 from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock, RecurrentBlock
 from ridgeline.ops.triton.backend import TritonBackend
@@ -29,7 +29,7 @@ from ridgeline.ops.triton.latent import paged_latent_attention
 from ridgeline.ops.triton.packing import pack_codes, pack_plain
 from ridgeline.ops.triton.paged import paged_attention
 from ridgeline.ops.triton.products import product_of
-from ridgeline.ops.triton.tokens import Normalizer, best, draw, write_pages
+from ridgeline.ops.triton.tokens import Normalizer, accept, best, draw, write_pages
 from ridgeline.quant import StoredLinear
 from ridgeline.runtime.again import Again, sizes
 from ridgeline.runtime.again import segments as segments_of
@@ -123,6 +123,8 @@ def rows() -> list[Launched]:
     best(recorder)(meta(8, 128256))
     for ids in (None, meta(128256, dtype=integers)):
         draw(recorder)(meta(8, 128256), meta(8 * DRAW_WORDS, dtype=integers), ids)
+    trials = meta(8 * TRIAL_WORDS, dtype=integers)
+    accept(recorder)(meta(8, 128256), meta(8 * DRAW_WORDS, dtype=integers), trials)
     return recorder.launches
 
 

@@ -33,6 +33,7 @@ def label(launched: Launched) -> str:
     more += ["rounded to int8"] if given.get("ROUNDS") else []
     more += ["layer norm"] if given.get("IS_LAYER") else []
     more += ["token ids"] if given.get("HAS_IDS") else []
+    more += ["drafts"] if given.get("HAS_TRIALS") else []
     return ", ".join(["8 tokens", *more])
 
 
@@ -68,7 +69,9 @@ def main() -> None:
         for name, format in (("bfloat16", PLAIN), ("int4-128", format_of("int4-128"))):
             launches = l.experts(MoE(128, 8, 768), 2048, format, tokens)
             cases += [
-                (f"128 experts in {name}, {tokens:,} tokens", x) for x in launches if name_of(x) in EXPERT_KERNELS
+                (f"128 experts in {name}, {tokens:,} tokens{', down' * bool(x.arguments.get('IS_DOWN'))}", x)
+                for x in launches
+                if name_of(x) in EXPERT_KERNELS
             ]
     for name, (mixer, width, _) in MIXERS.items():
         for shape, step in (((8, 1), "8 sequences, 1 token each"), ((1, 512), "512 tokens")):

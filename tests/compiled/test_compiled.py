@@ -130,7 +130,7 @@ def test_the_input_of_latents(target: GPUTarget) -> None:
 
 QWEN3 = MoE(128, 8, 768)
 GROUPED = MoE(160, 6, 1536, normalize=False, groups=ExpertGroups(8, 3, "best"), scale=16.0)
-EXPERT_KERNELS = {"choose_experts", "sort_visits", "expert_product", "sum_visits"}
+EXPERT_KERNELS = {"choose_experts", "sort_visits", "expert_product"}
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ EXPERT_KERNELS = {"choose_experts", "sort_visits", "expert_product", "sum_visits
 )
 def test_experts(case: MoE, width: int, name: str, tokens: int, target: GPUTarget) -> None:
     launches = l.experts(case, width, PLAIN if name == "auto" else format_of(name), tokens)
-    assert len(launches) == (9 if name.startswith("int") and tokens > 8 else 7)
+    assert len(launches) == (8 if name.startswith("int") and tokens > 8 else 6)
     for launched in {str(launched.key): launched for launched in launches}.values():
         kernel, unit = launched.kernel.fn.__name__, None
         if kernel == "expert_product":

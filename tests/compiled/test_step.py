@@ -19,7 +19,8 @@ from interpreted.steps import Paged, llama
 from ridgeline.cost import memory
 from ridgeline.ops import api
 from ridgeline.ops.draws import DRAW_WORDS
-from ridgeline.spec import Attention, GatedMLP, LatentAttention, Layer, RMSNorm, Weight
+from ridgeline.spec import S4, S4D, Attention, GatedMLP, LatentAttention, Layer, RMSNorm, Weight
+from ridgeline.spec.groups import state_groups
 from ridgeline.spec.storage import HALVES, StateDType, Storage
 from ridgeline.spec.workspace import StepSize
 
@@ -90,6 +91,18 @@ def test_the_plan_counts_the_scratch_of_latents(heads: int, tokens: int, sequenc
     assert 4 * attended.arguments["parts"].numel() <= counted
     results = sum(launched.arguments["out"].numel() for launched in launches[:2])
     assert results == tokens * memory._absorbed(spec)
+
+
+@pytest.mark.parametrize("case", [S4(1024, 64), S4D(1024, 64)], ids=["S4", "S4D"])
+def test_the_plan_counts_the_coefficients_of_state_spaces(case: S4 | S4D) -> None:
+    launches = l.recurrent(case, 1024, 8, 1)
+    (scan,) = (x for x in launches if x.kernel.fn.__name__ == "state_space_scan")
+    assert scan.arguments["terms"].numel() == case.derived_numbers()
+    specs = [replace(llama(1024, 1, 2, 2, 64, 64, 100), layers=(Layer(case, None, RMSNorm()),) * n) for n in (1, 3)]
+    one, three = (
+        memory.Workspace(spec, state_groups(spec, page_tokens=16), on_cpu=False).bytes(8, 8, 64) for spec in specs
+    )
+    assert three - one >= 2 * 4 * case.derived_numbers()
 
 
 def test_a_decode_step_reads_nothing_and_starts_few_kernels() -> None:

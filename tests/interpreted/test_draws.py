@@ -1,4 +1,4 @@
-"""Draws take the tokens of the definition in numpy (ops/draws.py), in the interpreter."""
+"""Draws and accepted drafts are those of the definition in numpy (ops/draws.py), in the interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from interpreted.guarded import interpreted, nightly, reference
 from interpreted.tape import taped
 from ridgeline.ops import api
-from ridgeline.ops.draws import Draw, pack_draws
+from ridgeline.ops.draws import Draw, Trial, pack_draws, pack_trials
 from ridgeline.ops.noise import gumbel
 from ridgeline.ops.triton import tokens
 
@@ -111,6 +111,74 @@ def test_an_unfiltered_draw_is_the_largest_sum_of_score_and_noise() -> None:
     for key in ((0, 0, 0, 0), (2**64 - 1,) * 4, (1, 2, 3, 2**63), (2**63, 2**33, 5, 6)):
         sums = logits[0].numpy().astype(np.float64) / 0.5 + gumbel(key, ids.numpy())
         assert check(logits, [Draw(key, 0.5)], ids) == [int(sums.argmax())]
+
+
+def drafted(rows: int, vocabulary: int) -> torch.Tensor:
+    """Return logits of some likely tokens among others."""
+    rng, likely = np.random.default_rng(vocabulary), min(vocabulary, 12)
+    logits = np.full((rows, vocabulary), -7, np.float32)
+    for row in logits:
+        row[rng.choice(vocabulary, likely, replace=False)] = rng.normal(size=likely)
+    return torch.from_numpy(logits)
+
+
+def siblings_of(logits: torch.Tensor, count: int, number: int, is_typical: bool) -> list[tuple[int, float]]:
+    """Return drafts for one position, and the numbers that decide: they lie close to what decides them.
+
+    Rejection sampling rejects the first ones, of which the second repeats the first, and accepts or rejects the last
+    one, by `number`. Typical acceptance rejects all but the last one.
+    """
+    p = logits.double().softmax(0).numpy()
+    order = (-p).argsort()
+    if is_typical:
+        least = min(0.09, 0.3 * np.exp((p * np.log(p)).sum()))
+        below = [int(token) for token in order if p[token] <= least] or [0]
+        tokens = [*below[1 : count - 1], below[0], int(order[number % 4])]
+        return [(token, 0.0) for token in tokens[-count:]] if count else []
+    tokens = [int(order[number % 3]), *order.tolist(), *order.tolist()][:count]
+    tokens[1:2] = tokens[:1] * len(tokens[1:2])
+    found = list[tuple[int, float]]()
+    for i, token in enumerate(tokens):
+        share = 0.0 if token in tokens[:i] else p[token] / p[[t for t in range(len(p)) if t not in tokens[:i]]].sum()
+        found.append((token, float(share * (0.98 if i == len(tokens) - 1 and number % 2 else 1.02))))
+    return found
+
+
+def tried(logits: torch.Tensor, parents: list[int], begin: int) -> list[Draw]:
+    """Return draws of the rows of a work with drafts. Some works have filters, and some have typical acceptance."""
+    trials, is_typical = [Trial()] * len(logits), begin % 7 < 3
+    for node in range(-1, len(parents)):
+        siblings = [i for i, parent in enumerate(parents) if parent == node]
+        drafts = siblings_of(logits[node + 1], len(siblings), begin + node, is_typical)
+        for child, after, draft in zip(siblings, [*siblings, None][1:] if siblings else [], drafts, strict=False):
+            trials[child + 1] = Trial(0, 0 if after is None else after - child, draft[0], False, draft[1])
+        if siblings:
+            trials[node + 1] = trials[node + 1]._replace(first=siblings[0] - node, is_typical=is_typical)
+    kept = [FILTERS[(begin + i) % 7 if begin % 4 == 1 else 0] for i in range(len(trials))]
+    return [draw_of(begin + i, 1.0, kept[i])._replace(trial=trial) for i, trial in enumerate(trials)]
+
+
+@pytest.mark.parametrize("vocabulary", [100, *nightly((63,), (1_000,))])
+def test_drafts_are_accepted_as_by_the_definition(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains and trees, by rejection sampling and typical acceptance, in one batch. Some rows are greedy or broken."""
+    monkeypatch.setattr(tokens, "BEST_BLOCK", 128)
+    monkeypatch.setattr(tokens, "DRAW_BLOCK", 64)
+    logits, draws = drafted(72, vocabulary), list[Draw]()
+    for parents in ([-1, -1, -1, -1], [-1, 0, 1, 2], [-1, -1, -1, 0, 0, 0], []) * 4:
+        begin = len(draws)
+        draws += tried(logits[begin : begin + len(parents) + 1], parents, begin)
+    draws[1] = draws[1]._replace(temperature=0.0)
+    logits[13] = float("nan")
+    given = logits[: len(draws)], *(torch.from_numpy(pack(draws).copy()) for pack in (pack_draws, pack_trials))
+    found, top = TABLE.primitive(api.ACCEPT)(*given)
+    wanted, best = REFERENCE.primitive(api.ACCEPT)(*given)
+    assert TABLE.choose(api.ACCEPT).backend == "triton"
+    assert found.tolist() == wanted.tolist()
+    assert torch.equal(top.nan_to_num(99), best.nan_to_num(99))
+    plain = REFERENCE.primitive(api.DRAW)(*given[:2], None)[0]
+    assert (plain != found).sum() > 5, "drafts that are tried change tokens"
+    with pytest.raises(ValueError, match=f"4 numbers of trials for {len(draws)} rows; each row has 5"):
+        TABLE.primitive(api.ACCEPT)(*given[:2], given[2][:4])
 
 
 def test_draws_are_recorded() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from interpreted import engines
 from interpreted.engines import Answers, on_host, on_tape, request, serve
+from interpreted.guarded import nightly
 from interpreted.steps import llama
 from interpreted.tape import Memory, Tape, taped
 from ridgeline.engine import Engine
@@ -24,6 +25,7 @@ from ridgeline.runtime.graphs import DecodeGraphs
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.padding import Tokens
 from ridgeline.runtime.sampling import Sampling
+from ridgeline.sample.rejection import Distribution
 from ridgeline.sched.work import LAST, StepPlan
 from ridgeline.spec import Attention, GatedMLP, Layer, Mamba2, ModelSpec, RMSNorm, Rope
 from ridgeline.spec.request import BeamSearchParams, Params, SamplingParams
@@ -140,20 +142,32 @@ def test_rows_that_the_device_samples_do_not_wait_for_those_of_the_host(
     assert watched.late >= 3 and watched.is_apart
 
 
-@pytest.mark.parametrize(("acceptance", "parents"), [("same", ()), ("same", (-1, -1, 1, 1)), ("rejection", ())])
+TREE = -1, -1, 1, 1
+FLAT = Distribution(np.arange(VOCABULARY), np.full(VOCABULARY, 1 / VOCABULARY))
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "parents", "has_q"),
+    [
+        ("same", (), False), ("same", TREE, False), ("rejection", TREE, False), ("typical", (), False),
+        *nightly(("rejection", (), False), ("typical", TREE, True), ("rejection", (), True)),
+    ],
+)  # fmt: skip
 def test_drafts_are_verified_on_the_device(
-    acceptance: str, parents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    acceptance: str, parents: tuple[int, ...], has_q: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Recorded steps draw a token after each draft, chain or tree, and the host compares them with the drafts.
 
-    The tokens are those that the host accepts. Where acceptance is not "same", it needs the logits of drawn rows.
+    The tokens are those that the host accepts. Only rejection sampling of drafts with distributions needs the logits of
+    drawn rows on the host.
     """
     requests, plain = ways_to_draw(6), drawn_on_host()
 
     def drafts(answer: tuple[int, int], known: int) -> Drafts:
         right, other = [*plain[answer][known:], 0, 0, 0], (plain[answer][0] + known) % VOCABULARY
         chain = [right[0], right[1], other, other]
-        return Drafts([other, right[0], other, right[1]] if parents else chain, parents=parents)
+        q = [FLAT] * 4 if has_q else None
+        return Drafts([other, right[0], other, right[1]] if parents else chain, q, parents)
 
     def run(running: Engine) -> Answers:
         return serve(running, requests, every=1, drafts=drafts)
@@ -169,8 +183,8 @@ def test_drafts_are_verified_on_the_device(
     monkeypatch.setattr(GpuDriver, "fetch", watched)
     monkeypatch.setattr(Memory, "get", lambda self, array: pytest.fail("the host waits for logits in a step"))
     assert run(running) == wanted
-    assert (VOCABULARY in read) == (acceptance != "same")
-    assert running.stats().accepted_tokens > (5 if acceptance == "same" else 2)
+    assert (VOCABULARY in read) == (has_q and acceptance == "rejection")
+    assert running.stats().accepted_tokens > (5 if acceptance == "same" else 1)
     assert running.stats().unrecorded is None
     assert any(tokens > n for n, tokens, _ in running._runner.graphs._graphs)
 

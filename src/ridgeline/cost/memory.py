@@ -62,6 +62,7 @@ class Workspace:
         self._drafts, self._on_cpu = drafts, on_cpu
         mixers = [layer.mixer for layer in spec.layers if layer.mixer]
         self._kept = FLOAT * drafts * sum(mixer.draft_numbers(spec.hidden_size) for mixer in mixers)
+        self._derived = FLOAT * sum(mixer.derived_numbers() for mixer in mixers)
         of_layer = {slot.layer: group for group in groups for slot in group.slots}
         self._layers = {
             (layer.mixer, layer.mlp, of_layer.get(spec.state_layer(i))): None for i, layer in enumerate(spec.layers)
@@ -80,7 +81,7 @@ class Workspace:
         rotaries = FLOAT * size.tokens * self._rotary_dims
         floats = stream + rotaries + max(layers, _head(size, self._spec))
         forward = self._wider * floats + _layouts(size, self._groups)
-        held = LIBRARY_BYTES + _tables(size, self._groups) + self._wider * self._kept * size.rows
+        held = LIBRARY_BYTES + self._derived + _tables(size, self._groups) + self._wider * self._kept * size.rows
         held += _late_logits(size, self._spec)
         if self._on_cpu and not any(group.snapshot for group in self._groups):
             held += _recorded(size, self._spec, self._groups)

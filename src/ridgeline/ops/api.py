@@ -271,6 +271,9 @@ BEST: Op[Callable[[Array], tuple[Array, Array]]] = Op("best", "primitive")
 # (logits [n, vocabulary], draws [n * DRAW_WORDS] (draws.py), token ids [vocabulary] or None) -> indices [n] of the
 # logits that are drawn, and the largest logits [n] [no case]
 DRAW: Op[Callable[[Array, Array, Array | None], tuple[Array, Array]]] = Op("draw", "primitive")
+# (logits [n, vocabulary], draws [n * DRAW_WORDS], trials [n * TRIAL_WORDS] (draws.py)) -> tokens [n]: the first draft
+# of a row that is accepted, or else the token that is drawn; and the largest logits [n] [no case]
+ACCEPT: Op[Callable[[Array, Array, Array], tuple[Array, Array]]] = Op("accept", "primitive")
 
 # ---- stages: they begin with the residual sum and the norm, and end before the point of a tensor-parallel reduce, a
 # post-norm or a capture ------------------------------------------------------------------------------------------
@@ -317,7 +320,7 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR, QUANTIZED_ROWS,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
-    DELTA_RULE, NORM_GATE, DECODE_LAYOUT, KNOWN_TOKENS, KEEP_TOKENS, BEST, DRAW,
+    DELTA_RULE, NORM_GATE, DECODE_LAYOUT, KNOWN_TOKENS, KEEP_TOKENS, BEST, DRAW, ACCEPT,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (
     ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, PRODUCT, EXPERT_BLOCK, MLP_BLOCK,

@@ -17,7 +17,7 @@ from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Buckets, PagedLayout, Segments, SequenceBucket, SnapshotLayout
-from ridgeline.ops.draws import DRAW_WORDS, Draw, pack_draws
+from ridgeline.ops.draws import DRAW_WORDS, TRIAL_WORDS, Draw, pack_draws, pack_trials
 from ridgeline.ops.driver import Recorded, Recorder, Sizes
 from ridgeline.runtime.again import Again, numbers, sizes
 from ridgeline.runtime.again import segments as segments_of
@@ -28,6 +28,7 @@ from ridgeline.runtime.layout import Slices
 from ridgeline.runtime.padding import Shapes, Tokens
 from ridgeline.runtime.sampled import SampledTokens
 from ridgeline.runtime.step import PagedStep
+from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.groups import StateGroup
 
 NOTHING = Sizes((0,), 0, 0, 0)  # of a device that records nothing
@@ -66,8 +67,9 @@ class Inputs(NamedTuple):
     starts: position of each sequence's first token. last: index of its last token among the T tokens. A step of one
     token each has its positions as `starts`, and the other two never change. slots, paths: slot and path
     of each token, if drafts form trees (api.PagedLayout); None: they are chains. draws: how the token after each one is
-    sampled, [T * DRAW_WORDS]; None: the best token of each row is taken. before, fresh: for recurrent layers, the
-    position of the token before the first one, and whether there is none.
+    sampled, [T * DRAW_WORDS]; None: the best token of each row is taken. trials: the drafts that are tried before,
+    [T * TRIAL_WORDS]; None: none. before, fresh: for recurrent layers, the position of the token before the first one,
+    and whether there is none.
     """
 
     rows: Array
@@ -80,6 +82,7 @@ class Inputs(NamedTuple):
     slots: Array | None = None
     paths: Array | None = None
     draws: Array | None = None
+    trials: Array | None = None
     before: Array | None = None
     fresh: Array | None = None
 
@@ -114,6 +117,7 @@ class Passes:
         self._arena, self._drafts = arena, drafts
         self._layout = table.primitive(api.DECODE_LAYOUT)
         self.best, self.draw = table.primitive(api.BEST), table.primitive(api.DRAW)
+        self.accept = table.primitive(api.ACCEPT)
         self.sizes = table.driver.sizes if table.driver else NOTHING
         lines = page_tables[0].shape[0]
         self.most, self.most_tokens = min(lines, self.sizes.sequences[-1]), self.sizes.tokens
@@ -133,7 +137,7 @@ class Passes:
 
         again: for recurrent layers in a step with drafts, or with accepted drafts that run again.
         """
-        rows, tokens, positions, frequency_rows, starts, lengths, last, given, paths, _, before, fresh = inputs
+        rows, tokens, positions, frequency_rows, starts, lengths, last, given, paths, _, _, before, fresh = inputs
         slots_at, n, kept, segments = positions if given is None else given, slices.rows.size, None, None
         each = self.recorder.first(self.single[1], n)
         if again is not None:
@@ -184,12 +188,14 @@ class DecodeGraphs:
     """Holds recorded decode steps of one engine, by their numbers of sequences and tokens.
 
     tap: takes features from each step; None if nobody reads any. sampled: holds the tokens that steps sample, where the
-    device runs ahead of the host; a step without drafts then keeps the token of each row there.
+    device runs ahead of the host; a step without drafts then keeps the token of each row there. acceptance: how drafts
+    are accepted.
     """
 
     def __init__(
         self, model: Model, table: OpsTable, groups: Sequence[StateGroup], arena: Layers, drafts: DraftInputs,
         page_tables: Sequence[Array], tap: Tap | None = None, sampled: SampledTokens | None = None,
+        acceptance: Acceptance = "same",
     ) -> None:  # fmt: skip
         self._model, self._tap, self._sampled = model, tap, sampled
         constants = [*model.constants(), *([tap.kept.array] if tap else ())]
@@ -205,6 +211,8 @@ class DecodeGraphs:
             self._tree = recorder.input(tokens), recorder.words(tokens)
             self._kept = recorder.input(tokens)
             self._draws = recorder.words(max(most, tokens) * DRAW_WORDS)
+            tries = sampled is not None and acceptance != "same"
+            self._trials = recorder.words(max(most, tokens) * TRIAL_WORDS) if tries else None
             self._states = (recorder.input(most), recorder.input(most)) if self._passes.has_states else None
             if self._states and sampled is not None and drafts.num_drafts:
                 self._again = Again(*(recorder.input(size) for size in sizes(most, most + tokens, drafts.num_drafts)))
@@ -281,6 +289,8 @@ class DecodeGraphs:
             inputs = inputs._replace(slots=slots, paths=paths)
         if self._sampled is not None:
             inputs = inputs._replace(draws=passes.recorder.first(self._draws, total * DRAW_WORDS))
+            if self._trials is not None and total > n:
+                inputs = inputs._replace(trials=passes.recorder.first(self._trials, total * TRIAL_WORDS))
         if self._states is not None:
             before, fresh = (passes.recorder.first(x, n) for x in self._states)
             inputs = inputs._replace(before=before, fresh=fresh)
@@ -303,13 +313,7 @@ class DecodeGraphs:
             if tap and places is not None:
                 tap.kept.write(places, tap.features(stream))
             logits = self._model.logits(stream)
-            if self._sampled is None or inputs.draws is None:
-                best, best_logits = passes.best(logits)
-            else:
-                best, best_logits = passes.draw(logits, inputs.draws, None)
-                if n == total:
-                    self._sampled.keep(inputs.rows, best)
-            made = [logits, best, best_logits, stream.residual]
+            made = [logits, *self._take(logits, inputs, keeps=n == total), stream.residual]
             return made if stream.delta is None else [*made, stream.delta]
 
         found = passes.record(work)
@@ -324,6 +328,17 @@ class DecodeGraphs:
         make_room(self._graphs, total, passes.sizes)
         self._graphs[n, total, kind] = _Graph(inputs, again, places, made, found.run)
         return made
+
+    def _take(self, logits: Array, inputs: Inputs, *, keeps: bool) -> tuple[Array, Array]:
+        """Return the token of each row and its largest logit. keeps: the next step begins with these tokens."""
+        if self._sampled is None or inputs.draws is None:
+            return self._passes.best(logits)
+        if inputs.trials is not None:
+            return self._passes.accept(logits, inputs.draws, inputs.trials)
+        tokens, top = self._passes.draw(logits, inputs.draws, None)
+        if keeps:
+            self._sampled.keep(inputs.rows, tokens)
+        return tokens, top
 
     def _known(self, inputs: Inputs) -> Inputs:
         """Return the inputs with tokens in place of LAST."""
@@ -363,7 +378,10 @@ def fill(
     if frequency_rows is not None:
         assign(inputs.frequency_rows, frequency_rows)
     if inputs.draws is not None:
-        assign(inputs.draws, pack_draws([*draws, *[Draw()] * (len(rows) - len(draws))]))
+        every = [*draws, *[Draw()] * (len(rows) - len(draws))]
+        assign(inputs.draws, pack_draws(every))
+        if inputs.trials is not None:
+            assign(inputs.trials, pack_trials(every))
 
 
 def make_room(graphs: MutableMapping[tuple[Any, ...], Any], tokens: int, sizes: Sizes) -> None:

@@ -15,7 +15,7 @@ from ridgeline.nn.model import Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, PagedLayout, SnapshotLayout
-from ridgeline.ops.draws import Draw, pack_draws
+from ridgeline.ops.draws import Draw, pack_draws, pack_trials
 from ridgeline.runtime.arena import Arena, Bytes
 from ridgeline.runtime.drafter import Place
 from ridgeline.runtime.drafts import DraftInputs
@@ -159,7 +159,7 @@ class DeviceRunner:
         mirrors = self._mirrors.arrays if self._mirrors else self._tables
         runs_ahead = self._driver is not None and self._driver.runs_ahead
         self._sampled = SampledTokens(lines, loaded.table) if runs_ahead else None
-        self._draw = loaded.table.primitive(api.DRAW)
+        self._draw, self._accept = loaded.table.primitive(api.DRAW), loaded.table.primitive(api.ACCEPT)
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
         self._num_host_pages = num_host_pages[0]
         self._last, self._acceptance = np.full(max_seqs, LAST if runs_ahead else 0), acceptance
@@ -174,7 +174,7 @@ class DeviceRunner:
             self.drafter = open_drafter(draft, loaded.model, place)
         self._tap = None if self.drafter is None else self.drafter.tap
         self.graphs = DecodeGraphs(
-            loaded.model, loaded.table, groups, self.arena, self._inputs, mirrors, self._tap, self._sampled
+            loaded.model, loaded.table, groups, self.arena, self._inputs, mirrors, self._tap, self._sampled, acceptance
         )
         self._thread = ThreadPoolExecutor(1, "ridgeline-runner") if threaded and not runs_ahead else None
         self._open: set[Future[Computed]] = set()  # steps that the thread has not finished
@@ -270,7 +270,7 @@ class DeviceRunner:
 
     def _run(self, plan: StepPlan, sampling: Sampling) -> Computed:
         step = Computed(plan, [NOTHING] * len(plan.works), sampling.q)
-        ahead = {} if self._sampled is None else sampled_ahead(plan.works, sampling.rows, self._acceptance)
+        ahead = {} if self._sampled is None else sampled_ahead(plan.works, sampling.rows, self._acceptance, sampling.q)
         forward = self.forward(plan, ahead)
         if forward is None:
             return step
@@ -334,8 +334,12 @@ class DeviceRunner:
         if forward.decoded is not None:
             ids, tops = forward.decoded.best, forward.decoded.best_logits
         else:
-            draws = self._memory.integers(pack_draws(draw for each in ahead.values() for draw in each))
-            ids, tops = self._draw(forward.on_device(at), draws, None)
+            each = [draw for draws in ahead.values() for draw in draws]
+            logits, words = forward.on_device(at), self._memory.integers(pack_draws(each))
+            if any(draw.trial.first for draw in each):
+                ids, tops = self._accept(logits, words, self._memory.integers(pack_trials(each)))
+            else:
+                ids, tops = self._draw(logits, words, None)
             if len(at) == len(chosen):  # after drafts the host collects the step before it submits another one
                 self._sampled.keep(self._memory.integers(np.array([works[i].row for i in chosen])), ids)
             at = np.arange(len(at))

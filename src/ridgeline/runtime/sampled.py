@@ -12,11 +12,11 @@ from ridgeline.ops.draws import Draw
 from ridgeline.ops.driver import Fetched
 from ridgeline.runtime.layout import Ints
 from ridgeline.runtime.sampling import best_results
-from ridgeline.sample.acceptance import draw_ahead
+from ridgeline.sample.acceptance import draw_ahead, draw_verified
+from ridgeline.sample.rejection import Distribution
 from ridgeline.sample.sampler import Best, SampleRow
 from ridgeline.sched.work import Result, Work
 from ridgeline.spec.acceptance import Acceptance
-from ridgeline.spec.trees import depths
 
 
 class SampledTokens:
@@ -57,17 +57,21 @@ class Ahead:
 
 
 def sampled_ahead(
-    works: Sequence[Work], rows: Sequence[SampleRow | None], acceptance: Acceptance
+    works: Sequence[Work],
+    rows: Sequence[SampleRow | None],
+    acceptance: Acceptance,
+    q: Mapping[int, Sequence[Distribution]],
 ) -> dict[int, list[Draw]]:
     """Return how the device samples works, by their index, and no works that only the host samples.
 
     There is a draw for each row of logits of a work: of its last known token, and of each draft. A draft is accepted if
-    its token is what was drawn at its position. acceptance: how drafts are accepted.
+    its token is what was drawn at its position. acceptance: how drafts are accepted. q: the distributions that drafts
+    were drawn from, by the index of the work: rejection sampling with them needs the host, which has them.
     """
     pairs = enumerate(zip(works, rows, strict=True))
     return {
         i: draws for i, (work, row) in pairs
-        if work.sample and row is not None and (draws := _draws(work, row, acceptance)) is not None
+        if work.sample and row is not None and (draws := _draws(work, row, acceptance, i in q)) is not None
     }  # fmt: skip
 
 
@@ -76,11 +80,11 @@ def is_drawn(row: SampleRow) -> bool:
     return row.edits is None and row.params.logprobs is None and draw_ahead(row, "same", 0) is not None
 
 
-def _draws(work: Work, row: SampleRow, acceptance: Acceptance) -> list[Draw] | None:
-    """Return a draw for each row of a work; None if the host must sample it. row: at the first of them."""
-    is_random = row.params.temperature > 0
-    if not is_drawn(row) or (work.num_draft and acceptance != "same" and is_random):
+def _draws(work: Work, row: SampleRow, acceptance: Acceptance, has_q: bool) -> list[Draw] | None:
+    """Return a draw for each row of a work; None if the host must sample it. row: at the first of them.
+
+    has_q: its drafts have distributions.
+    """
+    if not is_drawn(row) or (has_q and acceptance == "rejection" and row.params.temperature > 0):
         return None
-    levels = depths(work.parents) if work.parents else range(work.num_draft)
-    draws = [draw_ahead(row, "same", count) for count in (0, *(level + 1 for level in levels))]
-    return [draw for draw in draws if draw is not None]
+    return draw_verified(row, work.tokens[len(work.tokens) - work.num_draft :], work.parents, acceptance)

@@ -15,7 +15,7 @@ from math import isfinite
 import numpy as np
 
 from ridgeline.errors import RequestError
-from ridgeline.ops.draws import LEAST_TEMPERATURE, Draw
+from ridgeline.ops.draws import LEAST_TEMPERATURE, NO_TRIAL, Draw
 from ridgeline.ops.noise import gumbel
 from ridgeline.sample.drawing import draw
 from ridgeline.sample.filters import keep_min_p, keep_top_k, keep_top_p
@@ -25,6 +25,7 @@ from ridgeline.sample.rejection import Distribution, Draft, choose, draw_sibling
 from ridgeline.sample.sampler import BROKEN, Pick, SampleRow, distribution, draw_index, sample
 from ridgeline.sample.tree import best
 from ridgeline.spec.acceptance import Acceptance
+from ridgeline.spec.trees import ROOT, children, depths
 
 # The filters of the op DRAW.
 _OF_DRAW = frozenset({keep_top_k, keep_top_p, keep_min_p})
@@ -142,3 +143,34 @@ def draw_ahead(row: SampleRow, acceptance: Acceptance, count: int) -> Draw | Non
         return None
     key = row.noise.key(row.position + count, PURPOSE_SAMPLE)
     return Draw(key, params.temperature, max(params.top_k, 0), params.top_p, params.min_p)
+
+
+def draw_verified(
+    row: SampleRow, drafts: Sequence[int], parents: Sequence[int], acceptance: Acceptance
+) -> list[Draw] | None:  # fmt: skip
+    """Return how the op ACCEPT takes the token after a row, and after each of its drafts; None where it cannot.
+
+    Drafts are point masses. parents: the parent of each draft in a tree; (): a chain. With `same`, and for a row that
+    is greedy, no draft is tried, so that the op DRAW does the same.
+    """
+    levels = depths(parents) if parents else range(len(drafts))
+    draws = [draw_ahead(row, "same", count) for count in (0, *(level + 1 for level in levels))]
+    known = [draw for draw in draws if draw is not None]
+    if len(known) < len(draws):
+        return None
+    if acceptance == "same" or row.params.temperature == 0:
+        return known
+    trials = [NO_TRIAL] * len(known)
+    for node in range(ROOT, len(drafts)):
+        siblings, depth = children(parents, len(drafts), node), 0 if node == ROOT else levels[node] + 1
+        if not siblings:
+            continue
+        at, noise = row.position + depth, row.noise
+        trials[node + 1] = trials[node + 1]._replace(first=siblings[0] - node, is_typical=acceptance == "typical")
+        if acceptance == "rejection":
+            known[node + 1] = known[node + 1]._replace(key=noise.key(at, PURPOSE_RESIDUAL))
+        for number, child in enumerate(siblings):
+            after = siblings[number + 1] - child if number + 1 < len(siblings) else 0
+            uniform = noise.uniform(at, PURPOSE_ACCEPT, number)
+            trials[child + 1] = trials[child + 1]._replace(following=after, token=drafts[child], uniform=uniform)
+    return [draw._replace(trial=trial) for draw, trial in zip(known, trials, strict=True)]

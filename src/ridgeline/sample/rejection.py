@@ -24,11 +24,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ridgeline.ops.draws import TYPICAL_DELTA, TYPICAL_EPSILON
 from ridgeline.ops.noise import Key, gumbel
 from ridgeline.sample.logits import Floats, Ints, exp_scores
 
-# Typical acceptance (Medusa, arXiv:2401.10774): accept p(d) > min(EPSILON, DELTA exp(-entropy of p)), its defaults.
-TYPICAL_EPSILON, TYPICAL_DELTA = 0.09, 0.3
 SUM_ERROR = 1e-6  # of the probabilities of a distribution that a proposer gives
 
 

@@ -117,6 +117,10 @@ class Mixer(ABC):
         """Return the numbers that are kept of each draft token, to compute the state again if drafts are rejected."""
         return 0
 
+    def derived_numbers(self) -> int:
+        """Return the numbers in float32 that kernels keep beside the weights, because only these determine them."""
+        return 0
+
     def cost_key(self) -> Self:
         """Return an equal mixer for all layers that cost the same, without fields that do not change the cost."""
         return self

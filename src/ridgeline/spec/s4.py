@@ -42,6 +42,9 @@ class S4(RecurrentBase):
     def work(self, tokens: int, context: int) -> int:
         return tokens * 10 * self.channels * self.state_size
 
+    def derived_numbers(self) -> int:
+        return 7 * self.channels * self.state_size  # seven complex coefficients of each pair (ops/s4.py)
+
     def cut(self) -> Cut:
         return Cut(0, self.channels)
 
@@ -74,6 +77,9 @@ class S4D(RecurrentBase):
 
     def work(self, tokens: int, context: int) -> int:
         return tokens * 4 * self.channels * self.state_size
+
+    def derived_numbers(self) -> int:
+        return 3 * self.channels * self.state_size  # three complex coefficients of each pair
 
     def cut(self) -> Cut:
         return Cut(0, self.channels)

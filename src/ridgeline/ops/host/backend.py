@@ -11,7 +11,7 @@ import numpy as np
 from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, Memory, Op, Weights
-from ridgeline.ops.draws import draw
+from ridgeline.ops.draws import accept, draw
 from ridgeline.ops.driver import Driver
 from ridgeline.ops.host import attention as a
 from ridgeline.ops.host import delta, latent, quant, s4, stored
@@ -26,7 +26,7 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: p.multiply,
     api.DECODE_LAYOUT: p.decode_layout, api.KNOWN_TOKENS: p.known_tokens, api.KEEP_TOKENS: p.keep_tokens,
-    api.BEST: p.best, api.DRAW: draw,
+    api.BEST: p.best, api.DRAW: draw, api.ACCEPT: accept,
     api.QUANTIZED_ROWS: quant.rows, api.ROUND_BF16: quant.round_bf16,
 }  # fmt: skip
 _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {

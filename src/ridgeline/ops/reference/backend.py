@@ -33,7 +33,7 @@ _PLAIN = {
     api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: r.multiply,
     api.DECODE_LAYOUT: p.decode_layout, api.KNOWN_TOKENS: p.known_tokens, api.KEEP_TOKENS: p.keep_tokens,
-    api.BEST: p.best, api.DRAW: p.draw, api.ROUND_BF16: quant.round_bf16,
+    api.BEST: p.best, api.DRAW: p.draw, api.ACCEPT: p.accept, api.ROUND_BF16: quant.round_bf16,
 }  # fmt: skip
 _BY_CASE = {
     api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,

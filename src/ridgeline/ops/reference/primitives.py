@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.ops.api import DenseKeyValues, Expert, Rotary
+from ridgeline.ops.draws import accept as accepted
 from ridgeline.ops.draws import draw as drawn
 from ridgeline.ops.reference.stored import as_floats
 from ridgeline.spec import (
@@ -200,6 +201,11 @@ def best(logits: Tensor) -> tuple[Tensor, Tensor]:
 def draw(logits: Tensor, draws: Tensor, token_ids: Tensor | None) -> tuple[Tensor, Tensor]:
     ids = None if token_ids is None else token_ids.cpu().numpy()
     found = drawn(logits.float().cpu().numpy(), draws.cpu().numpy(), ids)
+    return tuple(torch.from_numpy(x).to(logits.device) for x in found)
+
+
+def accept(logits: Tensor, draws: Tensor, trials: Tensor) -> tuple[Tensor, Tensor]:
+    found = accepted(logits.float().cpu().numpy(), draws.cpu().numpy(), trials.cpu().numpy())
     return tuple(torch.from_numpy(x).to(logits.device) for x in found)
 
 

@@ -21,7 +21,7 @@ from ridgeline.ops.triton.paged import paged_attention, refuses_attention
 from ridgeline.ops.triton.products import refuses_linear, refuses_together
 from ridgeline.ops.triton.record import GpuDriver
 from ridgeline.ops.triton.stages import TOGETHER, Stage
-from ridgeline.ops.triton.tokens import best, draw, norm, write_pages
+from ridgeline.ops.triton.tokens import accept, best, draw, norm, write_pages
 
 LEAST_CAPABILITY = 8, 0  # older GPUs have no products of bfloat16
 
@@ -44,6 +44,7 @@ PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.WRITE_PAGES: Primitive(never, write_pages),
     api.BEST: Primitive(never, lambda case, launch: best(launch)),
     api.DRAW: Primitive(never, lambda case, launch: draw(launch)),
+    api.ACCEPT: Primitive(never, lambda case, launch: accept(launch)),
     api.READ_STATE: Primitive(never, lambda case, launch: state.read_state),
     api.WRITE_STATE: Primitive(never, lambda case, launch: state.write_state),
     **{op: Primitive(recurrent.refuses_states, make) for op, make in recurrent.RECURRENCES.items()},

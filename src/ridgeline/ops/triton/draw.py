@@ -1,4 +1,4 @@
-"""Kernels that draw a token from each row of logits: the op DRAW (ops/draws.py).
+"""Kernels that draw a token from each row of logits: the ops DRAW and ACCEPT (ops/draws.py).
 
 Tokens are kept by their order: the larger logit comes first, of equal ones the lower index. Each filter keeps the first
 tokens of this order. So a filter is the last token that it keeps, and nothing is sorted. Sums are in float64, and their
@@ -55,6 +55,27 @@ def order_of(x):
 def is_kept(order, index, limit, last):
     """Return whether tokens come before the one with order `limit` and index `last`, or are this token."""
     return (order > limit) | ((order == limit) & (index <= last))
+
+
+@triton.jit
+def least_score(words):
+    """Return the least score that min_p keeps."""
+    min_p = number_of(words, 7)
+    return tl.where(min_p > 0.0, tl.log(tl.where(min_p > 0.0, min_p, 1.0)), float("-inf"))
+
+
+@triton.jit
+def is_tried(trials, first, until, index, TRIAL: tl.constexpr):
+    """Return whether tokens are drafts that are tried from the row `first` on, before the row `until`; -1: to the end.
+
+    trials: TRIAL numbers for each row (ops/draws.py): each draft says how many rows later the next one is.
+    """
+    found, at = index < 0, first
+    while at != until:
+        found = found | (index == tl.load(trials + at * TRIAL + 2))
+        step = tl.load(trials + at * TRIAL + 1)
+        at = tl.where(step > 0, at + step, until)
+    return found
 
 
 @triton.jit
@@ -172,22 +193,24 @@ def cut_rows(
 
 @triton.jit
 def draw_of_parts(
-    logits, draws, tops, cuts, best_ids, best_values, token_ids, part_ids, part_values, ids, arrived, vocabulary,
-    WORDS: tl.constexpr, HAS_IDS: tl.constexpr, PART: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
+    logits, draws, tops, cuts, best_ids, best_values, token_ids, trials, taken, part_ids, part_values, ids, arrived,
+    vocabulary, WORDS: tl.constexpr, TRIAL: tl.constexpr, HAS_IDS: tl.constexpr, HAS_TRIALS: tl.constexpr,
+    PART: tl.constexpr, BLOCK: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """Find the largest sum of score and noise among the kept tokens of one part of one row: part_ids, part_values
     [rows, parts]. The program of a row that ends last finds the largest of the parts: ids [rows].
 
     A row without a temperature, or whose largest logit is not finite, takes its best logit: best_ids, best_values.
+    HAS_TRIALS: a row takes its draft in `taken` [rows], if that is not -1; drafts that rejection sampling rejected are
+    not drawn.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     out = row * tl.num_programs(1) + part
     words = draws + row * WORDS
-    temperature, min_p = number_of(words, 4), number_of(words, 7)
+    temperature, least = number_of(words, 4), least_score(words)
     top = tl.load(tops + row)
     if (temperature > 0.0) & (tl.abs(top) < float("inf")):
         limit, last = tl.load(cuts + row * 2), tl.load(cuts + row * 2 + 1)
-        least = tl.where(min_p > 0.0, tl.log(tl.where(min_p > 0.0, min_p, 1.0)), float("-inf"))
         best, found = tl.full([BLOCK], float("-inf"), tl.float64), tl.full([BLOCK], 0x7FFFFFFF, tl.int32)
         for begin in range(0, PART, BLOCK):
             at = part * PART + begin + tl.arange(0, BLOCK)
@@ -198,6 +221,10 @@ def draw_of_parts(
                 token = tl.load(token_ids + at, mask=inside, other=0)
             score = score_of(x, top, temperature)
             is_open = inside & is_kept(order_of(x), at, limit, last) & (score >= least)
+            if HAS_TRIALS:
+                first = row + tl.load(trials + row * TRIAL)
+                is_rejected = (first > row) & (tl.load(trials + row * TRIAL + 3) == 0)
+                is_open = is_open & (is_tried(trials, tl.where(is_rejected, first, -1), -1, at, TRIAL) == 0)
             total = tl.where(is_open, score + gumbel(token, words), float("-inf"))
             is_better = total > best
             best, found = tl.where(is_better, total, best), tl.where(is_better, at, found)
@@ -215,5 +242,9 @@ def draw_of_parts(
         value = tl.load(part_values + each, mask=inside, other=float("-inf"), cache_modifier=".cg")
         found = tl.load(part_ids + each, mask=inside, other=0x7FFFFFFF, cache_modifier=".cg")
         _, index = first_best(value, found)
-        tl.store(ids + row, index.to(tl.int64))
+        index = index.to(tl.int64)
+        if HAS_TRIALS:
+            accepted = tl.load(taken + row)
+            index = tl.where(accepted >= 0, accepted, index)
+        tl.store(ids + row, index)
         tl.store(arrived + row, 0)

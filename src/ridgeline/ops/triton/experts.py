@@ -15,8 +15,8 @@ from ridgeline.ops.api import Linear, Op, Weights
 from ridgeline.ops.reference.primitives import add
 from ridgeline.ops.reference.recurrent import sigmoid_gate
 from ridgeline.ops.stages import MLPBlock
-from ridgeline.ops.triton.grouped import choose_experts, expert_product, sort_visits, sum_visits
-from ridgeline.ops.triton.launch import Compiled, Launch
+from ridgeline.ops.triton.grouped import choose_experts, expert_product, sort_visits
+from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.packing import ROWS, Packed, refuses_format
 from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import (
@@ -38,7 +38,6 @@ from ridgeline.spec.mlp import ClampedSwiGLU, Ungated
 
 MOST_EXPERTS = 1023  # counts of all experts lie in the registers of one program
 SORT_BLOCK = 1024  # visits that a program sorts at once
-SUM_BLOCK = 1024  # numbers of a token that one program adds up
 
 
 def refuses_route(case: MoE | None) -> str | None:
@@ -121,11 +120,23 @@ class Visits(NamedTuple):
     block_tokens: int
 
 
+class Sums(NamedTuple):
+    """Arrays of the sums of the second product; see `grouped.sum_visits`.
+
+    weights: [T, k] of the results. shared: [T, width] is added to the sums, times sigmoid(gate [T, 1]) if given.
+    """
+
+    weights: Tensor
+    shared: Tensor | None
+    gate: Tensor | None
+    out: Tensor
+
+
 class Experts:
-    """The stage EXPERT_BLOCK: the visits in the order of experts, two products, and the weighted sums."""
+    """The stage EXPERT_BLOCK: the visits in the order of experts, and two products, of which one sums its results."""
 
     def __init__(self, case: MoE, weights: Weights, launch: Launch) -> None:
-        self._case, self._launch = case, launch
+        self._case, self._launch, self._counters = case, launch, Counters()
         names = ("gate", "up") if case.gated else ("up",)
         self._up = stack(list(zip(*(weights.experts[name] for name in names), strict=True)))
         self._down = stack([(matrix,) for matrix in weights.experts["down"]])
@@ -134,22 +145,16 @@ class Experts:
         self, x: Tensor, ids: Tensor, scores: Tensor, shared: Tensor | None = None, gate: Tensor | None = None
     ) -> Tensor:
         """Return the sums [T, width]. shared: [T, width] is added to them, times sigmoid(gate [T, 1]) if given."""
-        tokens, chosen = ids.shape
+        tokens, _ = ids.shape
         x = x if x.stride(-1) == 1 else x.contiguous()
         out = x.new_empty((tokens, self._down.like.rows))
         if not tokens:
             return out
         visits = self._sort(ids)
         inner = x.new_empty((ids.numel(), self._up.like.rows))
-        self._multiply(self._up, x, inner, visits, is_down=False)
+        self._multiply(self._up, x, inner, visits, None)
         results = x.new_empty((ids.numel(), out.shape[1]))
-        self._multiply(self._down, inner, results, visits, is_down=True)
-        self._launch(
-            sum_visits, (tokens, -(-out.shape[1] // SUM_BLOCK)), Compiled(4),
-            results=results, weights=scores.contiguous(), shared=shared, gate=gate, out=out, width=out.shape[1],
-            gate_stride=1 if gate is None else gate.stride(0), CHOSEN=chosen, HAS_SHARED=shared is not None,
-            HAS_GATE=gate is not None, BLOCK=SUM_BLOCK,
-        )  # fmt: skip
+        self._multiply(self._down, inner, results, visits, Sums(scores.contiguous(), shared, gate, out))
         return out
 
     def _sort(self, ids: Tensor) -> Visits:
@@ -167,7 +172,8 @@ class Experts:
         )  # fmt: skip
         return Visits(ids.shape[0], order, table, num_blocks, size)
 
-    def _multiply(self, matrices: Stack, x: Tensor, out: Tensor, visits: Visits, *, is_down: bool) -> None:
+    def _multiply(self, matrices: Stack, x: Tensor, out: Tensor, visits: Visits, sums: Sums | None) -> None:
+        """Multiply: up, or down where results are summed."""
         packed, t, case = matrices.like, matrices.like.tiling, self._case
         is_whole, act = packed.format.activations == "int8", case.activation
         rounds = is_whole and visits.tokens <= ROUNDED_TOKENS
@@ -177,18 +183,24 @@ class Experts:
         # Codes of 4 bits beside tokens that are rounded here need so many registers that three stages spill some.
         compiled = Compiled(2, 2) if rounds and t.kind == "nibbles" else block.compiled
         clamped = act if isinstance(act, ClampedSwiGLU) else None
-        blocks = visits.table.shape[1]
+        blocks, programs = visits.table.shape[1], -(-packed.row_tiles * ROWS // block.rows)
+        # Counters of a power of two of tokens serve all steps of fewer tokens.
+        arrived = None if sums is None else self._counters(power_above(visits.tokens) * programs, x.device)
+        weights, shared, gate, total = sums or (None, None, None, None)
         self._launch(
-            expert_product, (blocks, -(-packed.row_tiles * ROWS // block.rows)), compiled,
+            expert_product, (blocks, programs), compiled,
             x=x, token_scales=token_scales, codes=matrices.codes, scales=matrices.scales,
             zero_points=matrices.zero_points, bias=matrices.bias, out=out, visits=visits.order, table=visits.table,
-            num_blocks=visits.num_blocks, most_blocks=blocks, rows=packed.rows, columns=packed.columns,
-            x_stride=x.stride(0), tiles=packed.tiles, groups=packed.groups, row_tiles=packed.row_tiles,
+            num_blocks=visits.num_blocks, weights=weights, shared=shared, gate=gate, sums=total, arrived=arrived,
+            gate_stride=1 if gate is None else gate.stride(0), most_blocks=blocks, rows=packed.rows,
+            columns=packed.columns, x_stride=x.stride(0), tiles=packed.tiles, groups=packed.groups,
+            row_tiles=packed.row_tiles,
             alpha=clamped.alpha if clamped else 0.0, limit=clamped.limit if clamped else 0.0,
             given=1.0 if input_scale is None else input_scale, CHOSEN=case.num_experts_per_tok, PARTS=matrices.parts,
-            NAME="clamped" if clamped else act.activation if isinstance(act, Ungated) else act, IS_DOWN=is_down,
-            WHOLE=is_whole, KIND=t.kind, LOW=low_of(packed), HAS_ZEROS=matrices.zero_points is not None,
-            HAS_BIAS=matrices.bias is not None, SLICES=slices_of(packed), ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves,
+            NAME="clamped" if clamped else act.activation if isinstance(act, Ungated) else act,
+            IS_DOWN=sums is not None, WHOLE=is_whole, KIND=t.kind, LOW=low_of(packed),
+            HAS_ZEROS=matrices.zero_points is not None, HAS_BIAS=matrices.bias is not None,
+            SLICES=slices_of(packed), ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves,
             GROUP=t.group, UNIT=t.unit, ROUNDS=rounds, HAS_SCALE=input_scale is not None, BLOCK=PEAK_BLOCK,
             BLOCK_T=visits.block_tokens, BLOCK_R=block.rows,
         )  # fmt: skip

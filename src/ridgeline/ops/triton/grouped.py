@@ -156,19 +156,50 @@ def expert_rows(
 
 
 @triton.jit
+def sum_visits(
+    results, weights, shared, gate, sums, arrived, token, is_token, row, rows, gate_stride, CHOSEN: tl.constexpr,
+    HAS_SHARED: tl.constexpr, HAS_GATE: tl.constexpr,
+):  # fmt: skip
+    """Add up the weighted results of the tokens whose last result is stored now: some rows of sums [tokens, rows].
+
+    Each token has a counter of its results for the rows of a program. Results are added in the order of the token's
+    choices, and then the shared expert's, so it does not matter which program is the last one.
+    """
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    counter = arrived + token * tl.num_programs(1) + tl.program_id(1)
+    is_last = is_token & (tl.atomic_add(counter, 1, mask=is_token, sem="acq_rel") == CHOSEN - 1)
+    tl.debug_barrier()  # other threads read what the counted programs stored
+    if tl.max(is_last.to(tl.int32), 0) > 0:
+        inside = (row < rows)[:, None] & is_last[None, :]
+        at = token[None, :] * rows + row[:, None]
+        total = tl.zeros([row.shape[0], token.shape[0]], tl.float32)
+        for i in range(CHOSEN):
+            pair = token * CHOSEN + i
+            found = tl.load(results + pair[None, :] * rows + row[:, None], mask=inside, other=0.0, cache_modifier=".cg")
+            total += tl.load(weights + pair, mask=is_last, other=0.0)[None, :] * found
+        if HAS_SHARED:
+            also = tl.load(shared + at, mask=inside, other=0.0)
+            if HAS_GATE:
+                also *= sigmoid(tl.load(gate + token * gate_stride, mask=is_last, other=0.0))[None, :]
+            total += also
+        tl.store(sums + at, total, mask=inside)
+        tl.store(counter, 0, mask=is_last)
+
+
+@triton.jit
 def expert_product(
-    x, token_scales, codes, scales, zero_points, bias, out, visits, table, num_blocks, most_blocks, rows, columns,
-    x_stride, tiles, groups, row_tiles, alpha, limit, given, CHOSEN: tl.constexpr, PARTS: tl.constexpr,
-    NAME: tl.constexpr, IS_DOWN: tl.constexpr, WHOLE: tl.constexpr, KIND: tl.constexpr, LOW: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+    x, token_scales, codes, scales, zero_points, bias, out, visits, table, num_blocks, weights, shared, gate, sums,
+    arrived, most_blocks, rows, columns, x_stride, tiles, groups, row_tiles, gate_stride, alpha, limit, given,
+    CHOSEN: tl.constexpr, PARTS: tl.constexpr, NAME: tl.constexpr, IS_DOWN: tl.constexpr, WHOLE: tl.constexpr,
+    KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
+    ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
     """Multiply one block of visits with the matrix of its expert, or with its gate and its up matrix, and activate.
 
     x: tokens as floats or, if WHOLE, rounded to int8 with `token_scales`, unless the kernel ROUNDS them itself. Up:
-    visits read their tokens, and results are in the order of visits. Down: they are in the order of pairs again.
-    row_tiles: tiles of rows of one matrix.
+    visits read their tokens, and results are in the order of visits. Down: they are in the order of pairs again, and
+    `sum_visits` adds them up. row_tiles: tiles of rows of one matrix.
     """
     block = tl.program_id(0)
     if block < tl.load(num_blocks):
@@ -209,23 +240,8 @@ def expert_product(
             found = activated(found, NAME)
         target = pair if IS_DOWN else visit
         tl.store(out + target[None, :] * rows + row[:, None], found, mask=(row < rows)[:, None] & is_token[None, :])
-
-
-@triton.jit
-def sum_visits(
-    results, weights, shared, gate, out, width, gate_stride, CHOSEN: tl.constexpr, HAS_SHARED: tl.constexpr,
-    HAS_GATE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Add up the weighted results of one token's experts in the order of its choices; then the shared expert's."""
-    token, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < width
-    total = tl.zeros([BLOCK], tl.float32)
-    for i in range(CHOSEN):
-        pair = token * CHOSEN + i
-        total += tl.load(weights + pair) * tl.load(results + pair * width + at, mask=inside, other=0.0)
-    if HAS_SHARED:
-        also = tl.load(shared + token * width + at, mask=inside, other=0.0)
-        if HAS_GATE:
-            also *= sigmoid(tl.load(gate + token * gate_stride))
-        total += also
-    tl.store(out + token * width + at, total, mask=inside)
+        if IS_DOWN:
+            sum_visits(
+                out, weights, shared, gate, sums, arrived, pair // CHOSEN, is_token, row, rows, gate_stride, CHOSEN,
+                shared is not None, gate is not None,
+            )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Primitives over rows: NORM, WRITE_PAGES, BEST and DRAW."""
+"""Primitives over rows: NORM, WRITE_PAGES, BEST, DRAW and ACCEPT."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops.api import PageTarget
-from ridgeline.ops.draws import DRAW_WORDS
+from ridgeline.ops.draws import DRAW_WORDS, TRIAL_WORDS, TYPICAL_DELTA, TYPICAL_EPSILON
 from ridgeline.ops.reference.primitives import norm as norm_definition
+from ridgeline.ops.triton.accept import try_drafts
 from ridgeline.ops.triton.draw import cut_rows, draw_of_parts
 from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.packing import Packed
@@ -131,13 +132,27 @@ def best(launch: Launch) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
 
 def draw(launch: Launch) -> Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]:
     """Return DRAW: the best logit of each part; where filters cut; and the largest sum of score and noise."""
+    run = _drawing(launch)
+    return lambda logits, draws, token_ids: run(logits, draws, token_ids, None)
+
+
+def accept(launch: Launch) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return ACCEPT: drafts are tried behind the filters of DRAW, and the largest sum serves rows without one."""
+    run = _drawing(launch)
+    return lambda logits, draws, trials: run(logits, draws, None, trials)
+
+
+def _drawing(launch: Launch) -> Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]:
+    """Return DRAW, with the trials of ACCEPT or without any."""
     counters = Counters()
 
-    def run(logits: Tensor, draws: Tensor, token_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+    def run(logits: Tensor, draws: Tensor, token_ids: Tensor | None, trials: Tensor | None) -> tuple[Tensor, Tensor]:
         logits = logits.float().contiguous()
         rows, vocabulary = logits.shape
         if draws.shape[0] != rows * DRAW_WORDS:
             raise ValueError(f"{draws.shape[0]} numbers of draws for {rows} rows; each row has {DRAW_WORDS}")
+        if trials is not None and trials.shape[0] != rows * TRIAL_WORDS:
+            raise ValueError(f"{trials.shape[0]} numbers of trials for {rows} rows; each row has {TRIAL_WORDS}")
 
         def new(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.empty((rows, *shape), dtype=dtype, device=logits.device)
@@ -151,14 +166,23 @@ def draw(launch: Launch) -> Callable[[Tensor, Tensor, Tensor | None], tuple[Tens
             vocabulary=vocabulary, parts=parts, WORDS=DRAW_WORDS, LIKELY=LIKELY, MOST=MOST_LIKELY, BLOCK=DRAW_BLOCK,
             BLOCK_P=power_above(parts),
         )  # fmt: skip
+        taken = None
+        if trials is not None:
+            taken = new(torch.int64)
+            launch(
+                try_drafts, (rows,), Compiled(8),
+                logits=logits, draws=draws, trials=trials, tops=tops, cuts=cuts, taken=taken, vocabulary=vocabulary,
+                WORDS=DRAW_WORDS, TRIAL=TRIAL_WORDS, EPSILON=TYPICAL_EPSILON, DELTA=TYPICAL_DELTA, BLOCK=DRAW_BLOCK,
+            )  # fmt: skip
         ids = new(torch.int64)
         launch(
             draw_of_parts, (rows, parts), Compiled(4),
             logits=logits, draws=draws, tops=tops, cuts=cuts, best_ids=best_ids, best_values=best_values,
-            token_ids=token_ids, part_ids=new(torch.int32, parts), part_values=new(torch.float64, parts), ids=ids,
+            token_ids=token_ids, trials=trials, taken=taken, part_ids=new(torch.int32, parts),
+            part_values=new(torch.float64, parts), ids=ids,
             arrived=counters(rows, logits.device), vocabulary=vocabulary, WORDS=DRAW_WORDS,
-            HAS_IDS=token_ids is not None, PART=BEST_BLOCK, BLOCK=min(DRAW_BLOCK, BEST_BLOCK),
-            BLOCK_P=power_above(parts),
+            TRIAL=TRIAL_WORDS, HAS_IDS=token_ids is not None, HAS_TRIALS=trials is not None, PART=BEST_BLOCK,
+            BLOCK=min(DRAW_BLOCK, BEST_BLOCK), BLOCK_P=power_above(parts),
         )  # fmt: skip
         return ids, tops
 
