@@ -58,8 +58,9 @@ RULES = (
     Rule(r"ridgeline .*--device cuda", How.PARSE, "it needs a GPU"),
     Rule(r"ridgeline lab all", How.PARSE, "it takes minutes, and tests/pure/test_lab.py runs the command"),
     Rule(r"ridgeline lab [a-z]+ --quick", How.PARSE, SIZES),
+    Rule(r"ridgeline lab radix --trace", How.PARSE, "it needs a trace"),
     Rule(
-        r"ridgeline lab (speculative|outliers|rounding|prune|heads|windows|repair|layers|drafts|intensity)",
+        r"ridgeline lab (speculative|outliers|rounding|prune|heads|windows|repair|layers|drafts|intensity|recall)",
         How.PARSE,
         SIZES,
     ),

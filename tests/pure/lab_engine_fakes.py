@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab_fakes import Faked
 
-EXACT: tuple[str, ...] = ()
+EXACT: tuple[str, ...] = ("radix",)
 BATCHES = (1, 2, 4, 8, 16, 32)
 PLANS = {"jamba_factor": 8, "minimax_factor": 8, "minimax_params": 456e9}
 FAKED: dict[str, Faked] = {
@@ -15,10 +15,15 @@ FAKED: dict[str, Faked] = {
         {"step_s": {str(n): [0.02 * n] * 3 for n in BATCHES}, "int8_s": [0.015] * 3,
          "rate_1": 100.0, "rate_4": 200.0, "ttft_1": 0.01, "ttft_4": 0.01}, {8, 9, 26},
     ),
+    "chunks": Faked(
+        {"steps": {"whole": 1, "chunks": 3}},
+        {"whole": [[0.3], [0.31]], "chunks": [[0.03, 0.05, 0.02]] * 2, "alone": [0.001]},
+        {"whole": [[0.3], [0.31]], "chunks": [[0.03, 0.05]] * 2, "alone": [0.001]}, {47},  # a step is missing
+    ),
     "flash": Faked(
         {"tiles": {"2048": 1.0}, "materialized": {"2048": 33.0}},
-        {"seconds": {"2048": [[0.1, 0.1, 0.11], [0.3, 0.31, 0.29]]}},
-        {"seconds": {"2048": [[0.1, 0.1, 0.3], [0.3, 0.31, 0.29]]}}, {39},  # one of three repetitions is no gain
+        {"seconds": {"2048": [[0.1, 0.1, 0.11], [0.3, 0.31, 0.29]]}, "error": 1e-6},
+        {"seconds": {"2048": [[0.1, 0.1, 0.3], [0.3, 0.31, 0.29]]}, "error": 1e-6}, {39},  # one repetition is no gain
     ),
     "lengths": Faked(
         {"reads": {name: {"256": 1.0, "4096": 2.0} for name in ("attention", "mamba2")}},
@@ -47,6 +52,11 @@ FAKED: dict[str, Faked] = {
     "plans": Faked(
         PLANS, {**PLANS, "token_s": {"1": 0.03, "8": 0.004}},
         {"jamba_factor": 4, "minimax_factor": 4, "minimax_params": 456e9, "token_s": {"1": 0.03, "8": 0.004}}, {19, 21},
+    ),
+    "radix": Faked(
+        {"optimum": {"0.0625": 0.5, "0.5": 0.8, "1.0": 0.8}},
+        {"rates": {"0.0625": 0.2, "0.5": 0.73, "1.0": 0.79}, "requests": 10},
+        {"rates": {"0.0625": 0.2, "0.5": 0.71, "1.0": 0.79}, "requests": 10}, {46},
     ),
     "recorded": Faked(
         {}, {"recorded_s": [0.001] * 3, "apart_s": [0.002] * 3},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab_fakes import Faked
 
-EXACT: tuple[str, ...] = ("types", "diffusion", "recall")
+EXACT: tuple[str, ...] = ("types", "diffusion")
 TYPES = {"fp32": [4], "bf16": [2], "fp8": [1, -240, 240], "int8": [1, -128, 127], "int4": [0.5, -8, 7]}
 METHODS = {
     "awq-int3": {"bits": 3.15, "rtn": [0.2, 0.01], "awq-int3": [0.1, 0.01]},
@@ -26,7 +26,11 @@ WINDOWS = {
     "losses": {"all": [0.5, 0.01], "half": [0.1, 0.01]},
 }
 HEAD = {"tokens": 1.5, "shares": [0.4, 0.1]}
-STATES = {name: {"16384": 1} for name in ("attention", "S4", "Mamba", "BASED")}
+STATES = dict.fromkeys(("attention", "S4D", "Mamba", "window", "BASED 2", "BASED 16"), 1)
+RECALLS = {
+    "attention": [1.0] * 3, "S4D": [0.25] * 3, "Mamba": [0.9, 0.8, 0.7],
+    "window": [0.6] * 3, "BASED 2": [0.7] * 3, "BASED 16": [0.99, 0.98, 0.97],
+}  # fmt: skip
 FAKED: dict[str, Faked] = {
     "types": Faked(
         {"types": TYPES, "e4m3fnuz": 240, "e4m3_of_ieee": 240},
@@ -79,5 +83,9 @@ FAKED: dict[str, Faked] = {
         {}, {"medusa": [HEAD], "eagle": [HEAD], "draft": [{"tokens": 1.1, "shares": [0.1, 0.0]}]},
         {"medusa": [{"tokens": 1.3, "shares": [0.3, 0.0]}], "eagle": [HEAD], "draft": [{"tokens": 1.6}]}, {33, 34},
     ),
-    "recall": Faked({"bytes": STATES}, {"bytes": STATES}, {"bytes": STATES}, set()),
+    "recall": Faked(
+        {"state": STATES, "values": 0.25},
+        {"recall": RECALLS, "error": 1e-6},
+        {"recall": RECALLS | {"Mamba": [0.9, 0.9, 0.4], "BASED 2": [0.9] * 3}, "error": 1e-3}, {17, 18, 20},
+    ),
 }  # fmt: skip

@@ -43,6 +43,10 @@ def lab(
     ] = None,
     seed: Annotated[int, option("--seed", help="Random seed of everything that is drawn. Default: 0.")] = 0,
     threads: o.Threads = None,
+    trace: Annotated[
+        str | None,
+        option("--trace", help="Mooncake trace (JSON lines) for the experiment radix. Default: requests are drawn."),
+    ] = None,
     json_output: Annotated[bool, option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run claims of lectures and papers again: predicted first, then measured here, then judged by fixed limits.
@@ -58,7 +62,7 @@ def lab(
         return
     machine, note = this_machine()
     folder = Path(out) if out else Path("lab") if ALL in names else None
-    setup = Setup(quick, seed, model, threads, machine)
+    setup = Setup(quick, seed, model, threads, machine, trace=trace)
     records = _run(experiments, setup, folder)
     if folder is not None:
         _write(records, note, folder)
@@ -67,14 +71,7 @@ def lab(
 
         print(json.dumps([record.to_json() for record in records], indent=2))
         return
-    from ridgeline.cli.show.lab_tables import record_tables
-    from ridgeline.cli.show.tables import Line, screen, show
-    from ridgeline.lab.page import counted
-
-    written = [f"{folder / PAGE} opens in a browser; {folder / FACTS} has all numbers"] if folder else []
-    parts = [part for record in records for part in record_tables(record)]
-    judgements = [j for record in records for j in record.judgements]
-    show(screen(), *parts, *(Line(line, style="dim") for line in (counted(judgements), note, *written)))
+    _show(records, note, folder)
 
 
 def _chosen(names: Sequence[str]) -> list[Experiment]:
@@ -117,6 +114,18 @@ def _write(records: Sequence[Record], note: str, folder: Path) -> None:
 
     write_whole(folder / PAGE, page(records, note))
     write_whole(folder / FACTS, json.dumps([record.to_json() for record in records], indent=1))
+
+
+def _show(records: Sequence[Record], note: str, folder: Path | None) -> None:
+    """Print what became of the claims, and where the files are."""
+    from ridgeline.cli.show.lab_tables import record_tables
+    from ridgeline.cli.show.tables import Line, screen, show
+    from ridgeline.lab.page import counted
+
+    written = [f"{folder / PAGE} opens in a browser; {folder / FACTS} has all numbers"] if folder else []
+    parts = [part for record in records for part in record_tables(record)]
+    judgements = [j for record in records for j in record.judgements]
+    show(screen(), *parts, *(Line(line, style="dim") for line in (counted(judgements), note, *written)))
 
 
 def _list(experiments: Sequence[Experiment], *, json_output: bool) -> None:

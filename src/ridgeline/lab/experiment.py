@@ -23,7 +23,8 @@ class Setup:
 
     quick: measure less. seed: random seed of everything that is drawn. model: a folder, a hub id or a built-in model,
     which is measured where a model is needed. threads: threads of the kernels; None: one for each core. machine: the
-    machine as predictions see it. on_part: is called with the name of each part before it is measured.
+    machine as predictions see it. on_part: is called with the name of each part before it is measured. trace: a trace
+    of requests with equal beginnings, as a file; None: they are drawn.
 
     Raises RequestError for a negative seed.
     """
@@ -34,6 +35,7 @@ class Setup:
     threads: int | None
     machine: HardwareSpec
     on_part: Callable[[str], None] = lambda name: None
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -67,7 +69,8 @@ class Experiment:
     name: for the command line. title: one line. claims: numbers of the claims that it judges. predict: returns what the
     cost model or arithmetic says, before anything is measured. measure: returns what was measured, or raises Untried.
     judge: returns one verdict for each claim from both, and nothing else, so that it can be tested without measuring.
-    figures: returns curves of both. reading: a text for people that says how to read the result.
+    figures: returns curves of both. reading: a text for people that says how to read the result. timed: whether times
+    are judged, which other programs disturb.
     """
 
     name: str
@@ -78,3 +81,4 @@ class Experiment:
     judge: Callable[[Facts, Facts], tuple[Judgement, ...]]
     reading: str
     figures: Callable[[Facts, Facts], tuple[Figure, ...]] = lambda predicted, measured: ()
+    timed: bool = True

@@ -15,12 +15,14 @@ from ridgeline.spec.folders import cache_folder, read_text, write_whole
 MOST_BYTES = 1 << 20  # of a result; ours have some 100 bytes
 
 
-def kept(model: str, facts: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def kept(model: str | None, facts: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the result of a run of this model and these facts from the cache folder, or make and keep it.
 
-    A result that cannot be read is made again. facts: everything else that the result depends on, as JSON.
+    A result that cannot be read is made again. model: the model that a run begins with, or None for random weights.
+    facts: everything else that the result depends on, as JSON.
     """
-    whole = {"model": model_fingerprint(find_model(model), MODEL_FILES, size=16), "version": version("ridgeline")}
+    content = None if model is None else model_fingerprint(find_model(model), MODEL_FILES, size=16)
+    whole = {"model": content, "version": version("ridgeline")}
     key = blake2b(json.dumps({**whole, **facts}, sort_keys=True).encode(), digest_size=16).hexdigest()
     path = cache_folder() / "lab" / f"{key}.json"
     try:

@@ -12,6 +12,7 @@ from ridgeline.lab.experiment import Experiment
 # Each name is that of a module in lab/experiments, which has its Experiment as EXPERIMENT.
 NAMES = (
     "batch",
+    "chunks",
     "diffusion",
     "drafts",
     "flash",
@@ -27,6 +28,7 @@ NAMES = (
     "phases",
     "plans",
     "prune",
+    "radix",
     "recall",
     "recorded",
     "repair",

@@ -20,7 +20,8 @@ from ridgeline.lab.texts import texts
 from ridgeline.ops.devices import require_torch
 from ridgeline.runtime.load import LoadedModel
 
-RATE, CONTEXT, BATCH = 1e-3, 128, 1024  # the rate of `ridgeline distill`, tokens of a row, tokens of an update
+CONTEXT, BATCH = 128, 1024  # tokens of a row, tokens of an update
+RATES = {"logits": 1e-3, "tokens": 1e-3}  # by the stages of training: as `ridgeline distill`
 SPREAD = 0.02  # standard deviation of random matrices, as in train/module.py
 
 
@@ -54,27 +55,30 @@ def student(original: LoadedModel, change: str, *, drawn: bool) -> SameWeights:
     return Drawn(spec, *given) if drawn else PooledWeights(original.spec, spec, *given, "mean", 0)
 
 
-def repaired(setup: Setup, change: str, tokens: int, seed: int, stages: str, *, drawn: bool) -> dict[str, Any]:
+def repaired(
+    setup: Setup, change: str, tokens: int, seed: int, stages: str, *, drawn: bool, rate: float | None = None
+) -> dict[str, Any]:
     """Train a student, and return its KL from the original and its perplexity, before and after.
 
-    stages: as of `ridgeline distill`. Raises RequestError without torch. A result is kept by its content.
+    stages: as of `ridgeline distill`. rate: the learning rate; None: that of RATES. Raises RequestError without torch.
+    A result is kept by its content.
     """
     require_torch("a model that is trained in the lab")
     facts = {
         "change": change, "tokens": tokens, "seed": seed, "stages": stages, "drawn": drawn, "few": setup.quick,
-        "rate": RATE, "context": CONTEXT, "batch": BATCH, "format": 1,
+        "rate": rate or RATES[stages], "context": CONTEXT, "batch": BATCH, "format": 1,
     }  # fmt: skip
-    return kept(setup.model, facts, lambda: _train(setup, change, tokens, seed, stages, drawn))
+    return kept(setup.model, facts, lambda: _train(setup, change, tokens, seed, stages, drawn, rate or RATES[stages]))
 
 
-def _train(setup: Setup, change: str, tokens: int, seed: int, stages: str, drawn: bool) -> dict[str, Any]:
+def _train(setup: Setup, change: str, tokens: int, seed: int, stages: str, drawn: bool, rate: float) -> dict[str, Any]:
     from ridgeline.train import Corpus
     from ridgeline.train.distill import DistillOptions, distill, parse_stages
 
     original = open_original(setup.model, setup.threads)
     weights = student(original, change, drawn=drawn)
     options = DistillOptions(
-        tokens=tokens, stages=parse_stages(stages), context=CONTEXT, batch_tokens=BATCH, learning_rate=RATE, seed=seed,
+        tokens=tokens, stages=parse_stages(stages), context=CONTEXT, batch_tokens=BATCH, learning_rate=rate, seed=seed,
         held_out=0.1, repeat=100,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as name:

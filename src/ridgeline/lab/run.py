@@ -29,8 +29,8 @@ class Record:
     """The result of an experiment.
 
     predicted_at, measured_at: when the prediction was made, and when the measurement ended, ISO 8601 in UTC. seconds:
-    how long it was measured. others: share of all cores that other programs used meanwhile. setup: the facts of its
-    Setup, of this machine and of this version.
+    how long it was measured. others: share of all cores that other programs used meanwhile. timed: whether times are
+    judged. setup: the facts of its Setup, of this machine and of this version.
     """
 
     name: str
@@ -43,13 +43,14 @@ class Record:
     measured: Facts
     seconds: float
     others: float
+    timed: bool
     judgements: tuple[Judgement, ...]
     figures: tuple[Figure, ...]
 
     @property
     def is_busy(self) -> bool:
-        """Return whether other programs used so much of the machine that times may be too long."""
-        return self.others > BUSY
+        """Return whether times are judged, and other programs used so much of the machine that they may be too long."""
+        return self.timed and self.others > BUSY
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the figures, which follow from the rest."""
@@ -123,7 +124,7 @@ def _record(
     figures = experiment.figures(predicted, measured) if measured else ()
     return Record(
         experiment.name, experiment.title, experiment.reading, facts, predicted_at, predicted, measured_at, measured,
-        seconds, others, judgements, figures,
+        seconds, others, experiment.timed, judgements, figures,
     )  # fmt: skip
 
 
@@ -151,6 +152,7 @@ def _facts(setup: Setup) -> dict[str, Any]:
     return {
         "quick": setup.quick, "seed": setup.seed, "model": setup.model, "threads": setup.threads,
         "version": version("ridgeline"), "machine": fingerprint(), "predicted_for": setup.machine.name,
+        "trace": setup.trace,
     }  # fmt: skip
 
 

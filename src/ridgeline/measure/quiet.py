@@ -17,7 +17,7 @@ class OthersLoad:
     def share(self) -> float:
         wall = time.perf_counter() - self._began[0]
         others = (busy_seconds() - self._began[1]) - (_own_s() - self._began[2])
-        return max(others / max(wall * (os.cpu_count() or 1), 1e-9), 0.0)
+        return min(max(others / max(wall * (os.cpu_count() or 1), 1e-9), 0.0), 1.0)  # both clocks are coarse
 
 
 def _own_s() -> float:

@@ -84,4 +84,5 @@ EXPERIMENT = Experiment(
     "A pass over all positions reads the weights once, as a step of one token does, but computes all positions again. "
     "So few passes gain much while memory limits a step, and lose once a batch makes steps compute-bound.",
     figures,
+    timed=False,
 )

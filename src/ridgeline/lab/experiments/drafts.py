@@ -91,4 +91,5 @@ EXPERIMENT = Experiment(
     judge,
     "The number of claim 33 is the share of positions at which two drafts are right, and that of claim 34 "
     "the difference of EAGLE and of a draft on tokens after equal tokens of training. Results stay in the cache.",
+    timed=False,
 )

@@ -66,4 +66,5 @@ EXPERIMENT = Experiment(
     judge,
     "The number is the loss with half of the key heads over that with pairs of layers that share them, both with half "
     "of the state and repaired on the same tokens. Below 1, sharing layers is the worse way to change a trained model.",
+    timed=False,
 )

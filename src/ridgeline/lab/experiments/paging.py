@@ -95,4 +95,5 @@ EXPERIMENT = Experiment(
     "A reserved cache holds the longest sequence for each. Pages waste half a page of each sequence, which is little "
     "beside long answers and much beside short ones. Answers to one prompt hold its pages once, and copy a page when "
     "they write to it.", figures,
+    timed=False,
 )  # fmt: skip

@@ -65,4 +65,5 @@ EXPERIMENT = Experiment(
     judge,
     "The number is the loss of the best of three random choices over that of importance, for the part where it is "
     "least. Importance is the size of what a part gives on text, as in Minitron. Nothing is repaired.",
+    timed=False,
 )

@@ -78,4 +78,5 @@ EXPERIMENT = Experiment(
     "Both students have the same architecture, texts, tokens and rate. The number of claim 44 is perplexity before "
     "over after, that of claim 45 perplexity from scratch over that of the repaired weights. Results are kept in the "
     "cache folder by their content.",
+    timed=False,
 )

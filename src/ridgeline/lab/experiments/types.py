@@ -65,4 +65,5 @@ EXPERIMENT = Experiment(
     judge,
     "Predicted are ranges from the bits of exponent and mantissa. Measured are the numbers that the kernels use. The "
     "8-bit floats of GPUs since the H100 are e4m3fn, which has no infinity and therefore reaches 448.",
+    timed=False,
 )

@@ -15,7 +15,8 @@ from ridgeline.load.tokenizer import Tokenizer
 
 WINDOW, SHORT, LONG = 512, 2048, 8192  # tokens of the timed models
 OWN_WINDOW, PAIRS, DISTANCES = 16, (4, 8), (32, 96)  # of the measured model; pairs are further back than the window
-FLAT = 2.0  # most times that a token may take at four times the context: nearer to constant than to proportional
+# Most times that a token may take at a longer context: the middle, of logarithms, between constant and proportional.
+FLAT = (LONG / SHORT) ** 0.5
 MENDED = 1.5  # times that the loss with windows everywhere has to be that with some global layers
 
 
