@@ -32,6 +32,8 @@ from ridgeline.nn import Model
 from ridgeline.ops import open_table
 from ridgeline.runtime.step import DenseStep
 
+pytestmark = pytest.mark.usefixtures("short_rates")
+
 SEQUENCES = [[(7 * i * i + 3 * j + i * j) % 90 + 3 for i in range(40)] for j in range(2)]
 
 

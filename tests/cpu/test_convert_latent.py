@@ -43,6 +43,8 @@ from ridgeline.train.distill import DistillOptions, distill
 from ridgeline.train.distill.level import Levels
 from ridgeline.train.ranks import Ranks
 
+pytestmark = pytest.mark.usefixtures("short_rates")
+
 SEQUENCES = [[(7 * i * i + 3 * j + i * j) % 90 + 3 for i in range(40)] for j in range(2)]
 TEXTS = np.random.default_rng(0).integers(3, 90, (12, 40)).tolist()
 PROMPT = SEQUENCES[0][:8]

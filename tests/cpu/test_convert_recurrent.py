@@ -23,7 +23,8 @@ from ridgeline.compress.convert import ConvertOptions, convert
 from ridgeline.compress.convert.options import read_options
 from ridgeline.compress.convert.recurrent import keep
 from ridgeline.compress.convert.recurrent.fit import DAMPING, Fitting
-from ridgeline.compress.convert.recurrent.start import KINDS, RATES
+from ridgeline.compress.convert.recurrent.start import KINDS, RATES, projections
+from ridgeline.compress.convert.recurrent.taylor import reduced
 from ridgeline.compress.convert.recurrent.weights import RecurrentWeights, check_model
 from ridgeline.compress.convert.run import parse_change, write_converted
 from ridgeline.compress.data import Samples
@@ -32,11 +33,14 @@ from ridgeline.errors import RequestError
 from ridgeline.evals.documents import Document
 from ridgeline.nn import Capture, Model
 from ridgeline.plan import rewrite
+from ridgeline.spec import Attention, Rope
+
+pytestmark = pytest.mark.usefixtures("short_rates")
 
 SEQUENCES = [[(7 * i * i + 3 * j + i * j) % 90 + 3 for i in range(40)] for j in range(2)]
 TEXTS = np.random.default_rng(0).integers(3, 90, (12, 40)).tolist()
 SAMPLES = Samples(TEXTS, [Document(ids) for ids in SEQUENCES])
-NAMED: list[rewrite.Recurrent] = ["mamba2", "delta", "lightning"]
+NAMED: list[rewrite.Recurrent] = ["mamba2", "delta", "lightning", "taylor"]
 # Norms of q and k, biases, outer norms and softcaps, sinks and windows, gates.
 NAMES = ["llama_gqa", "qwen3", "qwen2_window", "gemma2", "gpt_oss"]
 
@@ -91,18 +95,19 @@ def test_the_last_matrix_is_that_of_least_squares(kind: rewrite.Recurrent, tmp_p
         return RecurrentWeights(made, original.model.weights, types, widen, weights)
 
     fitted = Fitting(original, spec, KINDS[kind], TEXTS, changed, _silent).fit()
-    names = [f"layers.{i}.mixer.out.input" for i in fitted]
+    last = KINDS[kind].out
+    names = [f"layers.{i}.mixer.{last}.input" for i in fitted]
     capture = Capture(spec, names)
     ours = Model(spec, changed(spec, fitted), original.table, original.max_model_len, capture=capture)
     streams = [torch.cat([s[i][0] for s in seen]).numpy() for i in range(len(spec.layers))]
     list(ours.run_apart(original.dense_step(TEXTS), streams))
     for i, weights in fitted.items():
-        x = np.asarray(capture.outputs[f"layers.{i}.mixer.out.input"], np.float64)
+        x = np.asarray(capture.outputs[f"layers.{i}.mixer.{last}.input"], np.float64)
         y = torch.cat(given[i]).numpy().astype(np.float64)
         ridge = DAMPING * (x * x).sum() / x.shape[1]
         wide = np.concatenate([x, np.sqrt(ridge) * np.eye(x.shape[1])])
         best = np.linalg.lstsq(wide, np.concatenate([y, np.zeros((x.shape[1], y.shape[1]))]), rcond=None)[0]
-        np.testing.assert_allclose(weights["out.weight"], best.T, atol=2e-3 * np.abs(best).max())
+        np.testing.assert_allclose(weights[f"{last}.weight"], best.T, atol=2e-3 * np.abs(best).max())
 
 
 def test_a_head_gets_the_decay_of_its_attention(tmp_path: Path) -> None:
@@ -184,11 +189,14 @@ def test_attention_is_a_better_start_than_random_matrices(kind: str, tmp_path: P
 @pytest.mark.parametrize(
     ("to", "options", "error"),
     [
-        ("hybrid=mamba", {}, "cannot begin as attention; use mamba2, lightning, delta"),
+        ("hybrid=mamba", {}, "cannot begin as attention; use mamba2, lightning, delta, taylor"),
         ("hybrid=rwkv:3", {}, "is not a recurrent mixer that is known"),
         ("hybrid=mamba2:0", {}, "write hybrid=mamba2:3"),
         ("hybrid=:3", {}, "write hybrid=mamba2:3"),
         ("hybrid=mamba2:" + "9" * 30, {}, "write hybrid=mamba2:3"),
+        ("linear=8", {}, "write linear=64:1"),
+        ("linear=0:1", {}, "write linear=64:1"),
+        ("linear=40:1", {}, "sequences of 40 tokens show nothing of such a window"),
         ("hybrid=mamba2:1", {"keep": "0,9"}, "layer 9 has no attention"),
         ("hybrid=mamba2:1", {"keep": "first"}, "use search, pattern, or layers such as 1,3"),
         ("hybrid=mamba2", {"keep": "0,1,2,3"}, "names all layers with attention"),
@@ -211,3 +219,82 @@ def test_what_cannot_be_converted_is_refused_by_name(tmp_path: Path) -> None:
         convert("pocket", "hybrid=mamba2:1", out=tmp_path / "out")
     with pytest.raises(RequestError, match="--start is 'zeros'; use attention, random"):
         read_options(start="zeros")
+
+
+def _layer(rope: Rope | None, seed: int = 0) -> tuple[Attention, Any, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return attention with random weights, their reader, inputs [tokens, width] with a constant 1, and its vector."""
+    own, width = Attention(4, 2, 6, scale=0.4, rope=rope), 12
+    rng = np.random.default_rng(seed)
+    weights = {f"{name}.weight": rng.normal(0, 0.3, shape) for name, shape in (
+        ("q", (24, width)), ("k", (12, width)), ("v", (12, width)), ("o", (width, 24)),
+    )}  # fmt: skip
+    x = rng.normal(0.3, 1, (40, width))
+    x[:, 0] = 1.0
+    return own, weights.get, x, np.eye(width)[0]
+
+
+def _projected(own: Attention, read: Any, x: Any) -> Any:
+    return projections(own, read, x.mean(axis=0), x.T @ x / len(x), 64, damping=0.0)
+
+
+@pytest.mark.parametrize("size", [6, 3, 1])
+@pytest.mark.parametrize("rope", [None, Rope(4), Rope(6, interleaved=True)])
+def test_scores_of_linear_attention_are_the_closest_of_their_rank(rope: Rope | None, size: int) -> None:
+    """The scores over all pairs of tokens, by the definition in float64, and their truncated singular values."""
+    own, read, x, constant = _layer(rope)
+    rates = np.array([0.5, 0.125, 1 / 32, 2.0])
+    found = _projected(own, read, x)
+    q, k = reduced(found.q, found.k, found.scores, constant, rates, size)
+    for head, rate in enumerate(rates):
+        queries = x @ read("q.weight")[6 * head :][:6].T
+        keys = (x - x.mean(axis=0)) @ read("k.weight")[6 * (head // 2) :][:6].T
+        shares = np.exp(-rate * np.arange(600))
+        scores = sum(
+            share * own.scale * queries @ rotated(keys, rope, -distance).T
+            for distance, share in enumerate(shares / shares.sum())
+        )
+        ours = (x @ q[head].T) @ (x @ k[head].T).T / np.sqrt(size)
+        tail = np.linalg.svd(scores)[1][size:]
+        np.testing.assert_allclose(np.linalg.norm(scores - ours), np.linalg.norm(tail), rtol=1e-6, atol=2e-6)
+
+
+def rotated(x: Any, rope: Rope | None, position: int) -> Any:
+    """Rotate rows by a position, by the definition of RoPE."""
+    if rope is None:
+        return x
+    half, y = rope.dim // 2, x.copy()
+    for i in range(half):
+        a, b = (2 * i, 2 * i + 1) if rope.interleaved else (i, i + half)
+        angle = position * rope.theta ** (-2 * i / rope.dim)
+        y[:, a] = x[:, a] * np.cos(angle) - x[:, b] * np.sin(angle)
+        y[:, b] = x[:, a] * np.sin(angle) + x[:, b] * np.cos(angle)
+    return y
+
+
+def test_linear_attention_is_softmax_attention_to_the_second_order() -> None:
+    """Half of the scores leave an eighth of the error, without rotation and with all numbers of a head."""
+    own, read, x, constant = _layer(None)
+    errors = []
+    for scale in (0.02, 0.01):
+        found = _projected(replace(own, scale=scale), read, x)
+        q, k = reduced(found.q, found.k, found.scores, constant, np.ones(4), 6)
+        worst = 0.0
+        for head in range(4):
+            exact = scale * (x @ read("q.weight")[6 * head :][:6].T) @ (x @ read("k.weight")[6 * (head // 2) :][:6].T).T
+            ours = (x @ q[head].T) @ (x @ k[head].T).T / 6**0.5
+            values = x @ read("v.weight")[6 * (head // 2) :][:6].T
+            both = (np.tril(w) for w in (np.exp(exact), 1 + ours + ours**2 / 2))
+            a, b = (w / w.sum(axis=1, keepdims=True) @ values for w in both)
+            worst = max(worst, float(np.abs(a - b).max()))
+        errors.append(worst)
+    assert errors[1] < 2e-4, errors
+    assert 6.5 < errors[0] / errors[1] < 9.5, errors
+
+
+def test_linear_layers_leave_windows_in_the_others(tmp_path: Path) -> None:
+    source, _ = folder_of("llama_gqa", tmp_path / "source")
+    report = converted(source, tmp_path / "out", "linear=8:1")
+    spec = open_original(str(tmp_path / "out"), None).spec
+    kept = [own for i in range(len(spec.layers)) if (own := spec.attention(i))]
+    assert len(kept) == len(spec.layers) // 2 and {own.window for own in kept} == {8}
+    assert 2 * report.prices["converted"].state_bytes == report.prices["original"].state_bytes

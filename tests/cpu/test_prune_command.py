@@ -26,6 +26,8 @@ from ridgeline.compress.prune.run import write_pruned
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.evals.documents import Document
 
+pytestmark = pytest.mark.usefixtures("short_rates")
+
 SEQUENCES = [[(7 * i * i + 3 * j + i * j) % 90 + 3 for i in range(40)] for j in range(6)]
 SAMPLES = Samples(SEQUENCES[:4], [Document(ids) for ids in SEQUENCES[4:]])
 TEXT = "Once upon a time there was a small file. It had many words, and each of them was read twice. " * 60

@@ -81,6 +81,8 @@ def test_forms() -> None:
         assert not any(isinstance(x.mixer, Attention) for x in with_recurrent(LLAMA.spec, kind, None).layers)
         assert formula_bytes(hybrid, Precision(), 100_000) < state(LLAMA, 100_000) / 6
         Planner(change(LLAMA, f"hybrid={kind}:7").deployment).figures(Load(2, 100, 10))
+    linear = change(LLAMA, "linear=64:7").deployment.spec
+    assert formula_bytes(linear, Precision(), 100_000) == formula_bytes(linear, Precision(), 1_000)
     half = change(LLAMA, "prune=0.5").deployment.spec
     assert half.layers[0].mlp.intermediate_size == 7168  # type: ignore[union-attr]
     fewer = change(LLAMA, "prune=heads:0.5").deployment.spec.layers[0].mixer

@@ -16,8 +16,8 @@ _To = Annotated[
     str,
     option(
         "--to",
-        help="The new architecture, in the words of `plan`: kv_heads=2, cla=2, mla=64+16, window=256:3 or "
-        "hybrid=mamba2:3.",
+        help="The new architecture, in the words of `plan`: kv_heads=2, cla=2, mla=64+16, window=256:3, "
+        "hybrid=mamba2:3 or linear=64:1.",
     ),
 ]
 _Pool = Annotated[

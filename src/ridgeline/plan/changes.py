@@ -119,6 +119,14 @@ def _hybrid(d: Deployment, value: str) -> Applied:
     return replace(d, spec=spec), f"{lost}; needs training"
 
 
+def _linear(d: Deployment, value: str) -> Applied:
+    window, _, many = value.partition(":")
+    spec = rewrite.with_recurrent(d.spec, "taylor", _whole(many))
+    if spec.attentions(shared=False):
+        spec = rewrite.with_windows(spec, _whole(window), None)
+    return replace(d, spec=spec), "long-range recall, which grows with the state (2402.18668, figure 2); needs training"
+
+
 def _weights(d: Deployment, value: str) -> Applied:
     kind = storage_type(value)
     products = products_type(d.hardware, kind, d.precision.activations)
@@ -239,6 +247,10 @@ CHANGES: Mapping[str, tuple[str, Callable[[Deployment, str], Applied]]] = Mappin
     "window": ("window=1024:5: tokens of the window, and windowed layers per layer with full attention", _windows),
     "cla": ("cla=2: number of layers that share keys and values", _shared),
     "hybrid": ("hybrid=mamba2:7: recurrent mixer, and recurrent layers per layer with attention", _hybrid),
+    "linear": (
+        "linear=64:1: tokens of the window of the layers that keep attention, and linear layers for each of them",
+        _linear,
+    ),
     "weights": ("weights=int4: a type, or a scheme such as gptq-int3", _weights),
     "kv": ("kv=fp8: a type", _state),
     "activations": ("activations=fp8: a type", _activations),

@@ -27,13 +27,15 @@ from ridgeline.spec import (
     RMSNorm,
     Rope,
     SharedAttention,
+    TaylorAttention,
     TokenMixer,
 )
 from ridgeline.spec.parts import Part, size_of, with_heads, with_size
 from ridgeline.spec.sight import CAUSAL
 
-Recurrent = Literal["mamba", "mamba2", "lightning", "delta"]
-RECURRENT: tuple[Recurrent, ...] = ("mamba", "mamba2", "lightning", "delta")
+Recurrent = Literal["mamba", "mamba2", "lightning", "delta", "taylor"]
+RECURRENT: tuple[Recurrent, ...] = ("mamba", "mamba2", "lightning", "delta", "taylor")
+FEATURES = 16  # numbers of a query and a key from which BASED makes its features (2402.18668, section 5)
 PRUNABLE = ("mlp", "layers", "heads")
 
 
@@ -142,7 +144,7 @@ def with_recurrent(
 def recurrent_mixer(kind: Recurrent, hidden_size: int, own: Attention) -> TokenMixer:
     """Return a recurrent mixer. Mamba has the proportions of its paper (2312.00752). The others have the heads of the
     attention, as `ridgeline convert` makes them: Mamba-2 (2405.21060, 2408.15237), MiniMax-01 (2501.08313), Gated
-    DeltaNet (2412.06464).
+    DeltaNet (2412.06464), BASED (2402.18668).
     """
     if kind == "mamba":
         return Mamba(inner_size=2 * hidden_size, state_size=16, conv_size=4, dt_rank=-(-hidden_size // 16))
@@ -153,6 +155,8 @@ def recurrent_mixer(kind: Recurrent, hidden_size: int, own: Attention) -> TokenM
         )  # fmt: skip
     if kind == "lightning":
         return LightningAttention(own.num_heads, own.head_dim, RMSNorm())
+    if kind == "taylor":
+        return TaylorAttention(own.num_heads, own.head_dim, min(FEATURES, own.head_dim))
     return GatedDelta(own.num_heads, own.num_heads, own.head_dim, own.head_dim, 4, RMSNorm())
 
 

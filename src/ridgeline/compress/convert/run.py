@@ -10,7 +10,7 @@ from ridgeline.compress.changed import SameWeights
 from ridgeline.compress.convert.heads import PooledWeights, with_kv_heads
 from ridgeline.compress.convert.latent.weights import latent_weights
 from ridgeline.compress.convert.options import DEFAULTS, ConvertOptions
-from ridgeline.compress.convert.recurrent.weights import recurrent_weights
+from ridgeline.compress.convert.recurrent.weights import Hybrid, recurrent_weights
 from ridgeline.compress.convert.shared import TiedWeights, fitted_inputs, with_shared_keys
 from ridgeline.compress.convert.windows import with_measured_windows
 from ridgeline.compress.data import Samples
@@ -27,8 +27,9 @@ FORMS: Mapping[str, str] = {
     "cla": "cla=2: number of layers that share keys and values, at least 2",
     "mla": "mla=64+16: numbers of the latent, and rotated numbers that all heads share",
     "window": "window=256:3: tokens of the window, at least 1, and windowed layers per layer with full attention",
+    "linear": "linear=64:1: tokens of the window of the layers that keep attention, and linear layers for each of them",
 }  # fmt: skip
-SEPARATORS: Mapping[str, str] = {"window": ":", "mla": "+"}  # of the two numbers of a change
+SEPARATORS: Mapping[str, str] = {"window": ":", "linear": ":", "mla": "+"}  # of the two numbers of a change
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Change:
     """A change of the architecture.
 
     number: KV heads, layers that share keys, numbers of a latent, tokens of a window, or 0. local: windowed or
-    recurrent layers for each whole one. rotated: rotated numbers beside a latent. kind: the recurrent mixer.
+    recurrent layers for each one that is not. rotated: rotated numbers beside a latent. kind: the recurrent mixer.
     """
 
     name: str
@@ -90,8 +91,9 @@ def write_converted(
     elif change.name == "mla":
         weights, notes = latent_weights(original, change.number, change.rotated, samples, options, on_progress)
         how = f"+ {change.rotated} ({options.rotate})"
-    elif change.name == "hybrid":
-        weights = recurrent_weights(original, change.kind, change.local, samples, options, on_progress)
+    elif change.name in ("hybrid", "linear"):
+        to = Hybrid(change.kind, change.local, change.number or None)
+        weights = recurrent_weights(original, to, samples, options, on_progress)
         how = f"{change.kind} {_all_but([i for i in range(len(weights.spec.layers)) if weights.spec.attention(i)])}"
     else:
         spec = with_measured_windows(original, change.number, change.local, samples, on_progress)
@@ -117,11 +119,11 @@ def parse_change(to: str) -> Change:
         return _hybrid(to, value)
     numbers = [first, second] if found else [first]
     is_whole = len(value) <= MOST_DIGITS and all(n.isdecimal() and int(n) > 0 for n in numbers)
-    if not sign or not is_whole or (name == "mla" and not found):
+    if not sign or not is_whole or (name in ("mla", "linear") and not found):
         raise RequestError(f"--to: write {FORMS[name]}, not {to!r:.60}")
     if name == "mla":
         return Change(name, int(first), rotated=int(second))
-    return Change(name, int(first), int(second) if found else None)
+    return Change(name, int(first), int(second) if found else None, kind="taylor" if name == "linear" else "")
 
 
 def _hybrid(to: str, value: str) -> Change:

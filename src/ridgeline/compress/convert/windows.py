@@ -33,15 +33,19 @@ def with_measured_windows(
         return rewrite.with_windows(spec, window, local if many else None)
     if samples is None:
         raise RequestError("which layers stay whole is measured on text: name some with --calibrate")
-    longest = max(map(len, samples.calibration))
-    if longest <= window:
-        raise RequestError(
-            f"--to window={window}: sequences of {longest} tokens show nothing of such a window; take a longer "
-            "--sequence-length"
-        )
+    check_lengths(f"window={window}", window, samples)
     harm = _harms(original, window, len(several), samples, on_progress)
     whole = np.argsort(-harm, kind="stable")[:many]
     return rewrite.with_windows(spec, window, local, {int(i) for i in whole})
+
+
+def check_lengths(to: str, window: int, samples: Samples) -> None:
+    """Raise RequestError if no sequence of the text is longer than the window of a change."""
+    longest = max(map(len, samples.calibration))
+    if longest <= window:
+        raise RequestError(
+            f"--to {to}: sequences of {longest} tokens show nothing of such a window; take a longer --sequence-length"
+        )
 
 
 def _harms(

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.compress.convert.recurrent.start import Kind, Matrix, Projections, projections
+from ridgeline.compress.convert.recurrent.start import Kind, Projections, projections
+from ridgeline.compress.convert.recurrent.taylor import Matrix
 from ridgeline.compress.deliver import OnProgress
 from ridgeline.nn import Capture, Model, PassingModel
 from ridgeline.nn.capture import EMBED, INPUT
@@ -90,6 +91,10 @@ class Fitting:
         whole = original.spec
         self.layers: dict[int, Attention] = {i: own for i in range(len(whole.layers)) if (own := whole.attention(i))}
 
+    @property
+    def _out(self) -> str:
+        return f"{self._kind.out}.weight"
+
     def projections(self) -> dict[int, Projections]:
         """Return what each attention layer multiplies its inputs by."""
         sums = {i: _Inputs() for i in self.layers}
@@ -99,12 +104,18 @@ class Fitting:
                 one.count += len(x)
                 one.total, one.square = one.total + x.sum(axis=0), one.square + x.T @ x
         return {
-            i: projections(own, self._reader(i), sums[i].total / sums[i].count, sums[i].square / sums[i].count)
+            i: projections(
+                own,
+                self._reader(i),
+                sums[i].total / sums[i].count,
+                sums[i].square / sums[i].count,
+                self.original.max_model_len,
+            )
             for i, own in self.layers.items()
         }
 
     def fit(self) -> dict[int, Weights]:
-        """Return the fitted weights of each converted layer, `out` included."""
+        """Return the fitted weights of each converted layer, the last matrix included."""
         own = self.projections()
         starts = self._with_rates(own, self._rates(own))
         products = {i: _Products() for i in self.layers}
@@ -112,7 +123,7 @@ class Fitting:
             found = self._apart(starts, seen, batch)
             for i, one in products.items():
                 one.add(found[i], seen.by_name[f"layers.{i}.mixer"])
-        return {i: {**starts[i], "out.weight": products[i].solve().T} for i in self.layers}
+        return {i: {**starts[i], self._out: products[i].solve().T} for i in self.layers}
 
     def _rates(self, own: Mapping[int, Projections]) -> dict[int, Matrix]:
         """Return the rate of decay of each head of each layer."""
@@ -136,7 +147,7 @@ class Fitting:
 
     def _with_rates(self, own: Mapping[int, Projections], rates: Mapping[int, Matrix]) -> dict[int, Weights]:
         return {
-            i: {**self._kind.weights(self.spec.layers[i].mixer, own[i], rates[i]), "out.weight": own[i].out}
+            i: {**self._kind.weights(self.spec.layers[i].mixer, own[i], rates[i]), self._out: own[i].out}
             for i in self.layers
         }
 
@@ -156,7 +167,7 @@ class Fitting:
 
     def _apart(self, weights: Mapping[int, Weights], seen: _Seen, batch: Sequence[Sequence[int]]) -> dict[int, Matrix]:
         """Return the inputs of the last matrix of each converted layer on the streams of the original."""
-        names = {f"layers.{i}.mixer.out{INPUT}": i for i in self.layers}
+        names = {f"layers.{i}.mixer.{self._kind.out}{INPUT}": i for i in self.layers}
         capture = Capture(self.spec, names)
         table, longest = self.original.table, self.original.max_model_len
         model: Model = PassingModel(self.spec, self._changed(self.spec, weights), table, longest, capture=capture)

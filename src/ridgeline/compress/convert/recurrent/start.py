@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ridgeline.spec import Attention, GatedDelta, LightningAttention, Mamba2
-
-Matrix = np.ndarray[Any, np.dtype[np.float64]]
+from ridgeline.compress.convert.recurrent.taylor import Matrix, Scores, reduced
+from ridgeline.spec import Attention, GatedDelta, LightningAttention, Mamba2, TaylorAttention
 
 SHIFT = 2.0  # of values, in their root mean square: silu is close to a line there
 GATE = 1.0  # of gates before their activation
@@ -32,7 +31,8 @@ class Projections:
     """Matrices that attention multiplies its input by, with one row for each number of a head.
 
     q, k and v: [heads, head size, width], keys and values repeated for the heads that share them, each divided by the
-    root mean square of what it gives. constant: u [width]. out: [width, heads * head size].
+    root mean square of what it gives. constant: u [width]. out: [width, heads * head size]. scores: how attention makes
+    scores of products of q and k.
     """
 
     q: Matrix
@@ -40,41 +40,47 @@ class Projections:
     v: Matrix
     constant: Matrix
     out: Matrix
+    scores: Scores
 
 
 def projections(
-    own: Attention, read: Callable[[str], Matrix | None], mean: Matrix, square: Matrix, damping: float = 1e-4
-) -> Projections:
+    own: Attention, read: Callable[[str], Matrix | None], mean: Matrix, square: Matrix, length: int,
+    damping: float = 1e-4,
+) -> Projections:  # fmt: skip
     """Return the projections of a layer.
 
     Args:
         read: returns a weight of the mixer by its name; None for one that it does not have.
         mean: the mean input [width]. square: the mean product of inputs with themselves [width, width].
+        length: longest context in tokens.
     """
     width = len(mean)
     u = np.linalg.solve(square + np.eye(width) * damping * np.trace(square) / width, mean)
     u /= max(float(u @ mean), 1e-12)
 
-    def heads(name: str, count: int, norm: bool) -> Matrix:
+    def heads(name: str, count: int, norm: bool) -> tuple[Matrix, Matrix]:
+        """Return unit rows for each query head, and the root mean square of what they give where attention sees it."""
         weight, bias = read(f"{name}.weight"), read(f"{name}.bias")
         assert weight is not None
         rows = weight if bias is None else weight + bias[:, None] * u
         found = rows.reshape(count, own.head_dim, width)
-        power = np.einsum("hdw,wv,hdv->hd", found, square, found)
-        found = found / np.sqrt(np.maximum(power.mean(axis=1), 1e-12))[:, None, None]
+        power = np.einsum("hdw,wv,hdv->hd", found, square, found).mean(axis=1)
+        found = found / np.sqrt(np.maximum(power, 1e-12))[:, None, None]
         gain = read(f"{name}_norm.weight") if norm else None
         if gain is not None:
             assert own.qk_norm is not None
             found = found * (gain + getattr(own.qk_norm, "offset", 0.0)).reshape(-1, own.head_dim, 1)
-        return np.repeat(found, own.num_heads // count, axis=0)
+        if norm:
+            power = power / np.maximum(power if own.qk_norm_over == "head" else power.mean(), 1e-12)
+        group = own.num_heads // count
+        return np.repeat(found, group, axis=0), np.repeat(np.sqrt(power), group)
 
     has_norm = own.qk_norm is not None
+    (q, q_sizes), (k, k_sizes) = heads("q", own.num_heads, has_norm), heads("k", own.num_kv_heads, has_norm)
     out = read("o.weight")
     assert out is not None
-    return Projections(
-        heads("q", own.num_heads, has_norm), heads("k", own.num_kv_heads, has_norm),
-        heads("v", own.num_kv_heads, False), u, out,
-    )  # fmt: skip
+    scores = Scores(own, own.scale * q_sizes * k_sizes, mean, square, length)
+    return Projections(q, k, heads("v", own.num_kv_heads, False)[0], u, out, scores)
 
 
 def mamba2_weights(mixer: Mamba2, own: Projections, rates: Matrix) -> dict[str, Matrix]:
@@ -117,15 +123,23 @@ def lightning_weights(mixer: LightningAttention, own: Projections, rates: Matrix
     }  # fmt: skip
 
 
+def taylor_weights(mixer: TaylorAttention, own: Projections, rates: Matrix) -> dict[str, Matrix]:
+    """Return the weights of the Taylor expansion of softmax attention by name, but for those of `o`."""
+    q, k = reduced(own.q, own.k, own.scores, own.constant, rates, mixer.feature_dim)
+    return {"q.weight": _rows(q), "k.weight": _rows(k), "v.weight": _rows(own.v)}
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of recurrent mixer that attention can become.
 
-    weights: returns its weights, but for those of `out`. rates: rates of decay, one of which each head gets.
+    weights: returns its weights, but for those of the last matrix. rates: rates of decay, one of which each head gets.
+    out: the name of the last matrix.
     """
 
     weights: Callable[[Any, Projections, Matrix], dict[str, Matrix]]
     rates: tuple[float, ...]
+    out: str = "out"
 
 
 # By the name that --to takes.
@@ -133,6 +147,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     "mamba2": Kind(mamba2_weights, RATES),
     "delta": Kind(delta_weights, RATES),
     "lightning": Kind(lightning_weights, RATES[:1]),
+    "taylor": Kind(taylor_weights, RATES, "o"),
 })  # fmt: skip
 
 

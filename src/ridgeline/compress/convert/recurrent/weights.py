@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from ridgeline.compress.convert.options import ConvertOptions
 from ridgeline.compress.convert.recurrent.fit import Fitting
 from ridgeline.compress.convert.recurrent.keep import kept_layers
 from ridgeline.compress.convert.recurrent.start import KINDS, random_weights
+from ridgeline.compress.convert.windows import check_lengths
 from ridgeline.compress.data import Samples
 from ridgeline.compress.deliver import OnProgress
 from ridgeline.compress.folder import stored_types
@@ -53,18 +55,38 @@ def _split(name: str) -> tuple[int, str]:
     return (int(layer), part) if found else (-1, "")
 
 
-def recurrent_weights(
-    original: LoadedModel, kind: str, many: int | None, samples: Samples | None, options: ConvertOptions,
-    on_progress: OnProgress,
-) -> RecurrentWeights:  # fmt: skip
-    """Return the model with recurrent layers in `many` of each many + 1 attention layers; None: in all.
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """The recurrent layers that a model gets.
 
-    Raises RequestError for a kind or a model that cannot be converted, and without a text.
+    kind: their mixer. many: recurrent layers for each one that keeps its attention; None: all. window: window of the
+    layers that keep their attention; None: they stay as they are.
     """
-    to = f"hybrid={kind}" + (f":{many}" if many else "")
-    recurrent, layers = check_model(original.spec, kind, to)
+
+    kind: str
+    many: int | None = None
+    window: int | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the change as `--to` takes it."""
+        many = f":{self.many}" if self.many else ""
+        return f"hybrid={self.kind}{many}" if self.window is None else f"linear={self.window}{many}"
+
+
+def recurrent_weights(
+    original: LoadedModel, to: Hybrid, samples: Samples | None, options: ConvertOptions, on_progress: OnProgress
+) -> RecurrentWeights:
+    """Return the model with recurrent layers.
+
+    Raises RequestError for a kind or a model that cannot be converted, without a text, and with sequences that are not
+    longer than the window.
+    """
+    recurrent, layers = check_model(original.spec, to.kind, to.text)
     if samples is None:
-        raise RequestError(f"--to {to} is fitted to what the model does on a text: name some with --calibrate")
+        raise RequestError(f"--to {to.text} is fitted to what the model does on a text: name some with --calibrate")
+    if to.window is not None:
+        check_lengths(to.text, to.window, samples)
     spec, given = original.spec, (original.model.weights, stored_types(original), original.table.memory.get)
 
     def changed(made: ModelSpec, weights: Mapping[int, Mapping[str, Any]]) -> RecurrentWeights:
@@ -76,9 +98,11 @@ def recurrent_weights(
     def without(kept: Collection[int]) -> RecurrentWeights:
         """Return the model in which these layers keep their attention."""
         made = rewrite.with_recurrent(spec, recurrent, None, {layers.index(i) for i in kept})
+        if kept and to.window is not None:
+            made = rewrite.with_windows(made, to.window, None)
         return changed(made, {i: w for i, w in fitted.items() if i not in kept})
 
-    kept = kept_layers(original, layers, many, without, samples, options, on_progress)
+    kept = kept_layers(original, layers, to.many, without, samples, options, on_progress)
     found = without(kept)
     if options.start == "attention":
         return found
