@@ -83,7 +83,7 @@ class Workspace:
         forward = self._wider * floats + _layouts(size, self._groups)
         held = LIBRARY_BYTES + self._derived + _tables(size, self._groups) + self._wider * self._kept * size.rows
         held += _late_logits(size, self._spec)
-        if self._on_cpu and not any(group.snapshot for group in self._groups):
+        if self._on_cpu:
             held += _recorded(size, self._spec, self._groups)
         if not self._on_cpu:
             held += sum(self.on_gpu(size.tokens, max_seqs, length).values())
@@ -110,14 +110,18 @@ def _rotary_dims(spec: ModelSpec) -> int:
 
 def _recorded(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> int:
     """Return the bytes of the results of recorded decode steps: those of the largest, half of them, and so on."""
-    return 2 * min(min(size.seqs, RECORDED_SEQS) * (1 + size.drafts), RECORDED_TOKENS) * _row(size, spec, groups)
+    tokens = min(min(size.seqs, RECORDED_SEQS) * (1 + size.drafts), RECORDED_TOKENS)
+    return 2 * tokens * (_row(size, spec, groups) + FLOAT * _absorbed(spec))
 
 
 def _row(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> int:
     """Return the bytes of a token's arrays in a recorded step."""
     heads = max((own.num_heads * own.head_dim for own in spec.attentions(shared=True)), default=0)
+    mixers = [layer.mixer for layer in spec.layers if layer.mixer]
+    recurrent = max((mixer.resident_numbers(spec.hidden_size, several=True) for mixer in mixers), default=0)
     entries = sum(group.num_pages(size.length) + 2 for group in groups)
-    return FLOAT * (spec.vocab_size + 6 * spec.hidden_size + 5 * heads + _rotary_dims(spec)) + INT * entries
+    numbers = spec.vocab_size + 6 * spec.hidden_size + 5 * heads + recurrent + _rotary_dims(spec)
+    return FLOAT * numbers + INT * entries
 
 
 def _recorded_on_gpu(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> int:
@@ -140,7 +144,7 @@ def _recorded_on_gpu(size: StepSize, spec: ModelSpec, groups: Sequence[StateGrou
 def _absorbed(spec: ModelSpec) -> int:
     """Return the numbers of a token's queries and results that are as long as latents, of all heads of a layer.
 
-    Kernels for GPUs always have them, and `workspace` counts those of some heads.
+    Recorded steps and kernels for GPUs always have them, and `workspace` counts those of some heads.
     """
     latent = [layer.mixer for layer in spec.layers if layer.mixer and layer.mixer.keeps_latents]
     return max((mixer.query_group * (mixer.state().elements + mixer.value_size) for mixer in latent), default=0)
