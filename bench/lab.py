@@ -4,7 +4,7 @@ Prints a line for each experiment, with its verdicts, its seconds and what other
 with all of them. Experiments that the folder has already are not run again. The gate: exact claims are as arithmetic
 says. With --sweep it tries the learning rates of the experiments that train, with a seed that they do not use:
 
-    python bench/lab.py --sweep recall
+    python bench/lab.py --sweep mqar
     python bench/lab.py --sweep repair
 """
 
@@ -36,13 +36,13 @@ def main() -> None:
     parser.add_argument("--names", nargs="+", default=NAMES)
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--sweep", choices=("recall", "repair"))
+    parser.add_argument("--sweep", choices=("mqar", "repair"))
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     args = parser.parse_args()
     machine, note = this_machine()
     setup = Setup(args.quick, 0, args.model, args.threads, machine)
     if args.sweep:
-        {"recall": sweep_recall, "repair": sweep_repair}[args.sweep](setup, args.rates)
+        {"mqar": sweep_recall, "repair": sweep_repair}[args.sweep](setup, args.rates)
         return
     args.out.mkdir(parents=True, exist_ok=True)
     records = run_all([find(name) for name in args.names], setup, args.out, show)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lab_fakes import Faked
 
-EXACT: tuple[str, ...] = ("types", "diffusion")
+EXACT: tuple[str, ...] = ("types",)
 TYPES = {"fp32": [4], "bf16": [2], "fp8": [1, -240, 240], "int8": [1, -128, 127], "int4": [0.5, -8, 7]}
 METHODS = {
     "awq-int3": {"bits": 3.15, "rtn": [0.2, 0.01], "awq-int3": [0.1, 0.01]},
@@ -17,6 +17,7 @@ OUTLIERS = {
     "seconds": {"absmax": 1.0, "llm.int8": 4.0, "16 bits": 2.0},
 }
 PRUNED = {"activation": [0.5, 0.05], "weights": [1.0, 0.05], "random 0": [1.0, 0.05], "random 1": [1.2, 0.05]}
+PASSES = {"16": {"1": 7.0, "256": 0.1}, "128": {"1": 0.9, "256": 0.01}}
 TIMES = {"32": [4.0], "8": [1.0], "1": [0.5]}
 HEADS = {"32": 8192, "8": 2048, "1": 256}
 WINDOWS = {
@@ -56,8 +57,8 @@ FAKED: dict[str, Faked] = {
         {}, {"losses": {"mlp=0.5": PRUNED}}, {"losses": {"mlp=0.5": PRUNED | {"random 0": [0.6, 0.05]}}}, {30}
     ),
     "diffusion": Faked(
-        {}, {"gains": {"16": {"1": 7.0, "256": 0.1}, "128": {"1": 0.9, "256": 0.01}}},
-        {"gains": {"16": {"1": 0.9, "256": 0.1}, "128": {"1": 0.5, "256": 0.01}}}, {23},
+        {}, {"gains": PASSES, "here": {"1": [3.0, 1.5, 2.0], "16": [0.9]}},
+        {"gains": PASSES, "here": {"1": [3.0, 0.9, 2.0], "16": [0.9]}}, {23},
     ),
     "heads": Faked(
         {"smaller": {"32": 1, "8": 4, "1": 32}},

@@ -49,9 +49,12 @@ def student(original: LoadedModel, change: str, *, drawn: bool) -> SameWeights:
         spec = with_shared_keys(original.spec, 2)
         return Drawn(spec, *given) if drawn else TiedWeights(original.spec, spec, *given, None)
     counts = {own.num_kv_heads for own in original.spec.attentions(shared=False)}
-    if len(counts) != 1 or (most := counts.pop()) % 2:
-        raise RequestError("half of the key heads cannot be taken: layers need an equal and even number of key heads")
-    spec = with_kv_heads(original.spec, most // 2)
+    if len(counts) != 1 or min(counts) % 2:
+        raise RequestError(
+            f"--model {original.checkpoint.folder.name} has layers with {sorted(counts) or 'no'} key heads, of which "
+            "half cannot be taken; use a model with an equal and even number everywhere"
+        )
+    spec = with_kv_heads(original.spec, min(counts) // 2)
     return Drawn(spec, *given) if drawn else PooledWeights(original.spec, spec, *given, "mean", 0)
 
 

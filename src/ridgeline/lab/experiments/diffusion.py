@@ -1,34 +1,74 @@
-"""Diffusion language models by plan: all tokens in parallel, for one answer and for many."""
+"""Diffusion language models: tokens in parallel, for one answer and for many, measured here and by plan."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
+from ridgeline.archs import OUR_MODEL_TYPE, spec_from_config
 from ridgeline.catalog.machines import hardware
-from ridgeline.catalog.models import find_model
+from ridgeline.catalog.models import find_model, published_config
+from ridgeline.diffusion import as_blocks
 from ridgeline.lab.experiment import Experiment, Facts, Figure, Series, Setup
 from ridgeline.lab.judgement import Judgement, at_least, only_if, untried
+from ridgeline.lab.timing import SMALL, middle, random_model
+from ridgeline.llm import LLM
+from ridgeline.measure.latency import check, random_prompts
 from ridgeline.plan.denoise import denoise
 from ridgeline.plan.planner import Deployment, Load, Planner
+from ridgeline.spec import to_json
+from ridgeline.spec.request import SamplingParams
 
 MODEL, MACHINE, PROMPT, ANSWER = "llama-3.1-8b", "h100", 128, 128
 BATCHES, PASSES = (1, 8, 64, 256), (8, 16, 32, 64, 128)
 FEW = 16  # passes of an answer of 128 tokens: 8 tokens a pass, as decoders with a threshold of confidence report
 
 
+BLOCK, BLOCK_PASSES, TOKENS, HERE = 16, 2, 32, (1, 16)  # of the model that is measured here, and its answers at once
+
+
 def predict(setup: Setup) -> Facts:
-    """Compute by the roofline alone: a pass reads the weights once, as a step of a causal model does."""
-    return {"gain_of_one_answer": ANSWER / FEW}
+    """Count passes, which read the weights once, as a step of a causal model does; a finished block is read again."""
+    return {"gain_of_one_answer": ANSWER / FEW, "passes": TOKENS // BLOCK * (BLOCK_PASSES + 1), "steps": TOKENS}
 
 
 def measure(setup: Setup) -> Facts:
-    """Plan the same sizes as a causal model and as a denoiser, over passes and batches."""
+    """Time random weights as a causal model and as one of blocks; plan a larger model, over passes and batches."""
     planner = Planner(Deployment(find_model(MODEL).spec, hardware(MACHINE)))
     causal = {b: _causal_s(planner, b) for b in BATCHES}
     return {
         "gains": {
             str(p): {str(b): causal[b] / denoise(planner, Load(b, PROMPT, ANSWER), p).latency_s for b in BATCHES}
             for p in PASSES
-        }
+        },
+        "here": _here(setup),
     }
+
+
+def _here(setup: Setup) -> dict[str, list[float]]:
+    """Return how many times as fast a model of blocks answers as a causal one of its size, in turn."""
+    config = published_config(SMALL)
+    assert config is not None
+    spec = as_blocks(spec_from_config(config), BLOCK, 0)
+    blocks = {"model_type": OUR_MODEL_TYPE, "spec": to_json(spec), "eos_token_id": 0}
+    given = setup.threads, max(HERE), BLOCK + TOKENS
+    found: dict[str, list[float]] = {}
+    with random_model(config, *given, dtype="float32") as causal, random_model(blocks, *given, dtype="float32") as own:
+        for batch in HERE:
+            setup.on_part(f"diffusion: {batch} answers at once")
+            rounds = range(4 if setup.quick else 8)
+            times = [[_answer_s(llm, (setup.seed, i), batch) for llm in (causal, own)] for i in rounds]
+            found[str(batch)] = [a / b for a, b in times[1:]]  # the first ones record steps
+    return found
+
+
+def _answer_s(llm: LLM, seed: Sequence[int], batch: int) -> float:
+    passes = BLOCK_PASSES if llm.loaded.spec.diffusion else None
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, denoising_passes=passes)
+    prompts = random_prompts((*seed, batch), batch, BLOCK, llm.loaded.spec.vocab_size)
+    start = time.perf_counter()
+    check(llm.generate(prompts, params))
+    return time.perf_counter() - start
 
 
 def _causal_s(planner: Planner, batch: int) -> float:
@@ -39,23 +79,27 @@ def _causal_s(planner: Planner, batch: int) -> float:
 
 def judge(predicted: Facts, measured: Facts) -> tuple[Judgement, ...]:
     """Judge the gain of few passes for one answer; many answers at once have to be named where they lose."""
-    few = measured["gains"][str(FEW)]
-    (one, gain), *_, (most, last) = few.items()
+    few, here = measured["gains"][str(FEW)], measured["here"]
+    (one, planned), *_, (most, last) = few.items()
     slow = measured["gains"][str(PASSES[-1])][one]
+    (gain, spread), (many, _) = (middle(here[str(n)]) for n in HERE)
     return (
         only_if(
             at_least(
                 23, gain, 1.0,
-                f"by plan, a denoiser with {FEW} passes takes {1 / gain:.2f} of the time of a causal model of its size "
-                f"for one answer of {ANSWER} tokens, and {1 / last:.1f} times its time for {most} at once; with a pass "
-                f"for each token it gains {slow:.2f} times; which quality the passes give is not tried",
+                f"a model of 135 M weights that fills blocks of {BLOCK} tokens in {BLOCK_PASSES} passes answers "
+                f"{gain:.2f} times as fast as a causal one of its size, and {many:.2f} times for {HERE[1]} answers at "
+                f"once; by plan, a Llama 3.1 8B on an H100 with {FEW} passes for {ANSWER} tokens is {planned:.1f} "
+                f"times as fast for one answer, with a pass for each token {slow:.2f} times, and for {most} at once it "
+                f"takes {1 / last:.1f} times as long; which quality the passes give is not tried",
+                spread,
             ),
-            slow <= gain,
+            planned >= 1.0 and slow <= planned,
         ),
         untried(
             24,
-            "it needs a trained denoiser of embeddings, clamping, a classifier that guides it, and an engine that runs "
-            "it; Ridgeline plans for denoisers and runs none",
+            "it needs a trained denoiser of embeddings, clamping, and a classifier that guides it; Ridgeline runs "
+            "models that fill masked tokens, and none that refine embeddings",
         ),
     )  # fmt: skip
 
@@ -76,7 +120,7 @@ def figures(predicted: Facts, measured: Facts) -> tuple[Figure, ...]:
 
 EXPERIMENT = Experiment(
     "diffusion",
-    "Diffusion language models, by plan",
+    "Diffusion language models",
     (23, 24),
     predict,
     measure,
@@ -84,5 +128,4 @@ EXPERIMENT = Experiment(
     "A pass over all positions reads the weights once, as a step of one token does, but computes all positions again. "
     "So few passes gain much while memory limits a step, and lose once a batch makes steps compute-bound.",
     figures,
-    timed=False,
 )
