@@ -33,6 +33,8 @@ from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Load, Planner
 from ridgeline.plan.slo import kept
 
+pytestmark = pytest.mark.usefixtures("short_rates")
+
 LOAD = Load(1, 300, 100)
 WORDS = (
     "--hardware", "cpu-laptop", "--context", "128", "--tokens", "512", "--updates", "2", "--batch-tokens", "128",

@@ -24,6 +24,7 @@ from ridgeline.compress.prune.run import make_cut, measure
 from ridgeline.errors import RequestError
 from ridgeline.evals.documents import Document
 from ridgeline.nn import Capture, Model, PassingModel
+from ridgeline.plan.rewrite import with_layers
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
 from ridgeline.spec import Mamba2, MoE
 from ridgeline.spec.axes import Unit
@@ -121,6 +122,25 @@ def test_a_layer_that_gives_nothing_changes_no_perplexity(name: str, opened: Any
             text.append(int(np.argmax(row + rng.gumbel(size=row.size))))
     losses = losses_without(model, texts, lambda *_: None)
     assert int(strongest(losses)[-1]) == 2
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gpt_neox", "bamba", "granite"])
+def test_losses_without_a_layer_are_those_of_the_shorter_model(name: str, opened: Any) -> None:
+    """Granite scales its branches. Each shorter model is built and run as a whole."""
+    loaded, weights = opened(name)
+    count, losses = len(loaded.spec.layers), losses_without(loaded, SEQUENCES[:4], lambda *_: None)
+    for removed in range(count):
+        kept = [i for i in range(count) if i != removed]
+        names = {f"layers.{old}.": f"layers.{new}." for new, old in enumerate(kept)}
+        own = {key: x for key, x in weights.items() if not key.startswith(f"layers.{removed}.")}
+        for old, new in names.items():
+            own = {key.replace(old, new) if key.startswith(old) else key: x for key, x in own.items()}
+        model = Model(with_layers(loaded.spec, kept), own, loaded.table, loaded.max_model_len)
+        found = []
+        for ids in SEQUENCES[:4]:
+            rows = np.asarray(model(loaded.dense_step([ids])), np.float64)[:-1]
+            found.append(np.log(np.exp(rows).sum(axis=1)) - rows[range(len(ids) - 1), ids[1:]])
+        assert losses[removed] == pytest.approx(np.mean(found), rel=1e-5), removed
 
 
 @pytest.mark.parametrize("name", FAMILIES)

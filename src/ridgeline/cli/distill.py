@@ -43,7 +43,8 @@ _Data = Annotated[
     ),
 ]
 _Tokens = Annotated[
-    int, option("--tokens", min=1, help="Tokens to train on in all stages together. More repair more and take longer.")
+    str,
+    option("--tokens", help="Tokens to train on in all stages together, such as 3M. More repair more and take longer."),
 ]
 _Out = Annotated[
     str,
@@ -203,11 +204,13 @@ def distill(*, what: DistillFlags, run: DistillRunFlags, device: o.Device = "aut
 
 def _options(what: DistillFlags, run: DistillRunFlags, ranks: Ranks) -> DistillOptions:
     """Return the options; missing ones are derived from the models and the device."""
+    from ridgeline.compress.prune.aims import parse_amount
     from ridgeline.load.checkpoint import open_checkpoint
     from ridgeline.load.hub import SMALL_FILES, find_model
     from ridgeline.train.data.batches import whole_rows
     from ridgeline.train.distill import DistillOptions, parse_stages
 
+    tokens = parse_amount("--tokens", what.tokens, "tokens", "3M")
     specs = [open_checkpoint(find_model(name, files=SMALL_FILES)).spec for name in (what.student, what.teacher)]
     longest = min(spec.max_position_embeddings for spec in specs)
     context = run.context or min(DEFAULT_CONTEXT, longest, run.batch_tokens)
@@ -215,7 +218,7 @@ def _options(what: DistillFlags, run: DistillRunFlags, ranks: Ranks) -> DistillO
     if precision == "auto":
         precision = "float32" if ranks.on_host else "bfloat16"
     given = {
-        "tokens": what.tokens, "stages": parse_stages(what.stages), "trained": tuple(what.train or ()),
+        "tokens": tokens, "stages": parse_stages(what.stages), "trained": tuple(what.train or ()),
         "lora": what.lora, "top_k": what.top_k, "held_out": what.held_out, "repeat": what.repeat, "context": context,
         "precision": precision,
         "micro_tokens": run.micro_tokens or whole_rows(run.batch_tokens // ranks.world_size, context, MOST_MICRO),

@@ -9,6 +9,7 @@ import numpy as np
 from ridgeline.errors import RequestError
 from ridgeline.evals.documents import Document
 from ridgeline.evals.windows import Batch
+from ridgeline.nn.step import Stream
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.sample.logits import Floats, Ints, log_softmax
 from ridgeline.sample.sampler import BLOCK
@@ -22,8 +23,13 @@ def logit_blocks(loaded: LoadedModel, batch: Batch, head_block: int = HEAD_BLOCK
     Raises RequestError if a logit is NaN or infinite.
     """
     loaded.spec.require_autoregressive("the likelihood of a text")
-    memory, rows = loaded.table.memory, max(1, head_block // loaded.spec.vocab_size)
     stream = loaded.model.forward(loaded.dense_step(batch.sequences))
+    yield from stream_logits(loaded, stream, batch, head_block)
+
+
+def stream_logits(loaded: LoadedModel, stream: Stream, batch: Batch, head_block: int = HEAD_BLOCK) -> Iterator[Floats]:
+    """Yield the logits of a batch's rows as `logit_blocks` does. stream: the batch after the last layer."""
+    memory, rows = loaded.table.memory, max(1, head_block // loaded.spec.vocab_size)
     for start in range(0, len(batch.rows), rows):
         logits = memory.get(loaded.model.logits(stream, memory.integers(batch.rows[start : start + rows])))
         if not np.isfinite(logits).all():

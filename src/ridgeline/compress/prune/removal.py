@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from ridgeline.compress.grid import Floats
 from ridgeline.errors import RequestError
 from ridgeline.evals.documents import Document
-from ridgeline.evals.scores import logprob_blocks, losses
+from ridgeline.evals.scores import logprobs, losses, stream_logits
 from ridgeline.evals.windows import SlidingContext, batches
 from ridgeline.nn import Model
 from ridgeline.nn.model import residual_scale
 from ridgeline.nn.step import Step, Stream
-from ridgeline.ops.api import Rotary
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.spec import Rope
 
 
-class _Without(Model):
-    """A model that leaves out one layer.
+class _Shortened(Model):
+    """A model that can leave out one layer."""
 
-    The layer after it adds the branch before it with the factor of the removed layer, so that branch is added here.
-    """
+    def without_each(self, step: Step) -> Iterator[Stream]:
+        """Yield the stream after the last layer of the model without each layer. The layers before it run once for all.
 
-    left_out: int | None = None
-    _at = 0
-
-    def forward(self, step: Step, capture: Any = None, aux: Sequence[int] = ()) -> Stream:
-        self._at = 0
-        return super().forward(step, capture, aux)
-
-    def run_block(
-        self, block: Callable[..., Stream], stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary]
-    ) -> Stream:
-        index, self._at = self._at, self._at + 1
-        if index != self.left_out:
-            return super().run_block(block, stream, step, rotaries)
-        if stream.delta is None:
-            return stream
-        return Stream(
-            self._add(stream.residual, stream.delta, residual_scale(self.spec.layers[index - 1])), None, stream.shared
-        )
+        The layer after a removed one would add the branch before it with the factor of the removed layer, so that
+        branch is added here.
+        """
+        rotaries, before = self.rotaries(step), Stream(self.embed(step), None)
+        blocks, scales = list(self._blocks), [residual_scale(layer) for layer in self.spec.layers]
+        for i, block in enumerate(blocks):
+            stream = Stream(self._whole(before, scales[i - 1]), None, before.shared)
+            for later in blocks[i + 1 :]:
+                stream = self.run_block(later, stream, step, rotaries)
+            yield stream
+            before = self.run_block(block, before, step, rotaries)
 
 
 def losses_without(
@@ -57,20 +47,16 @@ def losses_without(
     spec = original.spec
     if any(spec.state_layer(i) != i for i in range(len(spec.layers))):
         raise RequestError("layers that share keys and values cannot be pruned here; prune mlp or heads")
-    model = _Without(spec, original.model.weights, original.table, original.max_model_len)
-    found = np.zeros(len(spec.layers))
+    model = _Shortened(spec, original.model.weights, original.table, original.max_model_len)
+    context, count = max(len(ids) for ids in sequences), len(spec.layers)
     documents = [Document(ids) for ids in sequences]
-    context = max(len(ids) for ids in sequences)
     every = list(batches(documents, SlidingContext.choose(original.max_model_len, context, context - 1)))
-    loaded = replace(original, model=model)
-    for i in range(len(spec.layers)):
-        on_progress("removing each layer", i, len(spec.layers))
-        model.left_out, total, count = i, 0.0, 0
-        for batch in every:
+    loaded, sums = replace(original, model=model), np.zeros(count)
+    for number, batch in enumerate(every):
+        for i, stream in enumerate(model.without_each(original.dense_step(batch.sequences))):
+            on_progress("removing each layer", number * count + i, len(every) * count)
             at = 0
-            for p in logprob_blocks(loaded, batch):
-                total += float(losses(p, batch.targets[at : at + len(p)]).sum())
+            for p in logprobs(stream_logits(loaded, stream, batch)):
+                sums[i] += float(losses(p, batch.targets[at : at + len(p)]).sum())
                 at += len(p)
-            count += at
-        found[i] = total / count
-    return found
+    return sums / sum(len(batch.targets) for batch in every)
