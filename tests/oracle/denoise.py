@@ -48,7 +48,8 @@ def surety(kind: str, p: Tensor, token: int) -> float:
 
 def denoise(
     spec: ModelSpec, weights: Weights, prompt: list[int], count: int, size: int, *, remasking: str = "low_confidence",
-    passes: int | None = None, threshold: float | None = None, factor: float | None = None, ends: tuple[int, ...] = (),
+    passes: int | None = None, threshold: float | None = None, factor: float | None = None,
+    bound: float | None = None, ends: tuple[int, ...] = (),
     edit: Callable[[Tensor, int], None] = lambda scores, index: None,
 ) -> Denoised:  # fmt: skip
     """Return a greedy answer of `count` tokens. size: tokens of a block. edit: changes scores of an answer's token."""
@@ -66,6 +67,7 @@ def denoise(
             found: dict[int, int] = {}
             sure: dict[int, float] = {}
             p_of: dict[int, float] = {}
+            unsure: dict[int, float] = {}
             for i in open_ones:
                 scores = logits[i - shift].clone()
                 edit(scores, i - len(prompt))
@@ -75,6 +77,7 @@ def denoise(
                 found[i] = int(best.indices[0])
                 p = torch.softmax(scores, 0)
                 sure[i], p_of[i] = surety(remasking, p, found[i]), float(p[found[i]])
+                unsure[i] = -surety("entropy", p, found[i])
             if threshold is not None:
                 out.near(list(p_of.values()), threshold)
                 kept = [i for i in open_ones if p_of[i] >= threshold] or [max(p_of, key=lambda i: p_of[i])]
@@ -84,6 +87,12 @@ def denoise(
                 for n in range(1, len(order) + 1):
                     if (n + 1) * (1 - p_of[order[n - 1]]) < factor:
                         kept = order[:n]
+            elif bound is not None:
+                order = sorted(open_ones, key=lambda i: unsure[i])
+                out.near(list(unsure.values()))
+                sums = [sum(unsure[i] for i in order[:n]) for n in range(len(order))]
+                out.near(sums[1:], bound)
+                kept = [i for n, i in enumerate(order) if sums[n] <= bound]
             else:
                 total, steps = end - first, min(given, end - first)
                 share = total // steps + (1 if number < total % steps else 0)

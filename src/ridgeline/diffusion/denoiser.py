@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ridgeline.diffusion.commit import above, shares, surest, within_factor
+from ridgeline.diffusion.commit import above, shares, surest, within_entropy, within_factor
 from ridgeline.diffusion.confidence import CONFIDENCES
 from ridgeline.errors import RequestError
 from ridgeline.ops.noise import Key
@@ -56,7 +56,8 @@ class Denoiser:
     def __init__(self, model: MaskedDiffusion, block: int, row: SampleRow, prompt: int, max_length: int) -> None:
         self._model, self._block, self._row = model, block, row
         self._prompt, self._max_length = prompt, max_length
-        self._confidence = CONFIDENCES[row.params.remasking]
+        bounded = row.params.entropy_bound is not None
+        self._confidence = CONFIDENCES["entropy" if bounded else row.params.remasking]
         self._edits = Edits(row, model.mask_token)
         self._open = Block(-1, [], [], [])
         self._before: Floats | None = None  # logits of the last token before the block, for `predicts_next`
@@ -137,6 +138,8 @@ class Denoiser:
             return above(probabilities, params.confidence_threshold)
         if params.confidence_factor is not None:
             return within_factor(probabilities, params.confidence_factor)
+        if params.entropy_bound is not None:
+            return within_entropy([-confidence for confidence in confidences], params.entropy_bound)
         return surest(confidences, block.counts[block.number])
 
     def _commit(self, index: int, found: SampledToken, raw: Floats) -> None:
