@@ -70,14 +70,15 @@ DECODERS: dict[str, dict[str, Any]] = {
     "threshold": {"threshold": 0.3},
     "factor": {"factor": 1.5},
     "entropy bound": {"bound": 6.0},
+    "editing": {"threshold": 0.3, "edits": 0.2},
 }
 NAMES = {
     "passes": "denoising_passes", "threshold": "confidence_threshold", "factor": "confidence_factor",
-    "bound": "entropy_bound",
+    "bound": "entropy_bound", "edits": "edit_threshold",
 }  # fmt: skip
 
 
-MIDDLE = ("entropy bound",)  # these run with blocks of 7 tokens only
+MIDDLE = ("entropy bound", "editing")  # these run with blocks of 7 tokens only
 RUNS = [(decoder, size) for decoder in DECODERS for size in (4, 7, 16) if size == 7 or decoder not in MIDDLE]
 
 

@@ -11,6 +11,7 @@ import torch
 from ridgeline.diffusion import Denoiser
 from ridgeline.diffusion.commit import above, shares, surest, within_entropy, within_factor
 from ridgeline.diffusion.confidence import entropy
+from ridgeline.diffusion.edit import MAX_EDIT_PASSES, is_settled, replaced
 from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.sched.work import Work
 from ridgeline.spec import MaskedDiffusion
@@ -83,6 +84,51 @@ def test_beyond_the_theorem_kept_tokens_may_be_unlikely_together() -> None:
         among = joint.sum(axis=tuple(i for i in range(3) if i not in kept))
         wrong += [best[i] for i in sorted(kept)] != [int(i) for i in np.unravel_index(among.argmax(), among.shape)]
     assert wrong > 20
+
+
+def edited(is_second_sure: bool, count: int) -> list[tuple[tuple[int, ...], int]]:
+    """Return answers of two tokens that must differ, and their passes: drawn in one pass, and then edited.
+
+    The model is never sure of the first token, unless `is_second_sure` is false: then both want to be the other one's
+    opposite.
+    """
+    params = SamplingParams(max_tokens=2, temperature=1.0, denoising_passes=1, edit_threshold=0.9)
+    found = []
+    for choice in range(count):
+        row = SampleRow.start(params, [A, A], NoiseKey(7, choice), ())
+        denoiser = Denoiser(MaskedDiffusion(MASK), 2, row, 2, 4)
+        tokens: tuple[int, ...] = ()
+        while not tokens:
+            block = denoiser.open_block([A, A])
+            logits = np.full((2, 3), NEVER, np.float32)
+            for at, other in ((0, MASK if is_second_sure else block[1]), (1, block[0])):
+                logits[at, [A, B] if other == MASK else [B if other == A else A]] = 0.0
+            tokens = denoiser.take(logits, Work(0, 0, 0, 2, block, True, 2, 2)).tokens
+        found.append((tokens, denoiser.passes))
+    return found
+
+
+def test_editing_mends_what_one_pass_did_wrong() -> None:
+    """Half of the pairs are invalid after the first pass; one pass mends each, and another one finds nothing."""
+    count = 400
+    found = edited(True, count)
+    assert {tokens for tokens, _ in found} == {(A, B), (B, A)}
+    assert {passes for _, passes in found} == {2, 3}
+    assert abs(sum(passes == 3 for _, passes in found) - count / 2) < 4 * np.sqrt(count / 4)
+
+
+def test_tokens_that_contradict_each_other_change_in_turn_and_the_block_still_ends() -> None:
+    found = edited(False, 50)
+    assert {passes for tokens, passes in found if tokens[0] != tokens[1]} == {2}
+    assert {passes for tokens, passes in found if tokens[0] == tokens[1]} == {1 + MAX_EDIT_PASSES}
+
+
+def test_only_likely_other_tokens_replace_known_ones() -> None:
+    assert replaced([5, 6, 7, 8], [5, 9, 9, 9], [1.0, 0.8, 0.5, 0.4], 0.5) == [1]
+    assert replaced([5], [6], [0.01], 0.0) == [0]
+    assert not is_settled(had_masks=True, changed=False, passes=0)
+    assert is_settled(had_masks=False, changed=False, passes=1)
+    assert not is_settled(had_masks=False, changed=True, passes=1)
 
 
 def entropy_of(p: np.ndarray) -> float:

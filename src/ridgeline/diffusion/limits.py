@@ -8,7 +8,9 @@ from ridgeline.errors import RequestError
 from ridgeline.spec.diffusion import IN_ORDER, MaskedDiffusion
 from ridgeline.spec.request import SAMPLING, Params, SamplingParams
 
-ONLY_HERE = ("remasking", "denoising_passes", "confidence_threshold", "confidence_factor", "entropy_bound")
+ONLY_HERE = (
+    "remasking", "denoising_passes", "confidence_threshold", "confidence_factor", "entropy_bound", "edit_threshold",
+)  # fmt: skip
 COUNTS = ("confidence_threshold", "confidence_factor", "entropy_bound")  # each says how many tokens a pass keeps
 _DEFAULTS = {name: default for name, default, _ in SAMPLING}
 
