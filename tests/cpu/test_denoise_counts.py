@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
+import torch
 
 from ridgeline.diffusion import Denoiser
-from ridgeline.diffusion.commit import above, shares, surest, within_factor
+from ridgeline.diffusion.commit import above, shares, surest, within_entropy, within_factor
+from ridgeline.diffusion.confidence import entropy
+from ridgeline.diffusion.edit import MAX_EDIT_PASSES, is_settled, replaced
 from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.sched.work import Work
 from ridgeline.spec import MaskedDiffusion
@@ -33,6 +38,8 @@ def test_a_threshold_keeps_at_least_one() -> None:
     assert within_factor([0.2, 0.5], 0.1) == [1]
     assert within_factor([0.99, 0.5, 0.98], 0.2) == [0, 2]
     assert surest([0.5, 0.7, 0.7], 2) == [1, 2]
+    assert within_entropy([2.0, 1.0], 0.0) == [1]
+    assert within_entropy([0.5, 0.0, 0.3], 0.3) == [1, 2, 0]
 
 
 def joint_of(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
@@ -77,6 +84,88 @@ def test_beyond_the_theorem_kept_tokens_may_be_unlikely_together() -> None:
         among = joint.sum(axis=tuple(i for i in range(3) if i not in kept))
         wrong += [best[i] for i in sorted(kept)] != [int(i) for i in np.unravel_index(among.argmax(), among.shape)]
     assert wrong > 20
+
+
+def edited(is_second_sure: bool, count: int) -> list[tuple[tuple[int, ...], int]]:
+    """Return answers of two tokens that must differ, and their passes: drawn in one pass, and then edited.
+
+    The model is never sure of the first token, unless `is_second_sure` is false: then both want to be the other one's
+    opposite.
+    """
+    params = SamplingParams(max_tokens=2, temperature=1.0, denoising_passes=1, edit_threshold=0.9)
+    found = []
+    for choice in range(count):
+        row = SampleRow.start(params, [A, A], NoiseKey(7, choice), ())
+        denoiser = Denoiser(MaskedDiffusion(MASK), 2, row, 2, 4)
+        tokens: tuple[int, ...] = ()
+        while not tokens:
+            block = denoiser.open_block([A, A])
+            logits = np.full((2, 3), NEVER, np.float32)
+            for at, other in ((0, MASK if is_second_sure else block[1]), (1, block[0])):
+                logits[at, [A, B] if other == MASK else [B if other == A else A]] = 0.0
+            tokens = denoiser.take(logits, Work(0, 0, 0, 2, block, True, 2, 2)).tokens
+        found.append((tokens, denoiser.passes))
+    return found
+
+
+def test_editing_mends_what_one_pass_did_wrong() -> None:
+    """Half of the pairs are invalid after the first pass; one pass mends each, and another one finds nothing."""
+    count = 400
+    found = edited(True, count)
+    assert {tokens for tokens, _ in found} == {(A, B), (B, A)}
+    assert {passes for _, passes in found} == {2, 3}
+    assert abs(sum(passes == 3 for _, passes in found) - count / 2) < 4 * np.sqrt(count / 4)
+
+
+def test_tokens_that_contradict_each_other_change_in_turn_and_the_block_still_ends() -> None:
+    found = edited(False, 50)
+    assert {passes for tokens, passes in found if tokens[0] != tokens[1]} == {2}
+    assert {passes for tokens, passes in found if tokens[0] == tokens[1]} == {1 + MAX_EDIT_PASSES}
+
+
+def test_only_likely_other_tokens_replace_known_ones() -> None:
+    assert replaced([5, 6, 7, 8], [5, 9, 9, 9], [1.0, 0.8, 0.5, 0.4], 0.5) == [1]
+    assert replaced([5], [6], [0.01], 0.0) == [0]
+    assert not is_settled(had_masks=True, changed=False, passes=0)
+    assert is_settled(had_masks=False, changed=False, passes=1)
+    assert not is_settled(had_masks=False, changed=True, passes=1)
+
+
+def entropy_of(p: np.ndarray) -> float:
+    held = p[p > 0]
+    return float(-(held * np.log(held)).sum())
+
+
+def test_an_entropy_bound_bounds_the_divergence_from_the_joint() -> None:
+    """By brute force: the divergence of the joint distribution of kept tokens from the product of their marginals."""
+    rng, several, close = np.random.default_rng(0), 0, 0
+    for _ in range(2000):
+        n, size, bound = int(rng.integers(2, 5)), int(rng.integers(2, 4)), float(rng.choice([0.0, 0.1, 0.5]))
+        joint = joint_of(rng, n, size)
+        own = [entropy_of(p) for p in marginals(joint)]
+        kept = within_entropy(own, bound)
+        assert kept[0] == int(np.argmin(own))
+        among = joint.sum(axis=tuple(i for i in range(n) if i not in kept))
+        divergence = sum(own[i] for i in kept) - entropy_of(among)
+        assert divergence <= bound + 1e-9
+        several += len(kept) > 1
+        close += divergence > bound / 2 > 0
+    assert several > 500
+    assert close > 20
+
+
+def test_an_entropy_bound_keeps_the_tokens_that_transformers_keeps() -> None:
+    generation = importlib.import_module("transformers.models.diffusion_gemma.generation_diffusion_gemma")
+    generator = torch.Generator().manual_seed(0)
+    for bound in (0.05, 0.5, 3.0):
+        logits = 4 * torch.randn(20, 12, 9, generator=generator, dtype=torch.float64)
+        config = generation.EntropyBoundSamplerConfig(entropy_bound=bound)
+        sampler = generation.EntropyBoundSampler(config, 12, 9, 10)
+        sampler.accept_canvas(torch.zeros(20, 12).long(), torch.ones(20, 12).long(), logits, 0)
+        logprobs = torch.log_softmax(logits, -1).numpy()
+        for rows, kept in zip(logprobs, sampler.accepted_token_mask, strict=True):
+            own = [-entropy(row, 0, 0.0) for row in rows]
+            assert sorted(within_entropy(own, bound)) == kept.nonzero().flatten().tolist()
 
 
 def pairs(passes: int, count: int) -> list[tuple[int, ...]]:

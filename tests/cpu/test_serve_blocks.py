@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from shutil import copy
 from typing import Any
 
 import openai
 import pytest
-from safetensors.numpy import save_file
 
+from cpu.pocket_blocks import MASK, write_pocket_blocks
 from cpu.serving import Server, serving
 from ridgeline import LLM, SamplingParams
-from ridgeline.archs import OUR_MODEL_TYPE
-from ridgeline.diffusion import as_blocks
-from ridgeline.load.checkpoint import open_checkpoint
-from ridgeline.load.hub import find_model
-from ridgeline.load.packed import open_tensors
-from ridgeline.load.weights import load_weights
-from ridgeline.ops import open_table
-from ridgeline.spec import to_json
 
-MASK, SIZE = 4095, 4
+SIZE = 4
 PROMPT = "def add(a, b):"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("blocks")
-    pocket, memory = open_checkpoint(find_model("pocket")), open_table("cpu").memory
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        copy(pocket.folder / name, path)
-    weights = load_weights(
-        pocket.spec, pocket.family.names, open_tensors(pocket), memory, "float32", lambda done: None
-    )  # fmt: skip
-    save_file({name: memory.get(array) for name, array in weights.items()}, path / "model.safetensors")
-    config = {"model_type": OUR_MODEL_TYPE, "spec": to_json(as_blocks(pocket.spec, SIZE, MASK)), "eos_token_id": 0}
-    (path / "config.json").write_text(json.dumps(config))
+    write_pocket_blocks(path, SIZE)
     return path
 
 

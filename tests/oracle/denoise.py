@@ -48,7 +48,8 @@ def surety(kind: str, p: Tensor, token: int) -> float:
 
 def denoise(
     spec: ModelSpec, weights: Weights, prompt: list[int], count: int, size: int, *, remasking: str = "low_confidence",
-    passes: int | None = None, threshold: float | None = None, factor: float | None = None, ends: tuple[int, ...] = (),
+    passes: int | None = None, threshold: float | None = None, factor: float | None = None,
+    bound: float | None = None, edits: float | None = None, ends: tuple[int, ...] = (),
     edit: Callable[[Tensor, int], None] = lambda scores, index: None,
 ) -> Denoised:  # fmt: skip
     """Return a greedy answer of `count` tokens. size: tokens of a block. edit: changes scores of an answer's token."""
@@ -58,15 +59,17 @@ def denoise(
     while len(x) < len(prompt) + count:
         first, end = len(x), (len(x) // size + 1) * size
         x += [mask] * (end - first)
-        given, number = passes or end - first, 0
-        while mask in x[first:]:
+        given, number, without, is_open = passes or end - first, 0, 0, True
+        while is_open:
             logits = define(spec, weights, x)
             out.passes += 1
             open_ones = [i for i in range(first, end) if x[i] == mask]
+            before, others = list(x), [] if edits is None else [i for i in range(first, end) if x[i] != mask]
             found: dict[int, int] = {}
             sure: dict[int, float] = {}
             p_of: dict[int, float] = {}
-            for i in open_ones:
+            unsure: dict[int, float] = {}
+            for i in [*open_ones, *others]:
                 scores = logits[i - shift].clone()
                 edit(scores, i - len(prompt))
                 scores[mask] = -math.inf
@@ -75,24 +78,42 @@ def denoise(
                 found[i] = int(best.indices[0])
                 p = torch.softmax(scores, 0)
                 sure[i], p_of[i] = surety(remasking, p, found[i]), float(p[found[i]])
-            if threshold is not None:
-                out.near(list(p_of.values()), threshold)
-                kept = [i for i in open_ones if p_of[i] >= threshold] or [max(p_of, key=lambda i: p_of[i])]
+                unsure[i] = -surety("entropy", p, found[i])
+            if edits is not None:
+                changing = [i for i in others if found[i] != x[i]]
+                out.near([p_of[i] for i in changing], edits)
+                for i in changing:
+                    x[i] = found[i] if p_of[i] > edits else x[i]
+            if not open_ones:
+                kept = []
+            elif threshold is not None:
+                out.near([p_of[i] for i in open_ones], threshold)
+                kept = [i for i in open_ones if p_of[i] >= threshold] or [max(open_ones, key=lambda i: p_of[i])]
             elif factor is not None:
                 order = sorted(open_ones, key=lambda i: -p_of[i])
                 kept = order[:1]
                 for n in range(1, len(order) + 1):
                     if (n + 1) * (1 - p_of[order[n - 1]]) < factor:
                         kept = order[:n]
+            elif bound is not None:
+                order = sorted(open_ones, key=lambda i: unsure[i])
+                out.near([unsure[i] for i in open_ones])
+                sums = [sum(unsure[i] for i in order[:n]) for n in range(len(order))]
+                out.near(sums[1:], bound)
+                kept = [i for n, i in enumerate(order) if sums[n] <= bound]
             else:
                 total, steps = end - first, min(given, end - first)
                 share = total // steps + (1 if number < total % steps else 0)
                 if share < len(open_ones):
-                    out.near(list(sure.values()))
+                    out.near([sure[i] for i in open_ones])
                 kept = sorted(open_ones, key=lambda i: -sure[i])[:share]
             for i in kept:
                 x[i] = found[i]
             number += 1
+            without += not open_ones
+            is_open = mask in x[first:]
+            if edits is not None:  # one more pass over all tokens, until none changes
+                is_open = bool(open_ones) or (x != before and without < 16)
     answer = x[len(prompt) : len(prompt) + count]
     stop = next((i for i, token in enumerate(answer) if token in ends), None)
     out.tokens = answer if stop is None else answer[: stop + 1]

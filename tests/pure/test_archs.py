@@ -76,12 +76,14 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "qwen3_5": {"text_config": SIZES | KV_HEADS},
     "qwen3_5_moe": {"text_config": SIZES | KV_HEADS},
     "sdar": SIZES | {"block_size": 4, "mask_token_id": 3},
+    "llada2_moe": SIZES | {"moe_intermediate_size": 8},
     "kimi_linear": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
 }
 # Further fields of a small config; without them the fields have the sizes of the family's published model.
 BAMBA = {"mamba_n_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "glm", "glm4", "qwen3", "sdar"), HEADS),
+    "llada2_moe": KV_HEADS | {"mask_token_id": 3},
     "gpt_oss": HEADS | EXPERTS | {"num_local_experts": 4},
     "lfm2": {"num_key_value_heads": 4},
     "jamba": {"num_key_value_heads": 4, "num_experts": 4},

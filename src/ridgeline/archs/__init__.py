@@ -21,6 +21,7 @@ from ridgeline.archs import (
     jamba,
     kimi,
     lfm2,
+    llada2,
     llama,
     mamba,
     minimax,
@@ -39,7 +40,7 @@ from ridgeline.spec import ModelSpec, from_json
 
 MODULES = (
     llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi, bamba, granite,
-    nemotron, sdar,
+    nemotron, sdar, llada2,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 OUR_MODEL_TYPE = "ridgeline"

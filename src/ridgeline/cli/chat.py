@@ -27,7 +27,7 @@ HELP = """\
 /quit    end the program (Ctrl-D does it, too)
 Ctrl-C   stop an answer"""
 # A turn has one answer, which is shown as text; masks and log probabilities are for programs.
-STAGES = (Stage.PENALTY, Stage.TEMPERATURE, Stage.FILTER)
+STAGES = (Stage.PENALTY, Stage.TEMPERATURE, Stage.FILTER, Stage.PASSES)
 SAMPLING = SamplingFlags(
     beams=False,
     only=frozenset({"max_tokens", "stop", *(name for name, _, one in PARAMETERS if one.stage in STAGES)}),
@@ -61,9 +61,11 @@ def chat(
     chosen = {"max_tokens": None, **sampling}
     SamplingParams(**chosen)  # a bad value fails before the model is loaded
     llm = load_model(model, llm_arguments(load, engine, tokenizer=tokenizer, seed=seed))
+    params = SamplingParams(**{**llm.default_sampling_fields(), **chosen})
+    llm.frontend.check_kind(params)  # before the first turn: no turn could be answered
     if verbose or sys.stdin.isatty():
         say_engine(llm, verbose)
-    _Chat(llm, system, SamplingParams(**{**llm.default_sampling_fields(), **chosen}), seed).run()
+    _Chat(llm, system, params, seed).run()
 
 
 class _Chat:

@@ -243,13 +243,15 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
 
 
 def _attention() -> list[tuple[str, object]]:
-    from ridgeline.spec import Attention, Rope
+    from ridgeline.spec import Attention, Blocks, Rope, WholeSequence
 
     plain = Attention(8, 2, 64, 0.125, Rope(64))
     more: dict[str, dict[str, Any]] = {
         "sliding window": {"window": 4096},
         "softcap": {"softcap": 50.0},
         "sinks": {"sinks": True},
+        "blocks": {"sight": Blocks(16)},
+        "whole sequence": {"sight": WholeSequence()},
     }
     return [("grouped", plain), *((name, replace(plain, **fields)) for name, fields in more.items())]
 

@@ -144,6 +144,24 @@ def describe(
         "recurrent_state_bytes": state_bytes(0),
         "row_layers": num_row_layers(spec),
         "kv_scales": dict(stored.kv_scales),
+        "diffusion": _diffusion(spec),
+    }
+
+
+def _diffusion(spec: ModelSpec) -> dict[str, Any] | None:
+    """Return how a diffusion model fills an answer; None for an autoregressive model.
+
+    block: number of tokens that are filled together; None for the whole sequence.
+    """
+    from ridgeline.spec import WholeSequence
+
+    if spec.diffusion is None:
+        return None
+    return {
+        "sight": type(spec.sight).__name__,
+        "block": None if isinstance(spec.sight, WholeSequence) else spec.block,
+        "mask_token": spec.diffusion.mask_token,
+        "predicts_next": spec.diffusion.predicts_next,
     }
 
 
@@ -227,6 +245,26 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
         ("context", f"{r['max_model_len']:,} tokens"),
         ("state", f"{size(per)} per token in {r['state_dtype']}{windowed}{recurrent}; {whole} at full context"),
         *_scale_rows(r),
+        *_diffusion_rows(r["diffusion"]),
+    ]
+
+
+def _diffusion_rows(found: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the rows about the passes of a diffusion model; none for an autoregressive model."""
+    if found is None:
+        return []
+    block = found["block"]
+    sees = f"its own block of {block}, and all blocks before it"
+    passes = f"at most {block} for a block, with one token each; --confidence-threshold makes fewer"
+    if block is None:
+        sees, passes = "all tokens of its sequence", "none: such a model has logits here, and no answers yet"
+    elif block == 1:
+        sees, passes = "itself and all tokens before it", "one for each token"
+    logits = "for the token after a position" if found["predicts_next"] else "for the token at the same position"
+    return [
+        ("diffusion", f"mask token {found['mask_token']:,}; logits are {logits}"),
+        ("a token sees", sees),
+        ("passes", passes),
     ]
 
 

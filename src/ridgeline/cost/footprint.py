@@ -199,7 +199,7 @@ def page_groups(
             mixer = spec.layers[slot.layer].mixer
             assert mixer is not None  # a layer without one keeps nothing
             state = mixer.state()
-            elements = state.elements * (1 if group.snapshot else page_tokens)
+            elements = state.elements * (1 if group.snapshot else group.page_tokens)  # whole blocks of a model
             size = precision.state_bytes(elements, state.parts[-1][-1], snapshot=group.snapshot)
             slots.append(replace(slot, offset=offset, bytes=ceil(size / min(tp, mixer.cut().state))))
             offset += slots[-1].bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 
 def shares(masked: int, passes: int) -> list[int]:
@@ -39,3 +40,15 @@ def within_factor(probabilities: Sequence[float], factor: float) -> list[int]:
     order = surest(probabilities, len(probabilities))
     most = max((n for n, i in enumerate(order, 1) if (n + 1) * (1 - probabilities[i]) < factor), default=1)
     return order[:most]
+
+
+def within_entropy(entropies: Sequence[float], bound: float) -> list[int]:
+    """Return the n indices of the least entropies, for the largest n whose entropies less their largest are in `bound`.
+
+    The divergence of the tokens' joint distribution from the product of their own distributions is at most this sum,
+    so that tokens within a small bound are nearly independent (arXiv:2505.24857; DiffusionGemma). The sum is 0 for one
+    token, which is always returned. entropies, bound: in nats.
+    """
+    order = surest([-entropy for entropy in entropies], len(entropies))
+    before = accumulate((entropies[i] for i in order), initial=0.0)
+    return [i for i, total in zip(order, before, strict=False) if total <= bound]

@@ -2,8 +2,8 @@
 
 The open block is the tokens after the last whole block, and masks up to the block's end. A pass predicts all masks.
 Some predictions are kept, and the others become masks again. Once no mask is left, the block is done and the next one
-opens. A preemption or other company changes nothing: the state is here, and noise depends on the seed, the answer, the
-pass and the position alone.
+opens; with token editing, passes go on until one changes nothing. A preemption or other company changes nothing: the
+state is here, and noise depends on the seed, the answer, the pass and the position alone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ridgeline.diffusion.commit import above, shares, surest, within_factor
+from ridgeline.diffusion.commit import above, shares, surest, within_entropy, within_factor
 from ridgeline.diffusion.confidence import CONFIDENCES
+from ridgeline.diffusion.edit import is_settled, replaced
 from ridgeline.errors import RequestError
 from ridgeline.ops.noise import Key
 from ridgeline.sample.logits import Floats, log_softmax, row_logprobs
@@ -37,14 +38,33 @@ class PassNoise(NoiseKey):
 
 @dataclass(slots=True)
 class Block:
-    """The open block. start: its first position. tokens: mask tokens included. masks: indices of those, ascending."""
+    """The open block. start: its first position. tokens: mask tokens included. masks: indices of those, ascending.
+
+    fixed: number of its first tokens that are of the prompt. edits: passes since it has no mask.
+    """
 
     start: int
     tokens: list[int]
     masks: list[int]
     counts: list[int]
+    fixed: int = 0
     number: int = 0  # of the next pass
+    edits: int = 0
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The prediction of a pass for the block's token `index`.
+
+    raw: its logits [vocabulary]. confidence: larger ones are kept first. probability: the chance of the token found.
+    """
+
+    index: int
+    found: SampledToken
+    raw: Floats
+    confidence: float
+    probability: float
 
 
 class Denoiser:
@@ -56,7 +76,8 @@ class Denoiser:
     def __init__(self, model: MaskedDiffusion, block: int, row: SampleRow, prompt: int, max_length: int) -> None:
         self._model, self._block, self._row = model, block, row
         self._prompt, self._max_length = prompt, max_length
-        self._confidence = CONFIDENCES[row.params.remasking]
+        bounded = row.params.entropy_bound is not None
+        self._confidence = CONFIDENCES["entropy" if bounded else row.params.remasking]
         self._edits = Edits(row, model.mask_token)
         self._open = Block(-1, [], [], [])
         self._before: Floats | None = None  # logits of the last token before the block, for `predicts_next`
@@ -69,7 +90,7 @@ class Denoiser:
             tail = list(tokens[start:])
             masks = list(range(len(tail), self._block))
             counts = shares(len(masks), self._row.params.denoising_passes or len(masks))
-            self._open = Block(start, tail + [self._model.mask_token] * len(masks), masks, counts)
+            self._open = Block(start, tail + [self._model.mask_token] * len(masks), masks, counts, len(tail))
         return tuple(self._open.tokens)
 
     def take(self, logits: Floats, work: Work) -> Result:
@@ -84,24 +105,37 @@ class Denoiser:
         if not work.num_draft:
             return Result()
         self.passes += 1
-        block = self._open
-        raw = np.stack([self._predicting(own, i) for i in block.masks])
-        found, confidences, probabilities = [], [], []
-        for i, scores in zip(block.masks, raw, strict=True):
-            one, logprobs = self._draw(scores, block.start + i)
+        block, threshold = self._open, self._row.params.edit_threshold
+        had_masks, known = bool(block.masks), []
+        if threshold is not None:
+            known = [i for i in range(block.fixed, len(block.tokens)) if i not in block.masks]
+        predictions: list[Prediction] = []
+        for i in (*block.masks, *known):
+            one = self._predict(self._predicting(own, i), i)
             if isinstance(one, RequestError):
                 return Result(error=one)
-            noise = self._noise().uniform(block.start + i, PURPOSE_ORDER)
-            found.append(one)
-            confidences.append(self._confidence(logprobs, one.token, noise))
-            probabilities.append(float(np.exp(logprobs[one.token])))
-        kept = self._kept(confidences, probabilities)
-        for i in kept:
-            self._commit(block.masks[i], found[i], raw[i])
-        chosen = set(kept)
-        block.masks = [index for i, index in enumerate(block.masks) if i not in chosen]
+            predictions.append(one)
+        changes = self._kept(predictions[: len(block.masks)])
+        if threshold is not None:
+            changes += self._replaced(predictions[len(block.masks) :], threshold)
+        for one in changes:
+            self._commit(one)
+        filled = {one.index for one in changes}
+        block.masks = [i for i in block.masks if i not in filled]
         block.number += 1
+        block.edits += not had_masks
+        if threshold is not None and not is_settled(had_masks, bool(changes), block.edits):
+            return Result()
         return self._result()
+
+    def _predict(self, raw: Floats, index: int) -> Prediction | RequestError:
+        """Return what logits [vocabulary] predict for the block's token `index`."""
+        position = self._open.start + index
+        found, logprobs = self._draw(raw, position)
+        if isinstance(found, RequestError):
+            return found
+        confidence = self._confidence(logprobs, found.token, self._noise().uniform(position, PURPOSE_ORDER))
+        return Prediction(index, found, raw, confidence, float(np.exp(logprobs[found.token])))
 
     def _predicting(self, own: Floats, index: int) -> Floats:
         """Return the logits that predict the block's token `index`. own: the logits of the block's tokens."""
@@ -130,22 +164,34 @@ class Denoiser:
         (found,) = sample(scores[None], [here])
         return found, log_softmax(scores[None])[0]
 
-    def _kept(self, confidences: Sequence[float], probabilities: Sequence[float]) -> list[int]:
-        """Return which predictions of a pass are kept."""
+    def _kept(self, masked: Sequence[Prediction]) -> list[Prediction]:
+        """Return which predictions of masked tokens are kept."""
         params, block = self._row.params, self._open
+        if not masked:
+            return []
         if params.confidence_threshold is not None:
-            return above(probabilities, params.confidence_threshold)
-        if params.confidence_factor is not None:
-            return within_factor(probabilities, params.confidence_factor)
-        return surest(confidences, block.counts[block.number])
+            kept = above([one.probability for one in masked], params.confidence_threshold)
+        elif params.confidence_factor is not None:
+            kept = within_factor([one.probability for one in masked], params.confidence_factor)
+        elif params.entropy_bound is not None:
+            kept = within_entropy([-one.confidence for one in masked], params.entropy_bound)
+        else:
+            kept = surest([one.confidence for one in masked], block.counts[block.number])
+        return [masked[i] for i in kept]
 
-    def _commit(self, index: int, found: SampledToken, raw: Floats) -> None:
+    def _replaced(self, known: Sequence[Prediction], threshold: float) -> list[Prediction]:
+        """Return which predictions replace tokens that the block has."""
+        tokens = [self._open.tokens[one.index] for one in known]
+        found, chances = [one.found.token for one in known], [one.probability for one in known]
+        return [known[i] for i in replaced(tokens, found, chances, threshold)]
+
+    def _commit(self, one: Prediction) -> None:
         block, params = self._open, self._row.params
-        block.tokens[index] = found.token
+        block.tokens[one.index] = one.found.token
         if params.logprobs is None:
             return
-        reported = found.logprobs or row_logprobs(raw[None], [found.token], [params.logprobs])[0]
-        block.logprobs[index] = reported
+        reported = one.found.logprobs or row_logprobs(one.raw[None], [one.found.token], [params.logprobs])[0]
+        block.logprobs[one.index] = reported
 
     def _result(self) -> Result:
         """Return the new tokens if all of them are known up to the end of the block, or up to the answer's end."""

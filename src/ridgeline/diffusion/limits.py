@@ -8,7 +8,10 @@ from ridgeline.errors import RequestError
 from ridgeline.spec.diffusion import IN_ORDER, MaskedDiffusion
 from ridgeline.spec.request import SAMPLING, Params, SamplingParams
 
-ONLY_HERE = ("remasking", "denoising_passes", "confidence_threshold", "confidence_factor")
+ONLY_HERE = (
+    "remasking", "denoising_passes", "confidence_threshold", "confidence_factor", "entropy_bound", "edit_threshold",
+)  # fmt: skip
+COUNTS = ("confidence_threshold", "confidence_factor", "entropy_bound")  # each says how many tokens a pass keeps
 _DEFAULTS = {name: default for name, default, _ in SAMPLING}
 
 
@@ -31,8 +34,8 @@ def check_params(params: Params, model: MaskedDiffusion | None, prompt: Sequence
             "bad_token_sequences of several tokens need the tokens before a token, but a diffusion model fills them in "
             "any order; give single tokens"
         )
-    if params.confidence_threshold is not None and params.confidence_factor is not None:
-        raise RequestError("confidence_threshold and confidence_factor both say how many tokens a pass keeps; give one")
+    if len(counts := [name for name in COUNTS if getattr(params, name) is not None]) > 1:
+        raise RequestError(f"{' and '.join(counts)} all say how many tokens a pass keeps; give one")
     if model.mask_token in prompt:
         raise RequestError(
             f"the prompt has the mask token {model.mask_token}, which stands for unknown tokens; take it out"

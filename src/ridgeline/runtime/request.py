@@ -138,7 +138,7 @@ class Frontend:
         draws from the model's seed and its number. Raises RequestError or TokenizerError.
         """
         ids = self.encode(prompt, answer_tokens(params)) if ids is None else self.check_ids(ids)
-        self._check_diffusion(ids, params)
+        self.check_kind(params, ids)
         self.check_length(ids, params)
         params = self._with_bad_words(params)
         params = self._with_breakers(params)
@@ -155,8 +155,8 @@ class Frontend:
         whole = kind == "prompt" and options.truncate_prompt_tokens is None
         return GenerationRequest(ids, params, noise, value if whole else None, priority, options.cache_salt)
 
-    def _check_diffusion(self, ids: Sequence[int], params: Params) -> None:
-        """Raise RequestError for a request that this kind of model cannot serve."""
+    def check_kind(self, params: Params, ids: Sequence[int] = ()) -> None:
+        """Raise RequestError for parameters, or ids of a prompt, that this kind of model cannot serve."""
         if isinstance(self._spec.sight, WholeSequence):
             raise RequestError(
                 f"{self._spec.family} predicts whole sequences, whose state is never final; Ridgeline generates with "

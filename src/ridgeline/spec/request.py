@@ -198,6 +198,16 @@ class SamplingParams:
         help="A diffusion model keeps the n likeliest tokens of a pass, for the largest n with (n + 1) (1 - p) below "
         "this number, where p is the least of their probabilities (arXiv:2505.22618).",
     ))
+    entropy_bound: float | None = declare(None, Number(
+        stage=Stage.PASSES, low=0.0, none="as many tokens in a pass as denoising_passes says",
+        help="A diffusion model keeps the tokens of a pass with the least entropies, for the most tokens whose "
+        "entropies without the largest sum to at most this number of nats (arXiv:2505.24857). 0.1 is usual.",
+    ))
+    edit_threshold: float | None = declare(None, Number(
+        stage=Stage.PASSES, low=0.0, high=1.0, none="a token that was kept stays",
+        help="Probability above which a later pass of a diffusion model replaces a token of its open block by another "
+        "one. A block is done once a pass changes nothing, which takes a pass more (LLaDA2.1, arXiv:2602.08676).",
+    ))
     num_speculative_tokens: int | None = declare(None, Whole(
         stage=Stage.SPEED, low=0, flag=False, none="as many as --num-speculative-tokens says",
         help="Largest number of draft tokens that a step verifies for an answer, if the engine has drafts. 0 turns "

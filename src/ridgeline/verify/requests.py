@@ -23,11 +23,11 @@ REPEATING = SamplingParams(
     temperature=1, dry_multiplier=2, dry_allowed_length=1, xtc_probability=0.5, xtc_threshold=0.05, ignore_eos=True
 )
 KINDS = (GREEDY, SAMPLED, PENALIZED, REPEATING)
-# Passes of a diffusion model: one token each; those that are sure; a fixed number of them; in a drawn order. In a case
-# of preemption the second request still runs when the first one needs a page.
+# Passes of a diffusion model: one token each; those that are sure, which later passes may replace; a fixed number of
+# them; in a drawn order. In a case of preemption the second request still runs when the first one needs a page.
 BLOCK_KINDS = (
     GREEDY,
-    SamplingParams(temperature=0, confidence_threshold=0.3, ignore_eos=True),
+    SamplingParams(temperature=0, confidence_threshold=0.3, edit_threshold=0.3, ignore_eos=True),
     SamplingParams(temperature=1, top_p=0.9, denoising_passes=2, ignore_eos=True),
     SamplingParams(temperature=1, remasking="random", denoising_passes=3, ignore_eos=True),
 )

@@ -83,6 +83,7 @@ def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Fi
     from ridgeline.plan.rewrite import with_kv_heads
 
     d, m, size = planner.deployment, report["memory"], decimal_bytes
+    page = next((g.page_tokens for g in planner.memory.groups if not g.snapshot), d.page_tokens)
     slack = m["pages_bytes"] / m["formula_bytes"] - 1 if m["formula_bytes"] else 0.0
     yield "weights", size(m["weight_bytes"]), f"{d.precision.weights} matrices and their scales, float32 vectors"
     yield "state, by formula", size(m["formula_bytes"]), (
@@ -92,7 +93,7 @@ def _memory(report: dict[str, Any], planner: Planner, load: Load) -> Iterator[Fi
         "state, allocated",
         size(m["pages_bytes"]),
         (
-            f"in pages of {d.page_tokens} tokens: {slack:.1%} more for partly filled pages and the null page"
+            f"in pages of {page} tokens: {slack:.1%} more for partly filled pages and the null page"
             + (", and two copies of recurrent states" if any(g.snapshot for g in planner.memory.groups) else "")
         ),
     )
