@@ -93,6 +93,8 @@ LLAMA = Attention(32, 8, 128, 128**-0.5)
         (LLAMA, 2048, 2, torch.int8), (LLAMA, 8, 8, torch.uint8), (LLAMA, 2048, 2, torch.float32),
         (Attention(16, 8, 256, 0.1, softcap=50.0, window=4096), 2048, 2, torch.float16),
         (Attention(64, 1, 512, 0.1, window=64, pattern=FirstTokens(4)), 600, 600, torch.int8),
+        (Attention(16, 8, 256, 0.1, softcap=50.0, window=4096), 2048, 2, torch.float32),
+        (Attention(64, 1, 512, 0.1, window=64, pattern=FirstTokens(4)), 600, 600, torch.float32),
     ],
 )  # fmt: skip
 def test_attention(case: Attention, tokens: int, sequences: int, dtype: torch.dtype, target: GPUTarget) -> None:
@@ -108,7 +110,9 @@ LITE = LatentAttention(16, 512, 128, 64, 128, 192**-0.5, RMSNorm(), rope=Rope(64
 
 @pytest.mark.slow
 @TARGETS
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.int8, torch.uint8, pytest.param(torch.float32, marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize(("case", "tokens", "sequences"), [(LITE, 1, 1), (DEEPSEEK, 100, 100), (DEEPSEEK, 2048, 2)])
 def test_latents(case: LatentAttention, tokens: int, sequences: int, dtype: torch.dtype, target: GPUTarget) -> None:
     launches = l.latents(case, tokens, sequences, dtype)

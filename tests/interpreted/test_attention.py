@@ -33,7 +33,8 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
         (PLAIN, torch.float16, 16), (ODD, torch.float16, 3),
         (replace(ODD, window=None, softcap=2.0), torch.bfloat16, 16), (Attention(8, 1, 128, 0.1), torch.float16, 16),
         (PLAIN, torch.int8, 16), (ODD, torch.uint8, 1), (ODD, torch.float32, 16),
-        (Attention(2, 1, 288, 0.1), torch.int8, 16), (Attention(20, 1, 16, 0.3, window=90), torch.uint8, 16),
+        (Attention(2, 1, 288, 0.1), torch.int8, 16),
+        (Attention(20, 1, 16, 0.3, window=90), torch.uint8, 16),
         (replace(ODD, window=24, pattern=FirstTokens(3)), torch.float16, 3),
         (replace(ODD, window=9, pattern=Dilated(13)), torch.bfloat16, 16),
         *nightly(
@@ -41,7 +42,9 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
             (replace(PLAIN, num_heads=2, window=1), torch.float16, 16),
             (replace(ODD, window=200), torch.bfloat16, 63), (ODD, torch.int8, 3), (PLAIN, torch.uint8, 16),
             (Attention(2, 1, 200, 0.1, softcap=9.0), torch.float16, 16),
-            (Attention(2, 1, 160, 0.1), torch.float32, 16), (Attention(24, 1, 16, 0.3), torch.float16, 16),
+            (Attention(2, 1, 160, 0.1), torch.float32, 16),
+            (replace(ODD, num_kv_heads=3, head_dim=300, scale=0.05), torch.float32, 16),
+            (replace(ODD, head_dim=257, scale=0.05), torch.float32, 16), (Attention(24, 1, 16, 0.3), torch.float16, 16),
             (replace(ODD, window=70, pattern=FirstTokens(70)), torch.int8, 16),
             (replace(ODD, window=9, pattern=Strided(7)), torch.float16, 16),
         ),
@@ -81,6 +84,13 @@ def test_few_and_many_programs_give_the_same_bits(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(paged, "PROGRAMS", programs)
         found.append(TABLE.primitive(api.PAGED_ATTENTION, PLAIN)(q, kv, None))
     assert torch.equal(*found)
+
+
+def test_two_programs_share_long_values_in_float32() -> None:
+    """Each of them computes a half of the numbers of a value, in one split and in several."""
+    sequences = Sequences(replace(ODD, num_heads=4, head_dim=260, scale=0.05), [70, 3], 16, torch.float32)
+    assert sequences.error([0, 1], [69, 2], [1, 1]) < 1e-4
+    assert sequences.error([1, 0], [0, 66], [3, 2]) < 1e-4
 
 
 def test_large_queries_are_not_cut() -> None:

@@ -33,7 +33,10 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
         (SMALL, torch.float16, 16, torch.bfloat16), (SMALL, torch.bfloat16, 1, torch.float32),
         (MANY, torch.int8, 3, torch.bfloat16), (SMALL, torch.uint8, 16, torch.bfloat16),
         (DEEPSEEK, torch.bfloat16, 16, torch.bfloat16),
-        *nightly((MANY, torch.float16, 16, torch.float16), (SMALL, torch.float32, 63, torch.bfloat16)),
+        *nightly(
+            (MANY, torch.float16, 16, torch.float16), (SMALL, torch.float32, 63, torch.bfloat16),
+            (replace(SMALL, kv_lora_rank=320), torch.float32, 16, torch.bfloat16),
+        ),
     ],
 )  # fmt: skip
 def test_chunks_and_decode_steps_equal_the_definition(

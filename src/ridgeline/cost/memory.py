@@ -162,7 +162,7 @@ def _partials(size: StepSize, spec: ModelSpec) -> int:
         blocks = -(-group // least)  # programs for the heads that share a head of keys
         most = PROGRAMS * LARGEST_KEPT // max(LARGEST_KEPT, width) - 1
         programs = min(size.seqs * (1 + size.drafts) * keys * blocks, most)
-        apart = programs * -(-size.length // SPLIT) * (width + 2) * min(group, least)
+        apart = programs * -(-size.length // SPLIT) * (width + 4) * min(group, least)
         tiles = -(-size.tokens // max(1, least // _power_above(group))) + size.seqs
         found = max(found, apart, tiles * keys * width * max(COLUMNS, blocks * least))
     return FLOAT * found

@@ -170,24 +170,35 @@ def tile_at(step, begin, ahead, split, span, RULE: tl.constexpr, SIZES: tl.const
 
 
 @triton.jit
+def add_scores(scores, queries, keys, row, is_held, chunk, SHAPE: tl.constexpr, NUMBERS: tl.constexpr):
+    """Return the sum of scores and the products of some numbers of keys and queries; those of queries are read here."""
+    CHUNK: tl.constexpr = NUMBERS[3]
+    _, _, q, cell, is_real, inverse, _ = queries
+    d = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = (d < SHAPE[4])[None, :]
+    x = tl.load(q + cell[:, None] + d[None, :], mask=is_real[:, None] & inside, other=0.0)
+    high, low = sliced(tl.trans(x * inverse[:, None]), NUMBERS[1], NUMBERS[2])
+    k = numbers_at(keys, row, d, is_held[:, None] & inside, NUMBERS[0])
+    return product(k, high, low, scores, NUMBERS[2])
+
+
+@triton.jit
 def scores_of(queries, keys, row, is_held, SHAPE: tl.constexpr, NUMBERS: tl.constexpr):
     """Return the products of keys in some rows with queries, times their factors: [BLOCK_K, R]."""
     SLICES: tl.constexpr = NUMBERS[2]
     CHUNK: tl.constexpr = NUMBERS[3]
-    high, low, q, cell, is_real, inverse, factor = queries
+    high, low, _, cell, _, _, factor = queries
     scores = tl.zeros([row.shape[0], cell.shape[0]], tl.float32)
     if CHUNK == 0:
         d = tl.arange(0, SHAPE[3])
         k = numbers_at(keys, row, d, is_held[:, None] & (d < SHAPE[4])[None, :], NUMBERS[0])
         scores = product(k, high, low, scores, SLICES)
-    else:
+    elif keys.dtype.element_ty == tl.float32:  # an unrolled loop would spill registers
+        for chunk in range((SHAPE[4] + CHUNK - 1) // CHUNK):
+            scores = add_scores(scores, queries, keys, row, is_held, chunk, SHAPE, NUMBERS)
+    else:  # an unrolled loop lets copies of the next keys run ahead
         for chunk in tl.static_range((SHAPE[4] + CHUNK - 1) // CHUNK):
-            d = chunk * CHUNK + tl.arange(0, CHUNK)
-            inside = (d < SHAPE[4])[None, :]
-            x = tl.load(q + cell[:, None] + d[None, :], mask=is_real[:, None] & inside, other=0.0)
-            high, low = sliced(tl.trans(x * inverse[:, None]), NUMBERS[1], SLICES)
-            k = numbers_at(keys, row, d, is_held[:, None] & inside, NUMBERS[0])
-            scores = product(k, high, low, scores, SLICES)
+            scores = add_scores(scores, queries, keys, row, is_held, chunk, SHAPE, NUMBERS)
     return scores * factor[None, :]
 
 
@@ -395,29 +406,30 @@ def attend(
 ):  # fmt: skip
     """Compute out [T, H, D] for a tile of BLOCK_Q queries of one sequence and some heads of one head of keys.
 
-    SHAPE: H, K, D, a power of two that is at least D, and numbers of a query and a key. NUMBERS: kind and type of the
-    operands, slices, and numbers of a query that are read at once, or 0 for queries that stay in registers. SIZES:
-    tokens of a page, and keys of a split and of a tile.
-    GROUP: heads of the program, a power of two; BLOCKS: programs for the heads of one head of keys. SINGLE: each
-    sequence has one query. MOST: at least `sequences`. TREE: drafts of some sequences form trees, and BLOCK_Q is 1.
+    SHAPE: H, K, numbers of a value for one program, a power of two of them, numbers of a query and a key, programs that
+    share a value, D. NUMBERS: kind and type of the operands, slices, and numbers of a query that are read at once, or 0
+    for queries that stay in registers. SIZES: tokens of a page, and keys of a split and of a tile. GROUP: heads of the
+    program, a power of two; BLOCKS: programs for the heads of one head of keys. SINGLE: each sequence has one query.
+    MOST: at least `sequences`. TREE: drafts of some sequences form trees, and BLOCK_Q is 1.
     """
     R: tl.constexpr = BLOCK_Q * GROUP
     MEMBERS: tl.constexpr = SHAPE[0] // SHAPE[1]
     OWN: tl.constexpr = GROUP if BLOCKS > 1 else MEMBERS  # columns of a query in parts
     WIDTH: tl.constexpr = SHAPE[3]
-    column, head = tl.arange(0, R), tl.program_id(1) // BLOCKS
+    column, begin = tl.arange(0, R), tl.program_id(1) % SHAPE[5] * SHAPE[2]
     here = tile_here(starts, lengths, paths, sequences, BLOCK_Q, MOST, SINGLE, TREE)
     sequence, token, count, first, known, path = here
     if sequence < sequences:
-        query, index = column // GROUP, column % GROUP
-        member = tl.program_id(1) % BLOCKS * GROUP + index
+        query, index, head = column // GROUP, column % GROUP, tl.program_id(1) // (BLOCKS * SHAPE[5])
+        member = tl.program_id(1) // SHAPE[5] % BLOCKS * GROUP + index
         is_real = (member < MEMBERS) & (query < count)
         cell = (token + query).to(tl.int64) * SHAPE[0] + head * MEMBERS + member
         queries = slices_of(q, cell * SHAPE[4], is_real, scale, SHAPE, NUMBERS)
         oldest = tl.maximum(first - (RULE[0] - 1) * RULE[1], 0) if RULE[0] > 0 and RULE[3] == 0 else 0
         span = tl.where(is_real, first + query, -1), oldest, first + count - 1, known, path
         table = tables + sequence.to(tl.int64) * table_stride
-        stored = keys, values, key_scales, value_scales, table, (page_stride, slot_stride, head_stride, scale_stride)
+        strides = page_stride, slot_stride, head_stride, scale_stride
+        stored = keys, values + begin, key_scales, value_scales, table, strides
         splits = splits_of(span, RULE, SIZES)
         block, d = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64), tl.arange(0, WIDTH)
         is_last = True
@@ -429,8 +441,7 @@ def attend(
                 m_own, s_own, acc_own = split_of(
                     queries, stored, span, head, split, cap, HAS_CAP, SHAPE, RULE, NUMBERS, SIZES, TREE
                 )
-                kept, is_kept = query * OWN + index, index < OWN
-                at = block * num_splits
+                kept, is_kept, at = query * OWN + index, index < OWN, block * num_splits
                 store_part(parts, at + split, kept, is_kept, m_own, s_own, acc_own, WIDTH, BLOCK_Q * OWN)
                 tl.debug_barrier()  # all threads have stored before one of them says so
                 is_last = tl.atomic_add(arrived + block, 1, sem="acq_rel") == splits[2] - 1
@@ -444,5 +455,5 @@ def attend(
             )
         if is_last:
             found = finish(m, s, acc, sinks, head * MEMBERS + member, is_real, value_scale, HAS_SINKS)
-            to = out + cell[None, :] * SHAPE[2] + d[:, None]
+            to = out + cell[None, :] * SHAPE[6] + begin + d[:, None]
             tl.store(to, found, mask=is_real[None, :] & (d < SHAPE[2])[:, None])

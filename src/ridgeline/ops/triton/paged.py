@@ -79,6 +79,14 @@ def block_of(heads: Heads, kind: torch.dtype, *, is_single: bool) -> Block:
     return Block(members, queries, -(-heads.group // members), compiled)
 
 
+def value_parts(heads: Heads, kind: torch.dtype) -> int:
+    """Return how many programs share the numbers of a value, because registers have no room for all sums of float32.
+
+    Each of them computes all scores.
+    """
+    return 2 if kind.itemsize == 4 and heads.size > 2 * LARGEST_KEPT and heads.size % 2 == 0 else 1
+
+
 def chunk_of(heads: Heads, kind: torch.dtype) -> int:
     """Return how many numbers of queries are read at once for each tile of keys; 0 where they stay in registers."""
     if kind.itemsize == 4:
@@ -152,7 +160,9 @@ class Attend:
         block = block_of(h, keys.dtype, is_single=is_single or is_tree)
         # Rounding up adds less than a tile for each sequence; programs behind the last tile end at once.
         tiles = tokens if block.queries == 1 else -(-tokens // block.queries) + sequences
-        by_key, width = h.num_kv_heads * block.programs, max(16, power_above(h.size))
+        parts = value_parts(h, keys.dtype)
+        size = h.size // parts
+        by_key, width = h.num_kv_heads * block.programs * parts, max(16, power_above(size))
         num_splits = -(-layout.tables.shape[1] * page // SPLIT)
         is_few = tiles * by_key < PROGRAMS * LARGEST_KEPT // max(LARGEST_KEPT, width)
         is_apart = (is_single or is_tree) and num_splits > 1 and is_few
@@ -173,7 +183,7 @@ class Attend:
             scale_stride=0 if key_scales is None else key_scales.stride(0), scale=h.scale * scales[0],
             value_scale=scales[1], cap=h.softcap or 0.0, num_splits=num_splits,
             HAS_CAP=h.softcap is not None, HAS_SINKS=sinks is not None,
-            SHAPE=(h.num_heads, h.num_kv_heads, h.size, width, h.key), RULE=h.rule,
+            SHAPE=(h.num_heads, h.num_kv_heads, size, width, h.key, parts, h.size), RULE=h.rule,
             NUMBERS=(kind, operand, SLICES, chunk_of(h, keys.dtype)),
             SIZES=(page, SPLIT, tile_keys(h.size, keys.dtype)), GROUP=block.members, BLOCKS=block.programs,
             BLOCK_Q=block.queries, MOST=power_above(sequences), SINGLE=is_single, TREE=is_tree, APART=is_apart,
