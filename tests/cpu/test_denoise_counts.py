@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -86,13 +87,14 @@ def test_beyond_the_theorem_kept_tokens_may_be_unlikely_together() -> None:
     assert wrong > 20
 
 
-def edited(is_second_sure: bool, count: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return answers of two tokens that must differ, and their passes: drawn in one pass, and then edited.
+def answers(
+    params: SamplingParams, count: int, sees: Callable[[Sequence[int]], tuple[int, int]], *, mask_logit: float = NEVER
+) -> list[tuple[tuple[int, ...], int]]:
+    """Return answers of two tokens that must differ, and their passes.
 
-    The model is never sure of the first token, unless `is_second_sure` is false: then both want to be the other one's
-    opposite.
+    sees: what the model sees of the other token at each position, from the tokens of the block. It wants the opposite
+    of what it sees, and A or B with equal chance if that is the mask token.
     """
-    params = SamplingParams(max_tokens=2, temperature=1.0, denoising_passes=1, edit_threshold=0.9)
     found = []
     for choice in range(count):
         row = SampleRow.start(params, [A, A], NoiseKey(7, choice), ())
@@ -101,11 +103,22 @@ def edited(is_second_sure: bool, count: int) -> list[tuple[tuple[int, ...], int]
         while not tokens:
             block = denoiser.open_block([A, A])
             logits = np.full((2, 3), NEVER, np.float32)
-            for at, other in ((0, MASK if is_second_sure else block[1]), (1, block[0])):
+            for at, other in enumerate(sees(block)):
                 logits[at, [A, B] if other == MASK else [B if other == A else A]] = 0.0
+            logits[:, MASK] = mask_logit
             tokens = denoiser.take(logits, Work(0, 0, 0, 2, block, True, 2, 2)).tokens
         found.append((tokens, denoiser.passes))
     return found
+
+
+def edited(is_second_sure: bool, count: int) -> list[tuple[tuple[int, ...], int]]:
+    """Return answers of two tokens that must differ, and their passes: drawn in one pass, and then edited.
+
+    The model is never sure of the first token, unless `is_second_sure` is false: then both want to be the other one's
+    opposite.
+    """
+    params = SamplingParams(max_tokens=2, temperature=1.0, denoising_passes=1, edit_threshold=0.9)
+    return answers(params, count, lambda block: (MASK if is_second_sure else block[1], block[0]))
 
 
 def test_editing_mends_what_one_pass_did_wrong() -> None:
@@ -174,21 +187,9 @@ def pairs(passes: int, count: int) -> list[tuple[int, ...]]:
     Logits are those of an exact model: a position is A or B with equal chance, or the other one's opposite.
     """
     params = SamplingParams(max_tokens=2, temperature=1.0, denoising_passes=passes, remasking="random")
-    found = []
-    for choice in range(count):
-        row = SampleRow.start(params, [A, A], NoiseKey(7, choice), ())
-        denoiser = Denoiser(MaskedDiffusion(MASK), 2, row, 2, 4)
-        tokens: tuple[int, ...] = ()
-        while not tokens:
-            block = denoiser.open_block([A, A])
-            logits = np.full((2, 3), NEVER, np.float32)
-            for at, other in ((0, block[1]), (1, block[0])):
-                logits[at, [A, B] if other == MASK else [B if other == A else A]] = 0.0
-            logits[:, MASK] = 1.0  # never taken, although it is the likeliest
-            tokens = denoiser.take(logits, Work(0, 0, 0, 2, block, True, 2, 2)).tokens
-        assert denoiser.passes == passes
-        found.append(tokens)
-    return found
+    found = answers(params, count, lambda block: (block[1], block[0]), mask_logit=1.0)  # never taken, but the likeliest
+    assert {taken for _, taken in found} == {passes}
+    return [tokens for tokens, _ in found]
 
 
 def test_one_pass_gives_invalid_pairs_at_the_predicted_rate_and_two_give_none() -> None:

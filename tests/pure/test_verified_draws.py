@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 import pytest
@@ -17,7 +18,15 @@ from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.request import SamplingParams
 
 VOCABULARY = 40
-FILTERS = [
+
+
+class Filters(TypedDict, total=False):
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+FILTERS: list[Filters] = [
     {}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 12, "top_p": 0.9, "min_p": 0.01}, {"top_k": 1},
 ]  # fmt: skip
 TREES: list[tuple[int, ...]] = [(), (-1, -1, -1, 0, 0, 3), (-1, 0, -1, -1, 1)]
@@ -28,8 +37,8 @@ def work_of(row: int, tokens: Sequence[int], parents: tuple[int, ...]) -> Work:
     return Work(row, row, 0, 10, (1, *tokens), True, 10, len(tokens), parents=parents)
 
 
-def row_of(seed: int, temperature: float, filters: dict[str, float]) -> SampleRow:
-    params = SamplingParams(temperature=temperature, **filters)  # type: ignore[arg-type]
+def row_of(seed: int, temperature: float, filters: Filters) -> SampleRow:
+    params = SamplingParams(temperature=temperature, **filters)
     return SampleRow.start(params, [1] * 10, NoiseKey(seed, 0), ())
 
 
