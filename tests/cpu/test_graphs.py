@@ -29,6 +29,7 @@ from ridgeline.sample.sampler import NoiseKey
 from ridgeline.settings import EngineConfig, EngineOptions, resolve
 from ridgeline.spec import RMSNorm
 from ridgeline.spec.request import BeamSearchParams, Params, SamplingParams
+from shares import daily
 
 _kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 
@@ -40,6 +41,7 @@ RECURRENT = [
 ]  # fmt: skip
 EXPERTS = ["qwen3_moe", "mixtral", "gpt_oss", "granitemoe", "qwen3_next"]
 LATENTS = ["deepseek_v2", "deepseek_v3"]
+DAILY = [*DENSE, *RECURRENT, *EXPERTS, *LATENTS]
 
 
 @cache
@@ -156,7 +158,7 @@ def test_recorded_steps_are_the_unrecorded_ones(
     assert runs[1].num_recorded == 0
 
 
-@pytest.mark.parametrize("name", DENSE + RECURRENT + EXPERTS + LATENTS)
+@pytest.mark.parametrize("name", daily([*CASES, *SPECS], DAILY, slow=False))
 def test_models_are_recorded(name: str) -> None:
     chosen = config(name, max_num_seqs=4, block_size=4)
     runs = [Run(name, chosen, recorded=recorded) for recorded in (True, False)]
