@@ -92,8 +92,8 @@ def answers(
 ) -> list[tuple[tuple[int, ...], int]]:
     """Return answers of two tokens that must differ, and their passes.
 
-    sees: what the model sees of the other token at each position, from the tokens of the block. It wants the opposite
-    of what it sees, and A or B with equal chance if that is the mask token.
+    sees: returns, from the tokens of the block, the other token as the model sees it at each position. The model wants
+    the opposite of it, and A or B with equal chance if it is the mask token.
     """
     found = []
     for choice in range(count):
