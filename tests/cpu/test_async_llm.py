@@ -126,14 +126,20 @@ def test_an_error_in_a_step_ends_only_open_requests(
 
             def failing(runner: DeviceRunner, plan: Any, sampling: Any) -> Any:
                 nonlocal failed
-                # all requests have arrived
                 if not failed and len(plan.works) == sum(len(answers) for answers in wanted):
                     failed = True
                     raise error
                 return submit(runner, plan, sampling)
 
             monkeypatch.setattr(DeviceRunner, "submit", failing)
-            lost = await asyncio.gather(*(collect(llm, i) for i in range(4)), return_exceptions=True)
+            # The engine begins when all requests have arrived, so that one step has the rows of all.
+            arrived = threading.Event()
+            llm._engine.stats(lambda _: arrived.wait(60))
+            requests = [asyncio.create_task(collect(llm, i)) for i in range(4)]
+            while llm._engine._inbox.qsize() < len(requests):
+                await asyncio.sleep(0)
+            arrived.set()
+            lost = await asyncio.gather(*requests, return_exceptions=True)
             kind = MemoryError if isinstance(error, MemoryError) else RuntimeError  # nobody's client should exit
             assert failed and all(isinstance(e, kind) for e in lost)
             assert [await collect(llm, i) for i in range(4)] == wanted
