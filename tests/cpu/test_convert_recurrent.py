@@ -176,7 +176,7 @@ def test_attention_is_a_better_start_than_random_matrices(kind: str, tmp_path: P
     text.write_text("".join(p.read_text() for p in sorted(Path(__file__).parents[2].glob("src/ridgeline/spec/*.py"))))
     kl = {}
     for start in ("attention", "random"):
-        options = read_options(start=start, length=256, held_out_tokens=2048)
+        options = read_options(start=start, length=128, held_out_tokens=1024)
         report = convert("pocket", f"hybrid={kind}:1", out=tmp_path / start, data=[text], options=options)
         assert report.comparison is not None
         quality = report.comparison.others["converted"].kl
