@@ -6,6 +6,7 @@ says. With --sweep it tries the learning rates of the experiments that train, wi
 
     python bench/lab.py --sweep mqar
     python bench/lab.py --sweep repair
+    python bench/lab.py --sweep bytes
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pathlib import Path
 from common import emit
 
 from ridgeline.cost.calibration import this_machine
-from ridgeline.lab import NAMES, Record, Setup, Verdict, find, run_all
+from ridgeline.lab import NAMES, Record, Setup, Verdict, find, run_all, scratch
 from ridgeline.lab.experiments import recall, repair
-from ridgeline.lab.mqar import recalled
+from ridgeline.lab.mqar import recalled, remembered
 from ridgeline.lab.page import page
 from ridgeline.lab.repair import repaired
 from ridgeline.spec.folders import write_whole
@@ -36,13 +37,13 @@ def main() -> None:
     parser.add_argument("--names", nargs="+", default=NAMES)
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--sweep", choices=("mqar", "repair"))
+    parser.add_argument("--sweep", choices=("mqar", "repair", "bytes"))
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     args = parser.parse_args()
     machine, note = this_machine()
     setup = Setup(args.quick, 0, args.model, args.threads, machine)
     if args.sweep:
-        {"mqar": sweep_recall, "repair": sweep_repair}[args.sweep](setup, args.rates)
+        {"mqar": sweep_recall, "repair": sweep_repair, "bytes": sweep_bytes}[args.sweep](setup, args.rates)
         return
     args.out.mkdir(parents=True, exist_ok=True)
     records = run_all([find(name) for name in args.names], setup, args.out, show)
@@ -74,6 +75,10 @@ def sweep_recall(setup: Setup, rates: list[float]) -> None:
             found = recalled(recipe.spec, recall.PAIRS, rate, recipe.updates // 2, SEED)
             seconds = round(time.process_time() - start, 1)
             emit(f"sweep of recall: {name}", True, rate=rate, recall=found, processor_s=seconds)
+    spec, _, updates = recall.FIRST
+    for rate in rates:
+        found = remembered(spec, recall.LENGTH, rate, updates // 2, SEED)
+        emit("sweep of recall: the first token", True, rate=rate, recall=found)
 
 
 def sweep_repair(setup: Setup, rates: list[float]) -> None:
@@ -85,6 +90,16 @@ def sweep_repair(setup: Setup, rates: list[float]) -> None:
             before, after = found["perplexity"]
             seconds = round(time.process_time() - start, 1)
             emit(f"sweep of repair: {name}", after < before, rate=rate, before=before, after=after, processor_s=seconds)
+
+
+def sweep_bytes(setup: Setup, rates: list[float]) -> None:
+    """Print the loss of each form of small models after half of its updates, for each rate."""
+    for name in scratch.FORMS:
+        for rate in rates:
+            start = time.process_time()
+            found = scratch.loss_of(name, SEED, rate=rate, updates=scratch.UPDATES // 2)
+            seconds = round(time.process_time() - start, 1)
+            emit(f"sweep of bytes: {name}", True, rate=rate, loss=round(found, 4), processor_s=seconds)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from ridgeline.errors import RequestError
 from ridgeline.lab import mqar
 from ridgeline.lab.two_forms import largest_error
 from ridgeline.spec import Attention, GatedConvolution
-from ridgeline.train.recall import sequences, train_recall
+from ridgeline.train.recall import first_tokens, sequences, train_first, train_recall
 
 MODEL = mqar.small((GatedConvolution(mqar.WIDTH, 3), Attention(2, 2, 32, 32**-0.5)), 8)
 
@@ -31,6 +31,13 @@ def test_attention_learns_to_recall_and_the_result_follows_from_the_seed() -> No
     assert before < 0.3 and after > 0.8  # chance is 1 in 8; a model that knows the values is right every second time
     assert train_recall(MODEL, 2, 3e-3, 5, 1) == train_recall(MODEL, 2, 3e-3, 5, 1)
     assert torch.get_num_threads() == threads
+
+
+def test_the_last_token_asks_for_the_first_one() -> None:
+    ids, targets = first_tokens(np.random.default_rng(0), 50, 9, 16)
+    assert ids[:, 0].max() < 8 <= ids[:, 1:].min() and ids.max() == 15
+    assert (targets[:, -1] == ids[:, 0]).all() and (targets[:, :-1] == -1).all()
+    assert train_first(MODEL, 4, 3e-3, 60, 0) > 0.8  # chance is 1 in 4
 
 
 def test_results_are_kept_and_torch_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

@@ -28,8 +28,9 @@ FAKED: dict[str, Faked] = {
     "lengths": Faked(
         {"reads": {name: {"256": 1.0, "4096": 2.0} for name in ("attention", "mamba2")}},
         {"seconds": {"attention": {"256": [0.01] * 3, "4096": [0.02] * 3},
-                     "mamba2": {"256": [0.012] * 3, "4096": [0.012] * 3}}},
-        {"seconds": {name: {"256": [0.01] * 3, "4096": [0.02] * 3} for name in ("attention", "mamba2")}}, {22},
+                     "mamba2": {"256": [0.012] * 3, "4096": [0.012] * 3}}, "trained": {}},
+        {"seconds": {name: {"256": [0.01] * 3, "4096": [0.02] * 3} for name in ("attention", "mamba2")},
+         "trained": {}}, {22},
     ),
     "naive": Faked(
         {"naive_exponent": 2.98, "cached_exponent": 1.99, "flops_exponent": 1.1},

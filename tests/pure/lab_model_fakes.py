@@ -26,6 +26,16 @@ WINDOWS = {
     "recall": {"none": 0.5, "all": 0.1, "half": 0.4},
     "losses": {"all": [0.5, 0.01], "half": [0.1, 0.01]},
 }
+BYTES = {  # losses of small models, by seed
+    "4 key heads": [1.5, 1.5], "2 key heads": [1.53, 1.52], "1 key head": [1.54, 1.53], "latents": [1.5, 1.5],
+    "pairs of layers": [1.51, 1.51], "windows": [1.7, 1.7], "windows, 1 global": [1.55, 1.55],
+}  # fmt: skip
+UNTRAINED: dict[str, list[float]] = {name: [] for name in BYTES}
+LAYERS = {"pages": [64, 32], "tokens": 100, "reads": 4, "layers": [[2, 1]], "heads": [[2, 1.1]]}
+SHARES = {
+    name: {"in_order": [0.7, 0.6], "has_aim": [aim, aim], "different": [0.9, 0.9]}
+    for name, aim in {"free": 0.4, "clamped": 0.4, "guided": 0.9, "both": 0.9}.items()
+}
 HEAD = {"tokens": 1.5, "shares": [0.4, 0.1]}
 STATES = dict.fromkeys(("attention", "S4D", "Mamba", "window", "BASED 2", "BASED 16"), 1)
 RECALLS = {
@@ -62,11 +72,14 @@ FAKED: dict[str, Faked] = {
     ),
     "heads": Faked(
         {"smaller": {"32": 1, "8": 4, "1": 32}},
-        {"context": 4096, "seconds": TIMES, "pages": HEADS, "losses": {"1": [1.5, 0.1]}},
-        {"context": 4096, "seconds": TIMES, "pages": HEADS | {"8": 4096}, "losses": {}},
+        {"context": 4096, "seconds": TIMES, "pages": HEADS, "losses": {"1": [1.5, 0.1]}, "trained": BYTES},
+        {"context": 4096, "seconds": TIMES, "pages": HEADS, "losses": {},
+         "trained": BYTES | {"1 key head": [1.54, 1.56]}},
         {13},
     ),
-    "windows": Faked({}, WINDOWS, WINDOWS | {"recall": {"none": 0.5, "all": 0.5, "half": 0.4}}, {16}),
+    "windows": Faked(
+        {}, WINDOWS | {"trained": BYTES}, WINDOWS | {"trained": BYTES | {"windows, 1 global": [1.8, 1.6]}}, {16}
+    ),
     "repair": Faked(
         {"faster": 1.3},
         {"tokens": 100, "original": 9.0, "scratch": {"perplexity": [[4000, 2000]]},
@@ -77,8 +90,11 @@ FAKED: dict[str, Faked] = {
     ),
     "layers": Faked(
         {"state": 0.5},
-        {"pages": [64, 32], "tokens": 100, "reads": 4, "layers": [[2, 1]], "heads": [[2, 1.1]]},
-        {"pages": [64, 64], "tokens": 100, "reads": 4, "layers": [[2, 1]], "heads": [[2, 1.1]]}, {15},
+        LAYERS | {"trained": BYTES}, LAYERS | {"trained": BYTES | {"pairs of layers": [1.51, 1.53]}}, {15},
+    ),
+    "embeddings": Faked(
+        {"in_order": 0.001, "has_aim": 0.36}, {"shares": SHARES},
+        {"shares": SHARES | {"both": {"in_order": [0.7, 0.4], "has_aim": [0.9, 0.9], "different": [0.9, 0.9]}}}, {24},
     ),
     "drafts": Faked(
         {}, {"medusa": [HEAD], "eagle": [HEAD], "draft": [{"tokens": 1.1, "shares": [0.1, 0.0]}]},
@@ -86,7 +102,8 @@ FAKED: dict[str, Faked] = {
     ),
     "recall": Faked(
         {"state": STATES, "values": 0.25},
-        {"recall": RECALLS, "error": 1e-6},
-        {"recall": RECALLS | {"Mamba": [0.9, 0.9, 0.4], "BASED 2": [0.9] * 3}, "error": 1e-3}, {17, 18, 20},
+        {"recall": RECALLS, "first": [1.0, 0.95], "error": 1e-6},
+        {"recall": RECALLS | {"Mamba": [0.9, 0.9, 0.4], "BASED 2": [0.9] * 3}, "first": [1.0, 0.8],
+         "error": 1e-6}, {17, 18, 20},
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Small models that are trained on associative recall (MQAR); each result is kept by its content."""
+"""Small models that learn associative recall (MQAR), or to tell the first token; each result is kept by its content."""
 
 from __future__ import annotations
 
@@ -25,12 +25,26 @@ def recalled(spec: ModelSpec, pairs: int, rate: float, updates: int, seed: int) 
 
     Raises RequestError without torch.
     """
-    require_torch("a model that is trained in the lab")
-    from ridgeline.train.recall import CHOICES, train_recall
+    return _learned(spec, {"pairs": pairs}, rate, updates, seed)
 
-    facts = {"spec": to_json(spec), "pairs": pairs, "rate": rate, "updates": updates, "seed": seed, **CHOICES}
+
+def remembered(spec: ModelSpec, length: int, rate: float, updates: int, seed: int) -> float:
+    """Train a model, and return how often it tells the first of `length` tokens, as `train.recall` measures it.
+
+    Raises RequestError without torch.
+    """
+    return _learned(spec, {"length": length}, rate, updates, seed)
+
+
+def _learned(spec: ModelSpec, size: dict[str, int], rate: float, updates: int, seed: int) -> float:
+    require_torch("a model that is trained in the lab")
+    from ridgeline.train import recall
+
+    facts = {"spec": to_json(spec), **size, "rate": rate, "updates": updates, "seed": seed, **recall.CHOICES}
 
     def make() -> dict[str, Any]:
-        return {"accuracy": train_recall(spec, pairs, rate, updates, seed)}
+        if "pairs" in size:
+            return {"accuracy": recall.train_recall(spec, size["pairs"], rate, updates, seed)}
+        return {"accuracy": recall.train_first(spec, size["length"], rate, updates, seed)}
 
     return float(kept(None, facts, make)["accuracy"])

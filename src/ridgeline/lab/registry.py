@@ -15,6 +15,7 @@ NAMES = (
     "chunks",
     "diffusion",
     "drafts",
+    "embeddings",
     "flash",
     "heads",
     "intensity",

@@ -1,29 +1,24 @@
-"""Train a small model on associative recall (MQAR, arXiv:2312.04927), and measure how often it is right.
+"""Train a small model on associative recall (MQAR, arXiv:2312.04927), or to tell the first token of a sequence, and
+measure how often it is right.
 
-A sequence has pairs of a key and a value, and then all keys again in another order, each with its value behind it. All
-keys and values of a sequence are different, so a model that only knows which values there were is right once in
-`pairs` times.
+A sequence of MQAR has pairs of a key and a value, and then all keys again in another order, each with its value
+behind it. All keys and values of a sequence are different, so a model that only knows which values there were is right
+once in `pairs` times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
 
-from ridgeline.ops.devices import open_table
 from ridgeline.spec import ModelSpec
-from ridgeline.train.module import LanguageModel
-from ridgeline.train.optimizer import Optimizer
+from ridgeline.train import small
+from ridgeline.train.small import Ints, flat, one_thread, train_small
 
-ROWS, WARMUP, DECAY, CLIP = 32, 20, 0.1, 1.0  # sequences of an update; then as in other recipes
-FILTER = 0.5  # standard deviation of short filters: with that of matrices, 0.02, nothing passes them at first
-MEASURED = 512  # sequences on which a trained model is measured
-CHOICES = {"rows": ROWS, "warmup": WARMUP, "decay": DECAY, "clip": CLIP, "filter": FILTER, "measured": MEASURED}
-Ints = np.ndarray[Any, np.dtype[np.int64]]
+ROWS, MEASURED = 32, 512  # sequences of an update, and those on which a trained model is measured
+CHOICES = {"rows": ROWS, "measured": MEASURED, **small.CHOICES}
 
 
 def sequences(rng: np.random.Generator, rows: int, pairs: int, vocab: int) -> Ints:
@@ -40,45 +35,49 @@ def train_recall(spec: ModelSpec, pairs: int, rate: float, updates: int, seed: i
     rate: AdamW's rate, after a linear warm-up. One thread computes all, so that only the arguments
     decide the result.
     """
-    rng, length = np.random.default_rng((seed, 0)), 4 * pairs
-    with _one_thread():
-        learner = LanguageModel(spec, open_table("reference"), length, seed=seed)
-        _widen_filters(learner, seed)
-        optimizer = Optimizer(learner.weights(), "adamw", DECAY)
-        for update in range(updates):
-            ids = sequences(rng, ROWS, pairs, spec.vocab_size)
-            targets = np.full_like(ids, -1)
-            targets[:, 2 * pairs : -1 : 2] = ids[:, 2 * pairs + 1 :: 2]
-            loss = learner(*_flat(ids), torch.from_numpy(targets.ravel()))
-            (loss / (ROWS * pairs)).backward()
-            optimizer.step(rate * min(1.0, (update + 1) / WARMUP), CLIP)
+    length = 4 * pairs
+    with one_thread():
+        learner = train_small(spec, _batches(pairs, spec.vocab_size, updates, seed), length, "adamw", rate, seed)
         with torch.no_grad():
             ids = sequences(np.random.default_rng((seed, 1)), MEASURED, pairs, spec.vocab_size)
             rows = (np.arange(MEASURED)[:, None] * length + np.arange(2 * pairs, length, 2)).ravel()
-            found = learner.logits(*_flat(ids), torch.from_numpy(rows)).argmax(1).numpy()
+            found = learner.logits(*flat(ids), torch.from_numpy(rows)).argmax(1).numpy()
     return float((found == ids[:, 2 * pairs + 1 :: 2].ravel()).mean())
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def _batches(pairs: int, vocab: int, updates: int, seed: int) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the sequences of each update, of which only the values behind the second keys are trained."""
+    rng = np.random.default_rng((seed, 0))
+    for _ in range(updates):
+        ids = sequences(rng, ROWS, pairs, vocab)
+        targets = np.full_like(ids, -1)
+        targets[:, 2 * pairs : -1 : 2] = ids[:, 2 * pairs + 1 :: 2]
+        yield ids, targets
 
 
-def _flat(ids: Ints) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-    """Return the ids, positions and lengths of a step that reads all sequences, end to end."""
-    rows, length = ids.shape
-    return torch.from_numpy(ids.ravel()), torch.arange(length).repeat(rows), (length,) * rows
+def first_tokens(rng: np.random.Generator, rows: int, length: int, vocab: int) -> tuple[Ints, Ints]:
+    """Return ids and targets [rows, length] of sequences whose last token asks for the first one.
+
+    The first token is of the lower half of the vocabulary, and all others are of the upper half.
+    """
+    ids = rng.integers(vocab // 2, vocab, (rows, length))
+    ids[:, 0] = rng.integers(0, vocab // 2, rows)
+    targets = np.full_like(ids, -1)
+    targets[:, -1] = ids[:, 0]
+    return ids, targets
 
 
-@torch.no_grad()
-def _widen_filters(learner: LanguageModel, seed: int) -> None:
-    """Draw the filters of short convolutions again, with FILTER."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, weight in learner.weights().items():
-        if name.endswith(".conv.weight"):
-            weight.copy_(torch.randn(weight.shape, generator=generator) * FILTER)
+def train_first(spec: ModelSpec, length: int, rate: float, updates: int, seed: int) -> float:
+    """Train a model from random weights, and return how often its most likely token at the end is the first one.
+
+    rate, and what decides the result: as in `train_recall`.
+    """
+    rng = np.random.default_rng((seed, 0))
+    batches = (first_tokens(rng, ROWS, length, spec.vocab_size) for _ in range(updates))
+    with one_thread():
+        learner = train_small(spec, batches, length, "adamw", rate, seed)
+        with torch.no_grad():
+            ids, _ = first_tokens(np.random.default_rng((seed, 1)), MEASURED, length, spec.vocab_size)
+            last = np.arange(length - 1, MEASURED * length, length)
+            found = learner.logits(*flat(ids), torch.from_numpy(last)).argmax(1).numpy()
+    return float((found == ids[:, 0]).mean())

@@ -10,12 +10,14 @@ from ridgeline.cost.footprint import formula_bytes
 from ridgeline.cost.precision import Precision
 from ridgeline.lab.experiment import Experiment, Facts, Figure, Series, Setup
 from ridgeline.lab.judgement import Judgement, at_least
+from ridgeline.lab.scratch import losses, told
 from ridgeline.lab.timing import SMALL, middle, random_model, token_s
 from ridgeline.plan.rewrite import with_recurrent
 from ridgeline.spec import from_json, to_json
 
 LAYERS, TOKENS = 4, 9  # layers of the model, so that attention takes most of the time; timed tokens
 CONTEXTS, QUICK = (256, 1024, 4096, 16384), (256, 1024, 4096)
+FORMS = ("4 key heads", "Mamba-2, 1 attention")  # of small models that are trained
 GROWTH = 1.5  # least factor of the attention's growth over that of the constant state
 
 
@@ -60,7 +62,7 @@ def measure(setup: Setup) -> Facts:
             for n in contexts:
                 setup.on_part(f"lengths: {name}, {n:,} tokens")
                 found[name][str(n)] = [token_s(llm, (setup.seed, n, i), 1, n, TOKENS) for i in range(repetitions)]
-    return {"seconds": found}
+    return {"seconds": found, "trained": losses(setup, FORMS)}
 
 
 def judge(predicted: Facts, measured: Facts) -> tuple[Judgement, ...]:
@@ -81,7 +83,7 @@ def judge(predicted: Facts, measured: Facts) -> tuple[Judgement, ...]:
             22, more, GROWTH,
             f"from {int(first):,} to {int(last):,} tokens a token takes {middle(grown['attention'])[0]:.2f} times as "
             f"long with attention (bytes: {counted['attention']:.2f}) and {middle(grown['mamba2'])[0]:.2f} times with "
-            f"Mamba-2 ({counted['mamba2']:.2f}), which is faster {seen}",
+            f"Mamba-2 ({counted['mamba2']:.2f}), which is faster {seen}; {told(measured['trained'])}",
             spread,
         ),
     )  # fmt: skip
