@@ -72,6 +72,15 @@ def test_answers_are_those_of_naive_sampling(name: str, axis: str) -> None:
             assert found.verdict == "equal", (case.value, *seen)
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "number"), [(name, i) for name in MODELS for i in range(matrix.NUM_COMBINATIONS)])
+def test_combinations_of_axes_change_no_token(name: str, number: int) -> None:
+    case = [case for case in cases(scale(name, quick=False), 0) if case.axis == "combined"][number]
+    found = run(name, case)
+    seen = found.error, found.missing, [difference.describe() for difference in found.differences]
+    assert found.verdict == "equal", (case.value, *seen)
+
+
 def with_bug(name: str, kernel: str, **changes: Callable[[Any], Any]) -> LoadedModel:
     """Return a model one of whose kernels gets other arguments.
 

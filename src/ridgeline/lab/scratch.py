@@ -53,14 +53,14 @@ def _model(mixers: Sequence[TokenMixer]) -> ModelSpec:
 LATENT = LatentAttention(HEADS, 48, DIM - 16, 16, DIM, DIM**-0.5, NORM, rope=Rope(16))  # the state of one key head
 MAMBA = Mamba2(HEADS, 2 * DIM, 16, 1, 4, NORM)
 FORMS = {
-    "4 key heads": Form(_model([_attention(4)]), 1e-2),
+    "4 key heads": Form(_model([_attention(4)]), 3e-3),
     "2 key heads": Form(_model([_attention(2)]), 1e-2),
-    "1 key head": Form(_model([_attention(1)]), 1e-2),
-    "latents": Form(_model([LATENT]), 1e-2),
+    "1 key head": Form(_model([_attention(1)]), 3e-3),
+    "latents": Form(_model([LATENT]), 3e-3),
     "pairs of layers": Form(with_shared_keys(_model([_attention(4)]), 2), 1e-2),
-    "windows": Form(_model([_attention(4, WINDOW)]), 1e-2),
-    "windows, 1 global": Form(_model([_attention(4, WINDOW)] * 3 + [_attention(4)]), 1e-2),
-    "Mamba-2, 1 attention": Form(_model([MAMBA] * 3 + [_attention(4)]), 1e-2),
+    "windows": Form(_model([_attention(4, WINDOW)]), 3e-3),
+    "windows, 1 global": Form(_model([_attention(4, WINDOW)] * 3 + [_attention(4)]), 3e-3),
+    "Mamba-2, 1 attention": Form(_model([MAMBA] * 3 + [_attention(4)]), 3e-3),
 }
 
 
