@@ -102,6 +102,14 @@ def with_shared_keys(spec: ModelSpec, factor: int) -> ModelSpec:
     """Return the model in which `factor` successive layers with equal attention share keys and values (CLA,
     2405.12981).
     """
+    own_keys = [i for i in range(len(spec.layers)) if spec.attention(i) and spec.state_layer(i) == i]
+    equal = Counter(spec.attention(i) for i in own_keys)
+    most = max(equal.values(), default=0)
+    if factor > most > 1:
+        raise RequestError(
+            f"{factor} layers cannot share keys and values: {spec.family} has {most} with equal attention; use at most "
+            f"{most}"
+        )
     owners: dict[Attention, tuple[int, int]] = {}  # the latest owner, and the number of layers that use its keys
     layers = list(spec.layers)
     for i, layer in enumerate(layers):
