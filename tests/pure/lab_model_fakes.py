@@ -18,6 +18,7 @@ OUTLIERS = {
 }
 PRUNED = {"activation": [0.5, 0.05], "weights": [1.0, 0.05], "random 0": [1.0, 0.05], "random 1": [1.2, 0.05]}
 PASSES = {"16": {"1": 7.0, "256": 0.1}, "128": {"1": 0.9, "256": 0.01}}
+RIGHT = {"1": 0.05, "2": 0.5, "4": 0.8, "8": 1.0}
 TIMES = {"32": [4.0], "8": [1.0], "1": [0.5]}
 HEADS = {"32": 8192, "8": 2048, "1": 256}
 WINDOWS = {
@@ -67,8 +68,8 @@ FAKED: dict[str, Faked] = {
         {}, {"losses": {"mlp=0.5": PRUNED}}, {"losses": {"mlp=0.5": PRUNED | {"random 0": [0.6, 0.05]}}}, {30}
     ),
     "diffusion": Faked(
-        {}, {"gains": PASSES, "here": {"1": [3.0, 1.5, 2.0], "16": [0.9]}},
-        {"gains": PASSES, "here": {"1": [3.0, 0.9, 2.0], "16": [0.9]}}, {23},
+        {"right_in_one": 0.05}, {"gains": PASSES, "here": {"1": [3.0, 1.5, 2.0], "16": [0.9]}, "right": RIGHT},
+        {"gains": PASSES, "here": {"1": [3.0, 0.9, 2.0], "16": [0.9]}, "right": RIGHT}, {23},
     ),
     "heads": Faked(
         {"smaller": {"32": 1, "8": 4, "1": 32}},

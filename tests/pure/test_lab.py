@@ -6,19 +6,21 @@ import json
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from math import comb
 from pathlib import Path
 from typing import Any
 
 import lab_engine_fakes
 import lab_fakes
 import lab_model_fakes
+import numpy as np
 import pytest
 
 import ridgeline.lab.experiments
 from ridgeline.catalog.machines import hardware
 from ridgeline.cli.main import main
 from ridgeline.errors import RequestError
-from ridgeline.lab import NAMES, Experiment, Record, Setup, Verdict, find, run, run_all
+from ridgeline.lab import NAMES, Experiment, Record, Setup, Verdict, find, passes, run, run_all
 from ridgeline.lab.claim import claims
 from ridgeline.lab.experiment import Figure, Series, Untried
 from ridgeline.lab.judgement import at_least, at_most, equal, within
@@ -62,6 +64,19 @@ def test_verdicts_follow_from_the_numbers(name: str) -> None:
     assert tuple(j.claim for j in held) == found.claims
     assert all((j.verdict is Verdict.holds) == (j.claim not in NEVER_TRIED) for j in held)
     assert {j.claim for j in found.judge(predicted, bad) if j.verdict is Verdict.differs} == wrong
+
+
+def test_words_of_one_pass_do_not_know_of_each_other() -> None:
+    predicted, good, *_ = FAKED["diffusion"]
+    for right in ({"1": 0.2}, {"8": 0.99}, {"2": 0.9}):
+        (judgement,) = find("diffusion").judge(predicted, {**good, "right": good["right"] | right})
+        assert judgement.verdict is Verdict.differs
+    texts = passes.texts_in_order()
+    assert len(texts) == len({tuple(text) for text in texts}) == comb(15, 8) and (np.diff(texts, axis=1) >= 0).all()
+    drawn = np.random.default_rng(0).choice(len(texts), (200_000, 8))
+    alone = texts[drawn, np.arange(8)]  # each word comes from another text
+    assert abs((np.diff(alone, axis=1) >= 0).all(1).mean() - passes.chance_of_one_pass()) < 0.003
+    assert passes.share_in_order(8, 1) == 1
 
 
 QUICK = {  # one fact that refutes a claim where nothing was trained

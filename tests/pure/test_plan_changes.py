@@ -95,7 +95,8 @@ def test_forms() -> None:
 @pytest.mark.parametrize(("text", "message"), [
     ("kv_head=3", r"unknown change 'kv_head=3'; did you mean kv_heads"), ("kv_heads", "write kv_heads=8"),
     ("kv_heads=5", "num_heads 32 is not a multiple of num_kv_heads 5"), ("kv_heads=x", "write kv_heads=8"),
-    ("kv_heads=-1", "-1 is below 1"), ("cla=1", "1 is below 2"), ("cla=33", "has 32 with equal attention; use at most 32"), ("weights=int9", "type 'int9' is not known"),
+    ("kv_heads=-1", "-1 is below 1"), ("cla=1", "1 is below 2"),
+    ("cla=33", "has 32 with equal attention; use at most 32"), ("weights=int9", "type 'int9' is not known"),
     ("hybrid=rwkv:3", "is not a recurrent mixer; use mamba"), ("prune=1.5", "the share must be between 0 and 1"),
     ("prune=embed:0.5", "cannot be pruned"), ("speculate=2:4", "must be from 0 to 1"), ("tp=3", "tp 3 does not divide"),
     ("prefix=1", "at least 0 and below 1"), ("window=0", "0 is below 1"), ("kv=fp8,,", "unknown change ''"),

@@ -14,7 +14,11 @@ from ridgeline.lab.judgement import Judgement, at_least, only_if
 from ridgeline.lab.kept import kept
 from ridgeline.ops.devices import require_torch
 
-WORDS, LENGTH, AT = 8, 8, 3  # a text is eight of eight words in order; the aim is one of the last four words at AT
+WORDS, LENGTH, AT = (
+    8,
+    8,
+    3,
+)  # a text is eight of eight words in order; the aim is one of the last four words at position AT
 SEEDS, DRAWN = 3, 256
 CONTROLLED, RIGHT = 0.3, 0.5  # least gain of texts with the aim; least share of texts that are in order
 MODES = {"free": (False, False), "clamped": (True, False), "guided": (False, True), "both": (True, True)}
