@@ -2,7 +2,8 @@
 
 Prints a line for each experiment, with its verdicts, its seconds and what other programs used meanwhile, and a line
 with all of them. Experiments that the folder has already are not run again. The gate: exact claims are as arithmetic
-says. With --sweep it tries the learning rates of the experiments that train, with a seed that they do not use:
+says. `--figures FOLDER` also writes the figures, those of the docs. With --sweep it tries the learning rates of the
+experiments that train, with a seed that they do not use:
 
     python bench/lab.py --sweep mqar
     python bench/lab.py --sweep repair
@@ -20,12 +21,14 @@ from common import emit
 from ridgeline.cost.calibration import this_machine
 from ridgeline.lab import NAMES, Record, Setup, Verdict, find, run_all, scratch
 from ridgeline.lab.experiments import recall, repair
+from ridgeline.lab.figures import svg
 from ridgeline.lab.mqar import recalled, remembered
 from ridgeline.lab.page import page
 from ridgeline.lab.repair import repaired
 from ridgeline.spec.folders import write_whole
 
 EXACT = {7: "holds", 14: "holds", 25: "differs", 35: "holds", 41: "holds", 42: "differs", 43: "holds"}
+GRAY = "#808080"
 RATES, SEED = (1e-3, 3e-3, 1e-2), 100
 STARTS = {"repaired": ("logits", False), "scratch": ("tokens", True)}
 
@@ -35,6 +38,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("lab"))
     parser.add_argument("--names", nargs="+", default=NAMES)
+    parser.add_argument("--figures", type=Path, help="also write the figures as SVG files, those of the docs")
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--sweep", choices=("mqar", "repair", "bytes"))
@@ -48,6 +52,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     records = run_all([find(name) for name in args.names], setup, args.out, show)
     write_whole(args.out / "lab.html", page(records, note))
+    if args.figures:
+        draw(records, args.figures)
     verdicts = {j.claim: j.verdict for record in records for j in record.judgements}
     emit(
         "all", all(verdicts.get(n, said) == said for n, said in EXACT.items()), quick=args.quick,
@@ -55,6 +61,15 @@ def main() -> None:
         repeat=[record.name for record in records if record.is_busy],
         **{verdict.name: sorted(n for n, found in verdicts.items() if found is verdict) for verdict in Verdict},
     )  # fmt: skip
+
+
+def draw(records: list[Record], folder: Path) -> None:
+    """Write each figure with a gray that can be read on light and on dark pages: NAME.svg, NAME-2.svg."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for record in records:
+        for number, figure in enumerate(record.figures, 1):
+            name = record.name if number == 1 else f"{record.name}-{number}"
+            write_whole(folder / f"{name}.svg", svg(figure).replace("currentColor", GRAY))
 
 
 def show(record: Record) -> None:

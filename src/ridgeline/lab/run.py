@@ -21,7 +21,7 @@ from ridgeline.spec.folders import read_text, write_whole
 
 BUSY = 0.1  # share of all cores that other programs may use before a record says that they did
 MOST_BYTES = 8 << 20  # of a record; ours have some 20 kB
-FORMAT = 1  # of the files; it increases when the meaning of a field changes
+FORMAT = 2  # of the files; it increases when the meaning of a field changes
 
 
 @dataclass(frozen=True, slots=True)
