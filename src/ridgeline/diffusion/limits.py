@@ -7,16 +7,26 @@ from collections.abc import Sequence
 from ridgeline.errors import RequestError
 from ridgeline.spec.diffusion import IN_ORDER, MaskedDiffusion
 from ridgeline.spec.request import SAMPLING, Params, SamplingParams
+from ridgeline.spec.sight import BEYOND
 
 ONLY_HERE = (
     "remasking", "denoising_passes", "confidence_threshold", "confidence_factor", "entropy_bound", "edit_threshold",
+    "block_length", "cfg_scale",
 )  # fmt: skip
+ONLY_WHOLE = {
+    "block_length": "the blocks of this model have {block} tokens, as its attention does; leave it out",
+    "cfg_scale": "guidance needs passes without the prompt, and this model would have to keep its final rows twice; "
+    "leave it out",
+}
 COUNTS = ("confidence_threshold", "confidence_factor", "entropy_bound")  # each says how many tokens a pass keeps
 _DEFAULTS = {name: default for name, default, _ in SAMPLING}
 
 
-def check_params(params: Params, model: MaskedDiffusion | None, prompt: Sequence[int]) -> None:
-    """Raise RequestError for a parameter, or a prompt, that a model cannot serve. model: None if autoregressive."""
+def check_params(params: Params, model: MaskedDiffusion | None, prompt: Sequence[int], block: int = 1) -> None:
+    """Raise RequestError for a parameter, or a prompt, that a model cannot serve.
+
+    model: None if autoregressive. block: tokens of a block; BEYOND if the model sees whole sequences.
+    """
     if model is None:
         if isinstance(params, SamplingParams) and (found := _given(params, ONLY_HERE)):
             raise RequestError(f"{found} needs a diffusion model, which fills several tokens together; leave it out")
@@ -36,6 +46,8 @@ def check_params(params: Params, model: MaskedDiffusion | None, prompt: Sequence
         )
     if len(counts := [name for name in COUNTS if getattr(params, name) is not None]) > 1:
         raise RequestError(f"{' and '.join(counts)} all say how many tokens a pass keeps; give one")
+    if block < BEYOND and (found := _given(params, tuple(ONLY_WHOLE))):
+        raise RequestError(f"{found} is {getattr(params, found)}, but {ONLY_WHOLE[found].format(block=block)}")
     if model.mask_token in prompt:
         raise RequestError(
             f"the prompt has the mask token {model.mask_token}, which stands for unknown tokens; take it out"

@@ -14,7 +14,7 @@ from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sample.breakers import BreakerIndex
 from ridgeline.sample.sampler import NoiseKey
-from ridgeline.spec import ModelSpec, WholeSequence
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.prompt import OPTION_KEYS, PromptOptions, Side, truncated
 from ridgeline.spec.request import Params, SamplingParams
 
@@ -157,12 +157,7 @@ class Frontend:
 
     def check_kind(self, params: Params, ids: Sequence[int] = ()) -> None:
         """Raise RequestError for parameters, or ids of a prompt, that this kind of model cannot serve."""
-        if isinstance(self._spec.sight, WholeSequence):
-            raise RequestError(
-                f"{self._spec.family} predicts whole sequences, whose state is never final; Ridgeline generates with "
-                "diffusion models that see blocks (spec `Blocks`), and computes logits of this one"
-            )
-        check_params(params, self._spec.diffusion, ids)
+        check_params(params, self._spec.diffusion, ids, self._spec.block)
 
     def _with_bad_words(self, params: Params) -> Params:
         """Return params with bad_words as token ids: each word as it is at the start of a text, and after a space."""

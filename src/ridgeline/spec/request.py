@@ -208,6 +208,13 @@ class SamplingParams:
         help="Probability above which a later pass of a diffusion model replaces a token of its open block by another "
         "one. A block is done once a pass changes nothing, which takes a pass more (LLaDA2.1, arXiv:2602.08676).",
     ))
+    block_length: int | None = declare(None, Whole(
+        stage=Stage.PASSES, low=1, none="the whole answer",
+        help="Tokens of a block of an answer, if a diffusion model sees whole sequences: blocks are filled in order.",
+    ))
+    cfg_scale: float = declare(0.0, Number(stage=Stage.PASSES, low=0.0, help=(
+        "Strength of guidance of a diffusion model that sees whole sequences: logits move away from those without the "
+        "prompt, and each pass takes two (LLaDA, arXiv:2502.09992). 0 turns guidance off.")))
     num_speculative_tokens: int | None = declare(None, Whole(
         stage=Stage.SPEED, low=0, flag=False, none="as many as --num-speculative-tokens says",
         help="Largest number of draft tokens that a step verifies for an answer, if the engine has drafts. 0 turns "
