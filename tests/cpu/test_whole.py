@@ -121,6 +121,30 @@ def test_ends_and_lengths() -> None:
     assert longer.outputs[0].token_ids[:12] != answer.tokens
 
 
+@pytest.mark.parametrize("predicts_next", [False, True], ids=["own", "next"])
+def test_a_gap_before_a_suffix_is_filled(predicts_next: bool) -> None:
+    """Every pass sees the suffix, except the one of guidance without the prompt; a sequence may fill its context."""
+    spec = whole(predicts_next)
+    weights, seen = wide(random_weights(spec)), 0
+    llms = [load(spec), load(spec, block_size=1), LLM(_folder(spec).name, cache="off")]
+    for length, after, block, cfg in ((5, 1, 12, 0.0), (16, 9, 5, 0.0), (3, 20, 5, 0.8)):
+        end = tuple(prompt(after, 8))
+        wanted = denoise(spec, weights, prompt(length), 12, block, cfg=cfg, suffix=end)
+        if wanted.margin < MARGIN:
+            continue
+        params = greedy(max_tokens=12, block_length=block, cfg_scale=cfg, suffix_token_ids=end)
+        for llm in llms:
+            assert llm.generate([prompt(length)], params)[0].outputs[0].token_ids == wanted.tokens
+        assert llms[0].generate([prompt(length)], replace(params, suffix_token_ids=()))[0].outputs[0].token_ids != (
+            wanted.tokens
+        )
+        seen += 1
+    assert seen
+    params = greedy(max_tokens=None, suffix_token_ids=prompt(100), denoising_passes=1)
+    (full,) = llms[0].generate([prompt(100)], params)
+    assert len(full.outputs[0].token_ids) == llms[0].max_model_len - 200
+
+
 def refused(llm: LLM, params: SamplingParams, tokens: Sequence[int], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         llm.generate([list(tokens)], params)
@@ -132,6 +156,15 @@ def test_what_cannot_work_is_refused() -> None:
     )
     refused(load(blocks(4)), greedy(cfg_scale=1.0), prompt(5), "cfg_scale is 1.0, but guidance needs passes without")
     refused(load(whole()), greedy(), [5, MASK], "the prompt has the mask token 2")
+    refused(load(blocks(4)), greedy(suffix_token_ids=[5]), prompt(5), "a token of this model sees its own block of 4")
+    refused(load(whole()), greedy(suffix_token_ids=[5, MASK]), prompt(5), "the suffix has the mask token 2")
+    refused(load(whole()), greedy(suffix_token_ids=[10**6]), prompt(5), "suffix_token_ids has 1000000")
+    refused(load(whole()), greedy(suffix=["a"]), prompt(5), "suffix needs a tokenizer")
+    refused(load(whole()), greedy(suffix=["a"], suffix_token_ids=[5]), prompt(5), "both say what follows")
+    refused(
+        load(whole()), greedy(suffix_token_ids=prompt(200)), prompt(100), "and the suffix 200, which leaves no room"
+    )
+    refused(load(whole()), greedy(suffix_token_ids=prompt(50)), prompt(195), "the suffix's 50 and max_tokens 18 exceed")
     refused(load(whole()), greedy(repetition_penalty=1.2), prompt(5), "repetition_penalty needs the tokens before")
     for bad in ({"block_length": 0}, {"cfg_scale": -1.0}):
         with pytest.raises(RequestError, match=next(iter(bad))):

@@ -6,8 +6,8 @@ opens; with token editing, passes go on until one changes nothing. A preemption 
 state is here, and noise depends on the seed, the answer, the pass and the position alone.
 
 In a model that sees whole sequences, a pass computes all tokens: the prompt, the answer so far, the open block, and
-masks for the rest of the answer, whose length is thus a part of the question. Blocks begin at the end of the prompt,
-and are as long as `block_length` says.
+masks for the rest of the answer; a suffix may follow. So the length of the answer is a part of the question. Blocks
+begin at the end of the prompt, and are as long as `block_length` says.
 """
 
 from __future__ import annotations
@@ -116,9 +116,11 @@ class Denoiser:
         end = start + len(self._open.tokens)
         self.wanted = (start - self._model.predicts_next, end - self._model.predicts_next)
         known = list(tokens)
+        suffix = self._row.params.suffix_token_ids
         if self._row.params.cfg_scale and self._unguided is None:
             known[: self._prompt] = [mask] * self._prompt
-        return (*known, *self._open.tokens, *[mask] * (self._max_length - end))
+            suffix = (mask,) * len(suffix)
+        return (*known, *self._open.tokens, *[mask] * (self._max_length - end), *suffix)
 
     def take(self, logits: Floats, work: Work) -> Result:
         """Take the logits of a pass; return all new tokens if the block is done, and no tokens otherwise.

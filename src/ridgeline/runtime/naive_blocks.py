@@ -62,7 +62,7 @@ class NaiveBlocks:
     def add(self, request_id: int, request: GenerationRequest) -> None:
         prompt, params = list(request.prompt_token_ids), request.params
         assert isinstance(params, SamplingParams), "a diffusion model has no beams"
-        limit = self._loaded.max_model_len
+        limit = self._loaded.max_model_len - len(params.suffix_token_ids)
         if params.max_tokens is not None:
             limit = min(limit, len(prompt) + params.max_tokens)
         row = SampleRow.start(params, prompt, request.noise[0], self._loaded.eos_token_ids)
