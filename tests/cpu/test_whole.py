@@ -14,7 +14,7 @@ from oracle.definition import wide
 from oracle.denoise import denoise
 from oracle.ours import random_weights
 from ridgeline import LLM, SamplingParams
-from ridgeline.diffusion import denoiser
+from ridgeline.diffusion import denoiser, edit_notes
 from ridgeline.errors import RequestError
 from ridgeline.spec import MaskedDiffusion, ModelSpec, WholeSequence
 from ridgeline.spec.diffusion import Schedule
@@ -143,6 +143,14 @@ def test_a_gap_before_a_suffix_is_filled(predicts_next: bool) -> None:
     params = greedy(max_tokens=None, suffix_token_ids=prompt(100), denoising_passes=1)
     (full,) = llms[0].generate([prompt(100)], params)
     assert len(full.outputs[0].token_ids) == llms[0].max_model_len - 200
+
+
+def test_editing_without_training_is_remarked() -> None:
+    params = greedy(edit_threshold=0.5)
+    (note,) = edit_notes(params, whole())
+    assert note.startswith("edit_threshold (--edit-threshold) is 0.5, but ours was not trained")
+    trained = seeing(WholeSequence(), MaskedDiffusion(MASK, edits=True))
+    assert edit_notes(params, trained) == edit_notes(greedy(), whole()) == ()
 
 
 def refused(llm: LLM, params: SamplingParams, tokens: Sequence[int], message: str) -> None:
