@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ridgeline.diffusion import block_notes
 from ridgeline.engine import Engine, Session, StaticGenerator
 from ridgeline.engine.session import error_output
 from ridgeline.errors import RequestError, TokenizerError
@@ -146,7 +147,7 @@ class LLM:
         loaded, notes = self._load_weights(model, tokenizer, progress_bar, on_wait)
         storage, _ = choose_storage(self._kv_cache_dtype, loaded.stored_weights)
         loaded = replace(loaded, storage=storage)
-        notes = (*notes, *scale_notes(loaded))
+        notes = (*notes, *scale_notes(loaded), *block_notes(loaded.spec))
         if self._kv_cache_dtype != AUTO and not storage.is_exact and has_rows(loaded.spec):
             from ridgeline.evals.price import describe_state
 

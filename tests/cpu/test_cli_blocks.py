@@ -57,7 +57,7 @@ def test_inspect_says_how_answers_are_filled(folder: str, command: Command, tmp_
     said = " ".join(command("inspect", str(tmp_path))[0].split())
     assert "a token sees all tokens of its sequence" in said
     assert "logits are for the token at the same position" in said
-    assert "no answers yet" in said
+    assert "--block-length fills it in blocks" in said
     assert json.loads(command("inspect", "pocket", "--json")[0])["diffusion"] is None
     assert "a token sees" not in command("inspect", "pocket")[0]
 

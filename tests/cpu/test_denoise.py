@@ -23,7 +23,7 @@ from ridgeline.errors import RequestError
 from ridgeline.runtime import layout
 from ridgeline.sched.blocks import BlockScheduler
 from ridgeline.settings import EngineOptions
-from ridgeline.spec import Blocks, Layer, MaskedDiffusion, ModelSpec, Sight, WholeSequence
+from ridgeline.spec import Blocks, Layer, MaskedDiffusion, ModelSpec, Sight
 from ridgeline.spec.request import RequestOutput, TokenLogprobs
 
 MASK = 2  # in no prompt
@@ -281,9 +281,6 @@ def test_other_requests_and_settings_are_refused(tmp_path: Path) -> None:
     write(model([Layer(FULL, MLP, NORM)], "plain"), tmp_path)
     with pytest.raises(RequestError, match="remasking needs a diffusion model"):
         LLM(str(tmp_path)).generate([prompt(5)], greedy(remasking="random"))
-    spec = seeing(WholeSequence(), MaskedDiffusion(MASK))
-    with pytest.raises(RequestError, match="ours predicts whole sequences"):
-        load(spec).generate([prompt(5)], greedy())
 
 
 # ---- planted bugs ----------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_logits_equal_the_definition(other: dict[str, Any], tmp_path: Path) -> N
     w = write(tmp_path, config)
     llm = LLM(str(tmp_path))
     assert llm.loaded.spec.sight == Blocks(SIZE)
-    assert llm.loaded.spec.diffusion == MaskedDiffusion(MASK)
+    assert llm.loaded.spec.diffusion == MaskedDiffusion(MASK, trained_block=32, edits=True)
     found = llm.logits(sequences())
     for got, tokens in zip(found, sequences(), strict=True):
         assert np.abs(got - llada2.define(config, w, tokens, SIZE).numpy()).max() < TOLERANCE
@@ -101,7 +101,14 @@ def test_published_defaults_and_refusals(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="mask_token 156895 is not below vocab_size 257"):
         LLM(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({**plain, "mask_token_id": MASK}))
-    assert LLM(str(tmp_path)).loaded.spec.sight == Blocks(32)
+    trained = LLM(str(tmp_path))
+    assert trained.loaded.spec.sight == Blocks(32)
+    assert not any("trained" in note for note in trained.loaded.notes)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (note,) = [note for note in LLM(str(tmp_path)).loaded.notes if "trained" in note]
+    assert note.startswith(
+        "blocks have 8 tokens (block_size), but the weights of llada2_moe were trained with blocks of 32"
+    )
     for change in ({"score_function": "softmax"}, {"norm_head": True}, {"use_sliding_window": True}, {"canvas": 3}):
         (tmp_path / "config.json").write_text(json.dumps(CONFIG | change))
         with pytest.raises(ConfigError, match=next(iter(change))):

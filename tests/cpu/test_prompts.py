@@ -11,7 +11,6 @@ from oracle.data import shared_data
 from ridgeline.errors import RequestError
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.request import Frontend
-from ridgeline.spec import Causal
 from ridgeline.spec.request import SamplingParams
 
 TEXT = "Once upon a time, there was a little girl called Lily."
@@ -20,7 +19,7 @@ TEXT = "Once upon a time, there was a little girl called Lily."
 @pytest.fixture(scope="module")
 def frontend() -> Frontend:
     class Spec:
-        vocab_size, max_position_embeddings, sight, diffusion = 512, 512, Causal(), None
+        vocab_size, max_position_embeddings, block, diffusion = 512, 512, 1, None
 
     spec: Any = Spec()
     return Frontend(spec, Tokenizer.from_folder(shared_data() / "models" / "stories260K"), "", 64, 0)

@@ -16,11 +16,10 @@ from oracle.ours import FULL, LENGTH, MLP, NORM, WIDTH, write
 from ridgeline import LLM
 from ridgeline.cli.main import main
 from ridgeline.diffusion import denoiser
-from ridgeline.errors import RequestError
 from ridgeline.ops.reference import paged
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.sched.blocks import BlockScheduler
-from ridgeline.spec import Blocks, Layer, MaskedDiffusion, ModelSpec, Sight, WholeSequence
+from ridgeline.spec import Blocks, Layer, MaskedDiffusion, ModelSpec, Sight
 from ridgeline.verify import Report, verify
 from ridgeline.verify.baseline import Baseline
 from ridgeline.verify.matrix import Scale, cases
@@ -86,17 +85,13 @@ def check(report: Report) -> None:
     assert report.complete
 
 
-def test_the_command_and_its_refusal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     write(model(Blocks(4)), tmp_path)
     monkeypatch.setattr("sys.argv", ["ridgeline", "verify", str(tmp_path), "--quick", "--json"])
     with pytest.raises(SystemExit) as caught:
         main()
     assert not caught.value.code
     assert json.loads(capsys.readouterr().out)["complete"]
-    with pytest.raises(RequestError, match="whole sequences, which the engine does not serve"):
-        verify(loaded(WholeSequence()))
 
 
 # ---- planted bugs ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Answers of block diffusion models from their definition: every pass computes the whole sequence again in float64.
+"""Answers of diffusion models from their definition: every pass computes the whole sequence again in float64.
 
 It judges the engine, and shares no code with it. Each rule is written from its paper; there is no cache and no batch.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oracle.definition import Weights, define
-from ridgeline.spec import ModelSpec
+from ridgeline.spec import ModelSpec, WholeSequence
 
 
 @dataclass
@@ -46,22 +46,48 @@ def surety(kind: str, p: Tensor, token: int) -> float:
     return float((p[p > 0] * p[p > 0].log()).sum())
 
 
+def look(spec: ModelSpec, weights: Weights, x: list[int], prompt: int, rest: list[int], cfg: float) -> Tensor:
+    """Return the logits of a pass. rest: tokens after x that a whole sequence has."""
+    whole = [*x, *rest]
+    logits = define(spec, weights, whole)
+    if not cfg:
+        return logits
+    assert spec.diffusion is not None
+    mask = spec.diffusion.mask_token
+    hidden = [token if i >= prompt and i < len(x) else mask for i, token in enumerate(whole)]
+    without = define(spec, weights, hidden)
+    return without + (cfg + 1) * (logits - without)
+
+
+def kept_by_time(masks: int, steps: int) -> list[int]:
+    """Return how many tokens each step of Dream's published loop keeps, with its numbers in float32."""
+    times, found = torch.linspace(1, 1e-3, steps + 1), []
+    for i in range(steps):
+        left = torch.tensor(float(masks - sum(found)))
+        found.append(int(left * (1 - times[i + 1] / times[i])) if i < steps - 1 else int(left))
+    return [count for count in found if count]
+
+
 def denoise(
     spec: ModelSpec, weights: Weights, prompt: list[int], count: int, size: int, *, remasking: str = "low_confidence",
     passes: int | None = None, threshold: float | None = None, factor: float | None = None,
     bound: float | None = None, edits: float | None = None, ends: tuple[int, ...] = (),
-    edit: Callable[[Tensor, int], None] = lambda scores, index: None,
+    edit: Callable[[Tensor, int], None] = lambda scores, index: None, cfg: float = 0.0, suffix: tuple[int, ...] = (),
 ) -> Denoised:  # fmt: skip
     """Return a greedy answer of `count` tokens. size: tokens of a block. edit: changes scores of an answer's token."""
     assert spec.diffusion is not None
     mask, shift = spec.diffusion.mask_token, spec.diffusion.predicts_next
-    x, out = list(prompt), Denoised([])
-    while len(x) < len(prompt) + count:
+    x, out, is_whole = list(prompt), Denoised([]), isinstance(spec.layers[0].mixer.sight, WholeSequence)
+    total = len(prompt) + count
+    while len(x) < total:
         first, end = len(x), (len(x) // size + 1) * size
+        if is_whole:
+            end = min(first + size, total)
+        rest = [mask] * (total - end) + list(suffix) if is_whole else []
         x += [mask] * (end - first)
         given, number, without, is_open = passes or end - first, 0, 0, True
         while is_open:
-            logits = define(spec, weights, x)
+            logits = look(spec, weights, x, len(prompt), rest, cfg)
             out.passes += 1
             open_ones = [i for i in range(first, end) if x[i] == mask]
             before, others = list(x), [] if edits is None else [i for i in range(first, end) if x[i] != mask]
@@ -102,8 +128,10 @@ def denoise(
                 out.near(sums[1:], bound)
                 kept = [i for n, i in enumerate(order) if sums[n] <= bound]
             else:
-                total, steps = end - first, min(given, end - first)
-                share = total // steps + (1 if number < total % steps else 0)
+                masks, steps = end - first, min(given, end - first)
+                share = masks // steps + (1 if number < masks % steps else 0)
+                if passes and spec.diffusion.schedule == "time":
+                    share = kept_by_time(masks, passes)[number]
                 if share < len(open_ones):
                     out.near([sure[i] for i in open_ones])
                 kept = sorted(open_ones, key=lambda i: -sure[i])[:share]

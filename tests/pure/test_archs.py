@@ -77,6 +77,16 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {"text_config": SIZES | KV_HEADS},
     "sdar": SIZES | {"block_size": 4, "mask_token_id": 3},
     "llada2_moe": SIZES | {"moe_intermediate_size": 8},
+    "llada": {
+        "d_model": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "mlp_hidden_size": 64,
+        "vocab_size": 64,
+        "max_sequence_length": 128,
+        "mask_token_id": 3,
+    },
+    "Dream": SIZES,
     "kimi_linear": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
 }
 # Further fields of a small config; without them the fields have the sizes of the family's published model.
@@ -84,6 +94,7 @@ BAMBA = {"mamba_n_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "glm", "glm4", "qwen3", "sdar"), HEADS),
     "llada2_moe": KV_HEADS | {"mask_token_id": 3},
+    "Dream": KV_HEADS | {"mask_token_id": 3},
     "gpt_oss": HEADS | EXPERTS | {"num_local_experts": 4},
     "lfm2": {"num_key_value_heads": 4},
     "jamba": {"num_key_value_heads": 4, "num_experts": 4},
@@ -648,7 +659,7 @@ def test_shapes_of_layers() -> None:
     assert biased.mixer.qkv_bias and biased.mixer.out_bias and biased.mlp == GatedMLP(48, bias=True)
     assert read("qwen2").layers[0].mixer.qkv_bias and not read("qwen2").layers[0].mixer.out_bias
     tied = {name for name in FAMILIES if read(name).tie_word_embeddings}
-    assert tied == {"gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2", "lfm2_moe"}
+    assert tied == {"gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2", "lfm2_moe", "llada"}
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
     assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5
     assert "num_attention_heads 4 is not a multiple of num_key_value_heads 3" in refusal("llama", num_key_value_heads=3)
@@ -735,6 +746,7 @@ def test_a_language_model_inside_another() -> None:
 
 # ---- names --------------------------------------------------------------------------------------------------
 
+TIED = {"llada": "weight_tying"}  # other names of the field
 UNBIASED = ("phi3", "nemotron_h")  # these families read the field only to refuse it
 
 
@@ -742,7 +754,7 @@ UNBIASED = ("phi3", "nemotron_h")  # these families read the field only to refus
 def test_every_weight_has_its_rows_in_the_checkpoint(family: str) -> None:
     """No two weights share rows, and the parts of a fused tensor fill it."""
     biases = {"attention_bias": True} if "attention_bias" in fields_of(family) and family not in UNBIASED else {}
-    spec = read(family, tie_word_embeddings=False, **biases)
+    spec = read(family, **{TIED.get(family, "tie_word_embeddings"): False}, **biases)
     reads = FAMILIES[family].names.reads(spec)
     assert list(reads) == [w.name for w in spec.weights()]
     whole: set[str] = set()

@@ -60,7 +60,7 @@ def test_half_the_devices_half_the_arithmetic() -> None:
 
 
 def test_configs_that_are_refused() -> None:
-    assert LLADA not in published()
+    assert LLADA in published()
     with pytest.raises(RequestError, match="no decode steps"):
         find_writer("llada-8b")
     assert find_writer("mistral-7b") == find_model("mistral-7b")
@@ -87,5 +87,5 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     report = json.loads(out)
     assert report["time"]["passes"] == 256 and report["memory"]["fits"] and report["unknown"] == UNKNOWN
     shown, _ = run("--context", "1024", "--weights", "int4")
-    assert "a diffusion model" in shown and "does not run them" in " ".join(shown.split())
+    assert "a diffusion model" in shown and "how many passes an answer" in " ".join(shown.split())
     assert "changes, --slo works with autoregressive models only" in run("--compare", "kv=fp8", "--slo", "tpot=1s")[1]

@@ -21,6 +21,7 @@ from ridgeline.archs import (
     jamba,
     kimi,
     lfm2,
+    llada,
     llada2,
     llama,
     mamba,
@@ -40,7 +41,7 @@ from ridgeline.spec import ModelSpec, from_json
 
 MODULES = (
     llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi, bamba, granite,
-    nemotron, sdar, llada2,
+    nemotron, sdar, llada2, llada,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 OUR_MODEL_TYPE = "ridgeline"

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from ridgeline.archs import quantization_of, spec_from_config
-from ridgeline.archs.llada import MODEL_TYPE, llama_of
 from ridgeline.catalog.machines import nearest, read_data
 from ridgeline.errors import RequestError
-from ridgeline.spec import ModelSpec, from_json
+from ridgeline.spec import Causal, ModelSpec, WholeSequence, from_json
 from ridgeline.spec.dtype import DTYPE_NAMES, DType, config_dtype
 from ridgeline.spec.folders import existing, read_json
 from ridgeline.spec.quant import AS_STORED, Format, FormatTable
@@ -27,9 +26,10 @@ class KnownModel:
     """A model to plan for.
 
     weights, experts: published types of its matrices and of its experts' matrices. denoises: whether it is a diffusion
-    model (plan/denoise.py); its spec then describes the autoregressive model of the same shape. formats: matrices that
-    the files of a checkpoint have as codes. dtypes: types of its other matrices, by name; empty where nobody read the
-    files. dequantized: formats of the matrices that the files have as codes, and that become floats, by name.
+    model that sees whole sequences (plan/denoise.py); its spec then describes the autoregressive model of the same
+    shape. formats: matrices that the files of a checkpoint have as codes. dtypes: types of its other matrices, by name;
+    empty where nobody read the files. dequantized: formats of the matrices that the files have as codes, and that
+    become floats, by name.
     """
 
     name: str
@@ -49,15 +49,15 @@ def built_in_folder(name: str) -> Path | None:
 
 
 def find_writer(name: str) -> KnownModel:
-    """Find a model as `find_model` does, but raise RequestError for a diffusion model."""
+    """Find a model as `find_model` does, but raise RequestError for one that sees whole sequences."""
     return checked_writer(find_model(name))
 
 
 def checked_writer(found: KnownModel) -> KnownModel:
-    """Return a model. Raises RequestError for a diffusion model."""
+    """Return a model. Raises RequestError for one that sees whole sequences."""
     if found.denoises:
         raise RequestError(
-            f"{found.name} is a diffusion model, which has no decode steps; only `ridgeline plan` supports it"
+            f"{found.name} is a diffusion model, which has no decode steps; `ridgeline plan` predicts its passes"
         )
     return found
 
@@ -90,20 +90,21 @@ def published_config(name: str) -> dict[str, Any] | None:
 
 
 def published() -> Mapping[str, Mapping[str, Any]]:
-    """Return the published models that the engine runs, by hub id: "params" is the published count, "source" says where
-    it and "config" come from.
+    """Return the published models, by hub id: "params" is the published count, "source" says where it and "config" come
+    from.
     """
-    return {entry["name"]: entry for entry in _entries() if entry["config"].get("model_type") != MODEL_TYPE}
+    return {entry["name"]: entry for entry in _entries()}
 
 
 def from_config(name: str, config: Mapping[str, Any]) -> KnownModel:
     """Return the model of a parsed config.json. Raises ConfigError."""
-    if config.get("model_type") == MODEL_TYPE:
-        return replace(from_config(name, llama_of(config)), denoises=True)
     plain = config_dtype(config) if {"dtype", "torch_dtype"} & set(config) else "bfloat16"
     scheme = quantization_of(config)
     stored = (scheme.storage if scheme else "") or plain
-    return KnownModel(name, spec_from_config(config), plain if stored == "mxfp4" else stored, stored)
+    spec = spec_from_config(config)
+    denoises = isinstance(spec.sight, WholeSequence)
+    spec = spec.seeing(Causal(), None) if denoises else spec
+    return KnownModel(name, spec, plain if stored == "mxfp4" else stored, stored, denoises)
 
 
 def _read(path: Path) -> KnownModel:

@@ -55,7 +55,8 @@ def chat(
     generation_config.json. If the input is a pipe, every line is a turn.
     """
     from ridgeline.cli.flags.loading import load as load_model
-    from ridgeline.cli.show.report import say_engine
+    from ridgeline.cli.show.report import say, say_engine
+    from ridgeline.diffusion import edit_notes
     from ridgeline.spec.request import SamplingParams
 
     chosen = {"max_tokens": None, **sampling}
@@ -63,6 +64,7 @@ def chat(
     llm = load_model(model, llm_arguments(load, engine, tokenizer=tokenizer, seed=seed))
     params = SamplingParams(**{**llm.default_sampling_fields(), **chosen})
     llm.frontend.check_kind(params)  # before the first turn: no turn could be answered
+    say(*(f"note: {note}" for note in edit_notes(params, llm.loaded.spec)))
     if verbose or sys.stdin.isatty():
         say_engine(llm, verbose)
     _Chat(llm, system, params, seed).run()

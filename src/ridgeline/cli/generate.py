@@ -124,7 +124,8 @@ class _Run:
         line, if a prompt cannot be served.
         """
         from ridgeline.cli.flags.loading import load
-        from ridgeline.cli.show.report import say_engine
+        from ridgeline.cli.show.report import say, say_engine
+        from ridgeline.diffusion import edit_notes
 
         if self.verbose:
             import ridgeline.llm  # noqa: F401  # imported modules do not count as memory of the model
@@ -133,6 +134,8 @@ class _Run:
             self.base_bytes = resident_bytes()
         llm = load(self.model, self.options)
         requests = [self._request(llm, index) for index in indices]
+        remarks = (note for request in requests for note in edit_notes(request.params, llm.loaded.spec))
+        say(*(f"note: {note}" for note in dict.fromkeys(remarks)))
         if self.verbose or not quiet:
             say_engine(llm, self.verbose)
         return llm, requests

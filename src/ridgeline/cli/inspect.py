@@ -257,7 +257,10 @@ def _diffusion_rows(found: dict[str, Any] | None) -> list[tuple[str, str]]:
     sees = f"its own block of {block}, and all blocks before it"
     passes = f"at most {block} for a block, with one token each; --confidence-threshold makes fewer"
     if block is None:
-        sees, passes = "all tokens of its sequence", "none: such a model has logits here, and no answers yet"
+        sees = "all tokens of its sequence"
+        passes = (
+            "over the whole sequence each; at most one for each token of the answer; --block-length fills it in blocks"
+        )
     elif block == 1:
         sees, passes = "itself and all tokens before it", "one for each token"
     logits = "for the token after a position" if found["predicts_next"] else "for the token at the same position"

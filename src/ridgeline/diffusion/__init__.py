@@ -2,6 +2,7 @@
 
 from ridgeline.diffusion.denoiser import Denoiser
 from ridgeline.diffusion.limits import check_params
+from ridgeline.diffusion.notes import block_notes, edit_notes
 from ridgeline.diffusion.start import as_blocks
 
-__all__ = ["Denoiser", "as_blocks", "check_params"]
+__all__ = ["Denoiser", "as_blocks", "block_notes", "check_params", "edit_notes"]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+
+from ridgeline.spec.diffusion import Schedule
+
+LAST_TIME = 1e-3  # at which the last pass of Dream's schedule ends
 
 
 def shares(masked: int, passes: int) -> list[int]:
@@ -14,6 +18,24 @@ def shares(masked: int, passes: int) -> list[int]:
     passes = min(passes, masked)
     base, more = divmod(masked, passes) if passes else (0, 0)
     return [base + (i < more) for i in range(passes)]
+
+
+def shares_by_time(masked: int, passes: int) -> list[int]:
+    """Return how many tokens each pass keeps as time runs evenly from 1 to 0.001 (Dream, arXiv:2508.15487).
+
+    A pass keeps its share of the masks, rounded down, and the last one all that are left. A pass that would keep none
+    is left out: it would change nothing.
+    """
+    step, found, left = (1 - LAST_TIME) / passes, list[int](), masked
+    for i in range(passes):
+        share = step / (1 - i * step)
+        found.append(left if i == passes - 1 else int(left * share))
+        left -= found[-1]
+    return [count for count in found if count]
+
+
+# Named by MaskedDiffusion.schedule.
+SCHEDULES: Mapping[Schedule, Callable[[int, int], list[int]]] = {"equal": shares, "time": shares_by_time}
 
 
 def surest(confidences: Sequence[float], count: int) -> list[int]:

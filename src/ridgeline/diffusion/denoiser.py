@@ -4,6 +4,10 @@ The open block is the tokens after the last whole block, and masks up to the blo
 Some predictions are kept, and the others become masks again. Once no mask is left, the block is done and the next one
 opens; with token editing, passes go on until one changes nothing. A preemption or other company changes nothing: the
 state is here, and noise depends on the seed, the answer, the pass and the position alone.
+
+In a model that sees whole sequences, a pass computes all tokens: the prompt, the answer so far, the open block, and
+masks for the rest of the answer; a suffix may follow. So the length of the answer is a part of the question. Blocks
+begin at the end of the prompt, and are as long as `block_length` says.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ridgeline.diffusion.commit import above, shares, surest, within_entropy, within_factor
+from ridgeline.diffusion.commit import SCHEDULES, above, surest, within_entropy, within_factor
 from ridgeline.diffusion.confidence import CONFIDENCES
 from ridgeline.diffusion.edit import is_settled, replaced
 from ridgeline.errors import RequestError
@@ -24,6 +28,7 @@ from ridgeline.sample.sampler import BROKEN, NOTHING_LEFT, NoiseKey, SampledToke
 from ridgeline.sched.work import Result, Work
 from ridgeline.spec.diffusion import MaskedDiffusion
 from ridgeline.spec.request import SamplingParams, TokenLogprobs
+from ridgeline.spec.sight import BEYOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,9 @@ class Prediction:
 class Denoiser:
     """Fills the answer of one sequence; see the top of the file.
 
-    block: tokens of a block. row: the row of the answer at the end of its prompt. passes: passes that were computed.
+    block: tokens of a block, or BEYOND. row: the row of the answer at the end of its prompt. passes: passes that were
+    computed. max_length: tokens of the prompt and the longest answer. wanted: the first and the end of the tokens of a
+    whole sequence whose logits `take` expects; None: those of the open block, and of the token before it.
     """
 
     def __init__(self, model: MaskedDiffusion, block: int, row: SampleRow, prompt: int, max_length: int) -> None:
@@ -80,24 +87,50 @@ class Denoiser:
         self._confidence = CONFIDENCES["entropy" if bounded else row.params.remasking]
         self._edits = Edits(row, model.mask_token)
         self._open = Block(-1, [], [], [])
+        self._whole = block >= BEYOND
+        self._unguided: Floats | None = None  # logits of the pass without the prompt, for `cfg_scale`
+        self.wanted: tuple[int, int] | None = None
         self._before: Floats | None = None  # logits of the last token before the block, for `predicts_next`
         self.passes = 0
 
     def open_block(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Return the open block of a sequence. tokens: the prompt, and the answer so far."""
-        start = len(tokens) // self._block * self._block
+        """Return the open block of a sequence, or the whole sequence. tokens: the prompt, and the answer so far."""
+        start = len(tokens) if self._whole else len(tokens) // self._block * self._block
         if start + len(self._open.tokens) <= len(tokens) or start != self._open.start:
-            tail = list(tokens[start:])
-            masks = list(range(len(tail), self._block))
-            counts = shares(len(masks), self._row.params.denoising_passes or len(masks))
-            self._open = Block(start, tail + [self._model.mask_token] * len(masks), masks, counts, len(tail))
-        return tuple(self._open.tokens)
+            self._begin(start, list(tokens[start:]))
+        return self._sequence(tokens) if self._whole else tuple(self._open.tokens)
+
+    def _begin(self, start: int, known: list[int]) -> None:
+        """Open the block at `start`, whose first tokens are known."""
+        size, passes = self._block, self._row.params.denoising_passes
+        if self._whole:
+            rest = self._max_length - start
+            size = min(self._row.params.block_length or rest, rest)
+        masks = list(range(len(known), size))
+        counts = [1] * len(masks) if passes is None else SCHEDULES[self._model.schedule](len(masks), passes)
+        self._open = Block(start, known + [self._model.mask_token] * len(masks), masks, counts, len(known))
+
+    def _sequence(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return all tokens of the next pass, and set `wanted`. With guidance, one of two passes sees no prompt."""
+        start, mask = self._open.start, self._model.mask_token
+        end = start + len(self._open.tokens)
+        self.wanted = (start - self._model.predicts_next, end - self._model.predicts_next)
+        known = list(tokens)
+        suffix = self._row.params.suffix_token_ids
+        if self._row.params.cfg_scale and self._unguided is None:
+            known[: self._prompt] = [mask] * self._prompt
+            suffix = (mask,) * len(suffix)
+        return (*known, *self._open.tokens, *[mask] * (self._max_length - end), *suffix)
 
     def take(self, logits: Floats, work: Work) -> Result:
         """Take the logits of a pass; return all new tokens if the block is done, and no tokens otherwise.
 
         logits [n, vocabulary]: a row for the last token before the block, if the work has it, and for each of its own.
         """
+        if self._whole:
+            self.passes += 1
+            guided = self._guided(logits)
+            return Result() if guided is None else self._keep(guided)
         has_before = len(work.tokens) > work.num_draft
         own = logits[1:] if has_before else logits
         if has_before and self._model.predicts_next:
@@ -105,6 +138,21 @@ class Denoiser:
         if not work.num_draft:
             return Result()
         self.passes += 1
+        return self._keep(own)
+
+    def _guided(self, logits: Floats) -> Floats | None:
+        """Return logits away from those without the prompt (LLaDA's `cfg_scale`); None if these were just computed."""
+        scale = self._row.params.cfg_scale
+        if not scale:
+            return logits
+        if self._unguided is None:
+            self._unguided = logits.copy()
+            return None
+        without, self._unguided = self._unguided, None
+        return np.asarray(without + (scale + 1) * (logits - without), np.float32)
+
+    def _keep(self, own: Floats) -> Result:
+        """Keep some predictions of a pass. own: the logits of the block's tokens, or in a whole sequence, for them."""
         block, threshold = self._open, self._row.params.edit_threshold
         had_masks, known = bool(block.masks), []
         if threshold is not None:
@@ -139,7 +187,7 @@ class Denoiser:
 
     def _predicting(self, own: Floats, index: int) -> Floats:
         """Return the logits that predict the block's token `index`. own: the logits of the block's tokens."""
-        at = index - self._model.predicts_next
+        at = index if self._whole else index - self._model.predicts_next
         if at < 0:
             assert self._before is not None, "the token before the block was not computed"
             return self._before

@@ -7,17 +7,33 @@ from collections.abc import Sequence
 from ridgeline.errors import RequestError
 from ridgeline.spec.diffusion import IN_ORDER, MaskedDiffusion
 from ridgeline.spec.request import SAMPLING, Params, SamplingParams
+from ridgeline.spec.sight import BEYOND
 
 ONLY_HERE = (
     "remasking", "denoising_passes", "confidence_threshold", "confidence_factor", "entropy_bound", "edit_threshold",
+    "block_length", "cfg_scale",
 )  # fmt: skip
+SUFFIX = ("suffix", "suffix_token_ids")
+ONLY_WHOLE = {
+    "block_length": "the blocks of this model have {block} tokens, as its attention does; leave it out",
+    "cfg_scale": "guidance needs passes without the prompt, and this model would have to keep its final rows twice; "
+    "leave it out",
+}
 COUNTS = ("confidence_threshold", "confidence_factor", "entropy_bound")  # each says how many tokens a pass keeps
 _DEFAULTS = {name: default for name, default, _ in SAMPLING}
 
 
-def check_params(params: Params, model: MaskedDiffusion | None, prompt: Sequence[int]) -> None:
-    """Raise RequestError for a parameter, or a prompt, that a model cannot serve. model: None if autoregressive."""
+def check_params(params: Params, model: MaskedDiffusion | None, prompt: Sequence[int], block: int = 1) -> None:
+    """Raise RequestError for a parameter, or a prompt, that a model cannot serve.
+
+    model: None if autoregressive. block: tokens of a block; BEYOND if the model sees whole sequences.
+    """
     if model is None:
+        if isinstance(params, SamplingParams) and _given(params, SUFFIX):
+            raise RequestError(
+                "suffix needs a diffusion model that sees whole sequences; an autoregressive model continues a text, "
+                "but does not fill a gap in it"
+            )
         if isinstance(params, SamplingParams) and (found := _given(params, ONLY_HERE)):
             raise RequestError(f"{found} needs a diffusion model, which fills several tokens together; leave it out")
         return
@@ -36,9 +52,20 @@ def check_params(params: Params, model: MaskedDiffusion | None, prompt: Sequence
         )
     if len(counts := [name for name in COUNTS if getattr(params, name) is not None]) > 1:
         raise RequestError(f"{' and '.join(counts)} all say how many tokens a pass keeps; give one")
-    if model.mask_token in prompt:
+    if block < BEYOND and (found := _given(params, tuple(ONLY_WHOLE))):
+        raise RequestError(f"{found} is {getattr(params, found)}, but {ONLY_WHOLE[found].format(block=block)}")
+    if block < BEYOND and _given(params, SUFFIX):
         raise RequestError(
-            f"the prompt has the mask token {model.mask_token}, which stands for unknown tokens; take it out"
+            f"suffix needs a model that sees whole sequences; a token of this model sees its own block of {block}, and "
+            "nothing after it; leave it out"
+        )
+    if params.suffix and params.suffix_token_ids:
+        raise RequestError("suffix and suffix_token_ids both say what follows the answer; give one")
+    for name, tokens in (("prompt", prompt), ("suffix", params.suffix_token_ids)):
+        if model.mask_token not in tokens:
+            continue
+        raise RequestError(
+            f"the {name} has the mask token {model.mask_token}, which stands for unknown tokens; take it out"
         )
 
 

@@ -14,6 +14,6 @@ def as_blocks(spec: ModelSpec, size: int, mask_token: int) -> ModelSpec:
     a model that cannot see blocks.
     """
     try:
-        return spec.seeing(Blocks(size), MaskedDiffusion(mask_token, predicts_next=True))
+        return spec.seeing(Blocks(size), MaskedDiffusion(mask_token, predicts_next=True, trained_block=1))
     except ValueError as e:
         raise RequestError(f"{spec.family} cannot become a diffusion model with blocks of {size}: {e}") from None

@@ -35,6 +35,7 @@ class BlockAnswer(Answer):
     def open_block(self) -> None:
         """Give the sequence its open block, as it is after the last pass that was committed."""
         self.sequence.propose(self.denoiser.open_block(self.sequence.tokens))
+        self.sequence.wanted = self.denoiser.wanted
 
     @property
     def needs_host(self) -> bool:

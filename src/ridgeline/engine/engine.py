@@ -43,7 +43,7 @@ from ridgeline.settings import EngineConfig, PreemptCost
 from ridgeline.settings.config import CHAINS_ONLY
 from ridgeline.spec.diffusion import MaskedDiffusion
 from ridgeline.spec.regimes import NO_REGIMES, Regimes
-from ridgeline.spec.request import BeamSearchParams
+from ridgeline.spec.request import BeamSearchParams, SamplingParams
 from ridgeline.spec.trees import as_parents
 
 
@@ -105,7 +105,8 @@ class RequestLoop(Generic[R]):
         Raises RequestError, and queues nothing, if the request can never fit.
         """
         prompt, params = list(request.prompt_token_ids), request.params
-        room = self.config.max_model_len - len(prompt)
+        after = params.suffix_token_ids if isinstance(params, SamplingParams) else ()
+        room = self.config.max_model_len - len(prompt) - len(after)
         max_tokens = max(room, 1) if params.max_tokens is None else params.max_tokens
         if max_tokens > room:
             raise RequestError(
@@ -123,8 +124,9 @@ class RequestLoop(Generic[R]):
         answers = []
         for index, key in enumerate(request.noise):
             sequence = Sequence(
-                next(self._ids), prompt, max_tokens, request.priority, root, block=self._block, waits=waits
-            )
+                next(self._ids), prompt, max_tokens, request.priority, root, block=self._block, waits=waits,
+                after=len(after),
+            )  # fmt: skip
             answers.append(self._answer(request_id, index, row.again(key), sequence))
         first, *others = (answer.sequence for answer in answers)
         self._scheduler.add(first, others)

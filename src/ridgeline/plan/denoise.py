@@ -19,8 +19,7 @@ from ridgeline.errors import RequestError
 from ridgeline.plan.planner import Load, Planner
 
 UNKNOWN = (
-    "not known: how many passes an answer of a given quality needs (the authors found one per token best); Ridgeline "
-    "plans for diffusion models but does not run them"
+    "not known: how many passes an answer of a given quality needs (the authors of LLaDA found one per token best)"
 )
 
 

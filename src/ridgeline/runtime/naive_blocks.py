@@ -39,7 +39,8 @@ class _Answer:
         known = self.tokens[: len(self.tokens) // block * block]
         start = max(0, len(known) - 1)
         tokens = (*known[start:], *open_block)
-        return [*known, *open_block], Work(0, 0, 0, start, tokens, True, start, len(open_block))
+        own = self.denoiser.wanted
+        return [*known, *open_block], Work(0, 0, 0, start, tokens, True, start, len(open_block), wanted=own)
 
 
 class NaiveBlocks:
@@ -61,7 +62,7 @@ class NaiveBlocks:
     def add(self, request_id: int, request: GenerationRequest) -> None:
         prompt, params = list(request.prompt_token_ids), request.params
         assert isinstance(params, SamplingParams), "a diffusion model has no beams"
-        limit = self._loaded.max_model_len
+        limit = self._loaded.max_model_len - len(params.suffix_token_ids)
         if params.max_tokens is not None:
             limit = min(limit, len(prompt) + params.max_tokens)
         row = SampleRow.start(params, prompt, request.noise[0], self._loaded.eos_token_ids)
@@ -83,7 +84,7 @@ class NaiveBlocks:
         passes = [answer.pass_over(self._block) for answer in some]
         stream = self._loaded.model.forward(self._loaded.dense_step([tokens for tokens, _ in passes]))
         ends = np.cumsum([len(tokens) for tokens, _ in passes])
-        rows = [np.arange(end - work.num_rows, end) for end, (_, work) in zip(ends, passes, strict=True)]
+        rows = [np.array(work.rows) + end - len(work.tokens) for end, (_, work) in zip(ends, passes, strict=True)]
         logits = self._change(memory.get(self._loaded.model.logits(stream, memory.integers(np.concatenate(rows)))))
         events, at = [], 0
         for answer, (_, work) in zip(some, passes, strict=True):
@@ -94,11 +95,12 @@ class NaiveBlocks:
 
     def _some(self) -> list[_Answer]:
         """Return the first answers, at least one, while a pass stays within the limits of its memory."""
-        most = max(1, MAX_STEP_LOGITS // (self._loaded.spec.vocab_size * (self._block + 1)))
-        found, used = self._answers[:1], 0
-        for answer in self._answers[:most]:
-            used += answer.limit + self._block
-            if answer is not found[0] and used <= MAX_STEP_TOKENS:
+        most = MAX_STEP_LOGITS // self._loaded.spec.vocab_size
+        found, tokens, rows = self._answers[:1], 0, 0
+        for answer in self._answers:
+            size = min(self._block, answer.limit)
+            tokens, rows = tokens + answer.limit + size, rows + size + 1
+            if answer is not found[0] and tokens <= MAX_STEP_TOKENS and rows <= most:
                 found.append(answer)
         return found
 

@@ -14,7 +14,7 @@ from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sample.breakers import BreakerIndex
 from ridgeline.sample.sampler import NoiseKey
-from ridgeline.spec import ModelSpec, WholeSequence
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.prompt import OPTION_KEYS, PromptOptions, Side, truncated
 from ridgeline.spec.request import Params, SamplingParams
 
@@ -138,6 +138,7 @@ class Frontend:
         draws from the model's seed and its number. Raises RequestError or TokenizerError.
         """
         ids = self.encode(prompt, answer_tokens(params)) if ids is None else self.check_ids(ids)
+        params = self._with_suffix(params)
         self.check_kind(params, ids)
         self.check_length(ids, params)
         params = self._with_bad_words(params)
@@ -157,12 +158,18 @@ class Frontend:
 
     def check_kind(self, params: Params, ids: Sequence[int] = ()) -> None:
         """Raise RequestError for parameters, or ids of a prompt, that this kind of model cannot serve."""
-        if isinstance(self._spec.sight, WholeSequence):
-            raise RequestError(
-                f"{self._spec.family} predicts whole sequences, whose state is never final; Ridgeline generates with "
-                "diffusion models that see blocks (spec `Blocks`), and computes logits of this one"
-            )
-        check_params(params, self._spec.diffusion, ids)
+        check_params(params, self._spec.diffusion, ids, self._spec.block)
+
+    def _with_suffix(self, params: Params) -> Params:
+        """Return params with the suffix as token ids, if this kind of model can have one."""
+        self.check_kind(params)
+        if not isinstance(params, SamplingParams) or not params.suffix:
+            return params
+        if self._tokenizer is None:
+            raise RequestError(f"suffix needs a tokenizer: {self._no_tokenizer}; use suffix_token_ids instead")
+        self.check_size(params.suffix[0])
+        ids = self._tokenizer.encode(params.suffix[0], add_special_tokens=False)
+        return replace(params, suffix=(), suffix_token_ids=tuple(ids))
 
     def _with_bad_words(self, params: Params) -> Params:
         """Return params with bad_words as token ids: each word as it is at the start of a text, and after a space."""
@@ -196,17 +203,21 @@ class Frontend:
     def check_length(self, ids: Sequence[int], params: Params) -> None:
         """Raise RequestError if a prompt and its answer do not fit the context: nothing is ever cut."""
         limit = self._max_model_len
-        room = limit - len(ids)
+        after = len(params.suffix_token_ids) if isinstance(params, SamplingParams) else 0
+        room, given = limit - len(ids) - after, f"the prompt's {len(ids)} tokens"
         if room < 1:
+            has = f"{len(ids)} tokens" + (f", and the suffix {after}" if after else "")
             raise RequestError(
-                f"the prompt has {len(ids)} tokens, which leaves no room in the context of {limit}; "
+                f"the prompt has {has}, which leaves no room in the context of {limit}; "
                 f"shorten it{self._longer_context()}"
             )
+        if after:
+            given += f", the suffix's {after}"
         min_tokens = params.min_tokens if isinstance(params, SamplingParams) else 0
         for name, wanted in (("max_tokens", params.max_tokens), ("min_tokens", min_tokens)):
             if wanted is not None and wanted > room:
                 raise RequestError(
-                    f"the prompt's {len(ids)} tokens and {name} {wanted} exceed the context of {limit}; "
+                    f"{given} and {name} {wanted} exceed the context of {limit}; "
                     f"lower {name} to {room}{self._longer_context()}"
                 )
 

@@ -192,4 +192,4 @@ def rows_of(works: Sequence[Work], chosen: Collection[int]) -> Ints:
     """Return the indices of a step's tokens whose logits are sampled for the chosen works, by their index."""
     ends = accumulate(len(work.tokens) for work in works)
     pairs = enumerate(zip(works, ends, strict=True))
-    return np.concatenate([np.arange(end - work.num_rows, end) for i, (work, end) in pairs if i in chosen])
+    return np.concatenate([np.array(work.rows) + end - len(work.tokens) for i, (work, end) in pairs if i in chosen])

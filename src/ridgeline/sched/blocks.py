@@ -3,7 +3,8 @@
 A work runs whole blocks of known tokens, whose rows are final, and then the open block as drafts: the tokens after the
 last whole block, and masks. No draft is ever accepted: their rows are computed again, in place, in the next pass. Once
 the open block is done, its tokens join those of the sequence, and their rows are computed as final together with the
-first pass over the block after it.
+first pass over the block after it. In a model that sees whole sequences no row is ever final, so that all tokens are
+drafts, those of the prompt too; `wanted` says which of them are predicted.
 
              start              settled            settled + block
         ------|------------------|------------------|
@@ -59,9 +60,8 @@ class BlockScheduler(Scheduler):
         """Append a work whose last `count` tokens are the open block."""
         start, limit = seq.planned, seq.planned + len(tokens) - count
         sample = limit == seq.settled
-        self._works.append(
-            Work(seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, count, deltas, seq.floor)
-        )
+        work = Work(seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, count, deltas, seq.floor)
+        self._works.append(work if seq.wanted is None else work._replace(wanted=seq.wanted))
         seq.pending += sample
         self._cache.newest_step = seq.last_step = self._step
         seq.replay_from = limit

@@ -297,7 +297,7 @@ class StateCache:
         if not seq.tokens or len(seq.tokens) >= seq.max_length:
             raise RequestError(f"request {seq.id}: needs a prompt and max_tokens of at least 1")
         for group, pool in zip(self.groups, self.pools, strict=True):
-            need = group.most_pages(seq.max_length)
+            need = group.most_pages(seq.max_length + seq.after)
             if need > pool.num_pages - 1:
                 raise RequestError(
                     f"request {seq.id}: {seq.num_prompt} prompt tokens and {seq.max_tokens} to generate need {need} "

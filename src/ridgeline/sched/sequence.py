@@ -55,6 +55,8 @@ class Sequence:
     drafts: tuple[int, ...] = ()  # for the next step
     parents: tuple[int, ...] = ()  # of the drafts, if they form a tree (trees.py)
     waits: bool = False  # its tokens are known when a step is committed, not before: until then it runs no more
+    wanted: tuple[int, int] | None = None  # drafts whose logits are sampled; None: all
+    after: int = 0  # known tokens that follow the answer, in whole sequences
     block: int = 1  # tokens whose rows are final together; above 1 only in diffusion models (blocks.py)
     # progress
     row: int = -1  # -1: not running

@@ -6,7 +6,7 @@ A runner runs plans in the order of their numbers, and each plan in this order:
     2. the deltas of every Work into the page tables [group][row][index]
     3. the forward pass over all works
 
-In a diffusion model, drafts are the open block: none of them is accepted (blocks.py), and all tokens may be drafts.
+In a diffusion model, drafts are the open block, or the whole sequence: none of them is accepted (blocks.py).
 
 A Work runs the tokens at positions [start, start + len(tokens)). A token LAST is the one that its row sampled in the
 step before. The drafts begin at limit = start + len(tokens) - num_draft.
@@ -62,6 +62,7 @@ class Work(NamedTuple):
     row: the sequence's row in the device's tables while it runs; it may pass to another sequence while an older step is
     in flight. epoch: a number that changes with each preemption, so that old results are ignored. sample: the logits of
     the last known token, and of the drafts, are sampled. parents: the parent of each draft of a tree (trees.py).
+    wanted: the first and the end of the tokens whose logits are sampled instead, if most drafts are not predicted.
     """
 
     sequence: int
@@ -75,11 +76,19 @@ class Work(NamedTuple):
     deltas: tuple[PageDelta, ...] = ()
     floor: int = 0
     parents: tuple[int, ...] = ()
+    wanted: tuple[int, int] | None = None
+
+    @property
+    def rows(self) -> range:
+        """Return the indices of the tokens whose logits are sampled: the last known one, if any, and the drafts."""
+        if self.wanted is not None:
+            return range(*self.wanted)
+        return range(max(0, len(self.tokens) - self.num_draft - 1), len(self.tokens))
 
     @property
     def num_rows(self) -> int:
-        """Return the rows of logits that are sampled: of the last known token, if there is one, and of the drafts."""
-        return min(self.num_draft + 1, len(self.tokens))
+        """Return the number of rows of logits that are sampled."""
+        return len(self.rows)
 
     @property
     def depth(self) -> int:

@@ -30,8 +30,16 @@ def check_options(spec: ModelSpec, options: EngineOptions) -> None:
         check_tokens(spec, options.max_num_batched_tokens)
 
 
-def check_tokens(spec: ModelSpec, tokens: int) -> None:
-    """Raise RequestError if a step has too few tokens for a block. tokens: most tokens of a step."""
+def check_tokens(spec: ModelSpec, tokens: int, length: int = 1) -> None:
+    """Raise RequestError if a step has too few tokens for a pass.
+
+    tokens: most tokens of a step. length: most tokens of a sequence.
+    """
+    if spec.block >= BEYOND and tokens < length:
+        raise RequestError(
+            f"max_num_batched_tokens (--max-num-batched-tokens) is {tokens}, but this model computes whole sequences "
+            f"of up to {length} tokens in a step; raise it to that, or lower max_model_len (--max-model-len)"
+        )
     if spec.diffusion is not None and tokens < spec.block < BEYOND:
         raise RequestError(
             f"max_num_batched_tokens (--max-num-batched-tokens) is {tokens}, but a block of this model has "

@@ -74,6 +74,12 @@ class Problem:
         """Return the number of tokens of the longest sequence that must be possible."""
         return self.max_model_len if self.fixed_len else 1
 
+    @property
+    def least_tokens(self) -> int:
+        """Return the fewest tokens of a step: a pass over a whole sequence is one step."""
+        whole = isinstance(self.spec, ModelSpec) and self.spec.block >= BEYOND
+        return self.max_model_len if whole else 1
+
     def solve(self) -> Settings | None:
         """Return the first settings that fit, in the order of the module's docstring; None if none do."""
         size = self.options.block_size or PAGE_TOKENS
@@ -86,8 +92,8 @@ class Problem:
     def least(self, page_tokens: int, length: int) -> Settings:
         """Return settings with the fewest tokens and sequences of a step."""
         drafts = self.options.num_speculative_tokens or 0
-        if isinstance(self.spec, ModelSpec) and self.spec.diffusion and self.spec.block < BEYOND:
-            drafts = self.spec.block  # a pass has logits for the whole block
+        if isinstance(self.spec, ModelSpec) and self.spec.diffusion:
+            drafts = min(self.spec.block, self.max_model_len)  # a pass has logits for the whole block
         groups = own = self._groups(self.spec, page_tokens)
         count = partial(Workspace, on_cpu=self.on_host, drafts=drafts, float_bytes=self.float_bytes)
         counts: list[Workspace | HeadWorkspace] = [count(self.spec, own)]
@@ -100,7 +106,7 @@ class Problem:
                 HeadWorkspace, on_cpu=self.on_host, drafts=kept, width=width, float_bytes=self.float_bytes
             )
             counts.append(count(self.draft, more) if isinstance(self.draft, ModelSpec) else of_head(self.draft, more))
-        tokens, seqs = self.options.max_num_batched_tokens or 1, self.options.max_num_seqs or 1
+        tokens, seqs = self.options.max_num_batched_tokens or self.least_tokens, self.options.max_num_seqs or 1
         return Settings(self, page_tokens, groups, tuple(counts), tokens, seqs, length)
 
     def _groups(self, spec: ModelSpec | HeadSpec, page_tokens: int) -> tuple[StateGroup, ...]:
@@ -115,7 +121,7 @@ class Problem:
     def most(self) -> tuple[int, int]:
         """Return the tokens and sequences of a step if memory allows them."""
         fixed_tokens, fixed_seqs = self.options.max_num_batched_tokens, self.options.max_num_seqs
-        tokens = fixed_tokens or max(self.most_tokens, fixed_seqs or 0)
+        tokens = fixed_tokens or max(self.most_tokens, fixed_seqs or 0, self.least_tokens)
         return tokens, fixed_seqs or min(self.most_seqs, tokens)
 
     def _with_pages(self, page_tokens: int) -> Settings | None:
@@ -178,8 +184,9 @@ class Settings:
         At least one of the two must be above 1 and not set by the user.
         """
         options, found = self.problem.options, []
-        if options.max_num_batched_tokens is None and self.tokens > 1:
-            half = self.tokens // 2
+        least = self.problem.least_tokens
+        if options.max_num_batched_tokens is None and self.tokens > least:
+            half = max(self.tokens // 2, least)
             seqs = self.seqs if options.max_num_seqs else min(self.seqs, half)
             found.append(replace(self, tokens=half, seqs=seqs))
         if options.max_num_seqs is None and self.seqs > 1:

@@ -117,7 +117,7 @@ def _solved(problem: Problem, why_swap: str) -> tuple[Problem, Settings | None, 
         problem, why_swap = replace(problem, swap=0), "none: the device has no memory for the workspace of swaps"
         found = problem.solve()
     if found is not None:
-        check_tokens(problem.spec, found.tokens)
+        check_tokens(problem.spec, found.tokens, found.length)
     return problem, found, why_swap
 
 

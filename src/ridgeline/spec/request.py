@@ -36,6 +36,7 @@ MAX_PENALTY = 2.0
 MAX_BAD_WORDS, MAX_BAD_CHARACTERS = 1024, 8192
 MAX_BAD_SEQUENCES, MAX_BAD_TOKENS = 4096, 1 << 17
 MAX_DRY_BREAKERS, MAX_DRY_BREAKER_CHARACTERS = 32, 40  # each text is looked for in every token of the vocabulary
+MAX_SUFFIX_CHARACTERS = 1 << 24
 MAX_BEAM_WIDTH = 64  # a step ranks this many candidates squared, and every beam is a sequence with its own state
 MAX_LENGTH_PENALTY = 10.0  # keeps any length to this power within a float
 MAX_SEED = 2**63 - 1
@@ -208,6 +209,19 @@ class SamplingParams:
         help="Probability above which a later pass of a diffusion model replaces a token of its open block by another "
         "one. A block is done once a pass changes nothing, which takes a pass more (LLaDA2.1, arXiv:2602.08676).",
     ))
+    block_length: int | None = declare(None, Whole(
+        stage=Stage.PASSES, low=1, none="the whole answer",
+        help="Tokens of a block of an answer, if a diffusion model sees whole sequences: blocks are filled in order.",
+    ))
+    cfg_scale: float = declare(0.0, Number(stage=Stage.PASSES, low=0.0, help=(
+        "Strength of guidance of a diffusion model that sees whole sequences: logits move away from those without the "
+        "prompt, and each pass takes two (LLaDA, arXiv:2502.09992). 0 turns guidance off.")))
+    suffix: tuple[str, ...] = declare((), Texts(
+        stage=Stage.PASSES, most=1, characters=MAX_SUFFIX_CHARACTERS, api=False,
+        help="Text after the answer: a diffusion model that sees whole sequences fills the gap before it.",
+    ))
+    suffix_token_ids: tuple[int, ...] = declare((), TokenIds(
+        stage=Stage.PASSES, flag=False, api=False, help="Token ids after the answer, instead of a suffix."))
     num_speculative_tokens: int | None = declare(None, Whole(
         stage=Stage.SPEED, low=0, flag=False, none="as many as --num-speculative-tokens says",
         help="Largest number of draft tokens that a step verifies for an answer, if the engine has drafts. 0 turns "
@@ -248,6 +262,7 @@ class SamplingParams:
             "logit_bias": [t for t, _ in self.logit_bias],
             "allowed_token_ids": self.allowed_token_ids or (),
             "bad_token_ids": self.bad_token_ids,
+            "suffix_token_ids": self.suffix_token_ids,
             "stop_token_ids": self.stop_token_ids,
             "bad_token_sequences": [t for sequence in self.bad_token_sequences for t in sequence],
             "dry_token_breakers": largest(self.dry_token_breakers),
@@ -471,12 +486,7 @@ def _ending(answer: CompletionOutput | OutputChunk) -> str:
 
 
 def _choice(output: CompletionOutput) -> dict[str, Any]:
-    choice: dict[str, Any] = {
-        "index": output.index,
-        "text": output.text,
-        "token_ids": output.token_ids,
-        "finish_reason": output.finish_reason,
-    }
+    choice = {name: getattr(output, name) for name in ("index", "text", "token_ids", "finish_reason")}
     for name in ("stop_reason", "error", "score"):
         if (value := getattr(output, name)) is not None:
             choice[name] = value
@@ -486,8 +496,5 @@ def _choice(output: CompletionOutput) -> dict[str, Any]:
 
 
 def _logprobs(entry: TokenLogprobs) -> dict[str, Any]:
-    return {
-        "token_id": entry.token_id,
-        "logprob": entry.logprob,
-        "top_logprobs": [{"token_id": t, "logprob": v} for t, v in entry.top],
-    }
+    top = [{"token_id": t, "logprob": v} for t, v in entry.top]
+    return {"token_id": entry.token_id, "logprob": entry.logprob, "top_logprobs": top}

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ridgeline.spec.sight import BEYOND
+
 PROMPT = 40  # tokens of an ordinary prompt
 SHARED = 16  # least tokens that prompts share in a case with prefix hits and preemption, in whole pages
 OVER = 6  # tokens of a prompt after its first page or chunk
@@ -32,8 +34,8 @@ class Case:
     the same time. prefix: whether the prefix of a prompt is in the cache. preempt: how sequences are preempted, with
     few pages; None: enough pages. drafts: tokens that are proposed at every step. wrong: share of wrong drafts.
     source: the proposer. tree: most drafts after a draft; 1: they are chains. n: answers to each prompt. prompt: tokens
-    of a prompt; None: the usual length. text: prompts are real text. number: index in the matrix, which seeds the
-    arrivals. impossible: why the case cannot be run with this model.
+    of a prompt; None: the usual length. text: prompts are real text. apart: answers to one prompt share no page.
+    number: index in the matrix, which seeds the arrivals. impossible: why the case cannot be run with this model.
     """
 
     axis: str = "default"
@@ -51,6 +53,7 @@ class Case:
     n: int = 1
     prompt: int | None = None
     text: bool = False
+    apart: bool = False
     number: int = 0
     impossible: str = ""
 
@@ -67,7 +70,7 @@ class Scale:
     longest: most tokens of a prompt and its answer. new_tokens: tokens of every answer. windows: the windows of the
     model's layers, in tokens, ascending. text: there is a tokenizer. quick: use few values of each axis. states: some
     layers are recurrent. only_states: all are, so a sequence needs no more pages at its end than at its beginning.
-    block: tokens of a block of a diffusion model; None: the model is autoregressive.
+    block: tokens of a block of a diffusion model, BEYOND if it sees whole sequences; None: the model is autoregressive.
     """
 
     longest: int
@@ -78,6 +81,11 @@ class Scale:
     states: bool = False
     only_states: bool = False
     block: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the model sees whole sequences."""
+        return self.block is not None and self.block >= BEYOND
 
     @property
     def room(self) -> int:
@@ -145,6 +153,27 @@ AXES: dict[str, tuple[Value, ...]] = {
 }
 
 
+SEVERAL = "a step of a diffusion model predicts several tokens already"
+
+
+def _never(reason: str) -> tuple[Value, ...]:
+    """Return the only value of an axis that a kind of model does not have."""
+    return (Value("-", {"impossible": reason}, quick=True),)
+
+
+# Of models that see whole sequences: every pass computes all tokens of a sequence, on pages of its own.
+WHOLE_AXES: dict[str, tuple[Value, ...]] = {
+    "chunks": _never("a step computes a whole sequence"),
+    "prefix": _never("no row of a whole sequence is ever final"),
+    "batch": AXES["batch"],
+    "preempted": _never("a sequence takes all of its pages with its first pass"),
+    "drafts": _never(SEVERAL),
+    "forks": (Value("n 4", {"n": 4, "apart": True}, quick=True),),
+    "pages": AXES["pages"],
+    "in flight": _never(SEVERAL),
+}
+
+
 def cases(scale: Scale, seed: int) -> list[Case]:
     """Return the matrix for one model. Equal scales and seeds give equal cases."""
     found = [_default(scale), *_around_default(scale), *_combinations(scale, seed)]
@@ -196,7 +225,7 @@ def _around_default(scale: Scale) -> Iterator[Case]:
 
 def _default(scale: Scale) -> Case:
     """Return the case around which values are chosen. Pages of a diffusion model hold whole blocks."""
-    if scale.block is None:
+    if scale.block is None or scale.is_whole:
         return DEFAULT
     page = _pages(DEFAULT.page, scale.block)
     return replace(DEFAULT, page=page, value=f"whole prompt, cold, alone, n 1, pages of {page}")
@@ -206,10 +235,12 @@ def _axes(scale: Scale) -> Mapping[str, Sequence[Value]]:
     """Return the axes of a kind of model. A diffusion model has no drafts, and one step in flight."""
     if scale.block is None:
         return AXES
+    if scale.is_whole:
+        return WHOLE_AXES
     size = scale.block
     chunks = dict.fromkeys((size, 2 * size - 1, 3 * size, 1000 + size))
     pages = dict.fromkeys((size, _pages(24, size), _pages(64, size)))
-    none = (Value("-", {"impossible": "a step of a diffusion model predicts several tokens already"}, quick=True),)
+    none = _never(SEVERAL)
     return {
         "chunks": tuple(Value(f"of {n}", {"chunk": n}, quick=n == 2 * size - 1) for n in chunks),
         "prefix": AXES["prefix"],
@@ -272,6 +303,8 @@ def _goes_together(case: Case, scale: Scale) -> bool:
     several = case.others or case.n > 1
     in_chunks = case.chunk is not None and case.chunk < max(lengths(case, scale).prompts)
     if case.drafts and (case.chunk == 1 or case.steps_in_flight > 1 or case.preempt or (case.others and in_chunks)):
+        return False
+    if scale.is_whole and case.impossible:
         return False
     if case.chunk is not None and case.chunk < (case.n + 1) * (scale.block or 1):
         return not (case.others or case.preempt)

@@ -98,7 +98,7 @@ class Observed:
             or case.source not in ("known", "model"),
             "no draft was proposed": self.draft_tokens > 0 or not case.drafts or case.source == "ngram",
             "no draft was rejected": not case.wrong or self.accepted_tokens < self.draft_tokens,
-            "no page was shared": case.n == 1 or self.shared_pages > 0,
+            "no page was shared": case.n == 1 or case.apart or self.shared_pages > 0,
         }
         return tuple(reason for reason, was_seen in seen.items() if not was_seen)
 

@@ -31,6 +31,15 @@ BLOCK_KINDS = (
     SamplingParams(temperature=1, top_p=0.9, denoising_passes=2, ignore_eos=True),
     SamplingParams(temperature=1, remasking="random", denoising_passes=3, ignore_eos=True),
 )
+# Of models that see whole sequences: blocks within an answer, and guidance.
+WHOLE_KINDS = (
+    replace(GREEDY, block_length=3),
+    BLOCK_KINDS[1],
+    SamplingParams(temperature=1, top_p=0.9, denoising_passes=6, ignore_eos=True),
+    SamplingParams(
+        temperature=1, remasking="random", block_length=5, denoising_passes=2, cfg_scale=0.5, ignore_eos=True
+    ),
+)
 NUM_ALLOWED = 16
 DISTINCT = 12  # distinct requests of a large batch, each computed once by the baseline; a multiple of the kinds
 TEXTS = (
@@ -90,8 +99,8 @@ def rounds(case: Case, scale: Scale, prompts: Prompts) -> Iterator[Round]:
     size = case.others + 1
     for first in range(0, len(KINDS), size):
         requests = [_request(case, scale, prompts, i) for i in range(first, first + size)]
-        # Requests that are to run short of pages arrive together.
-        span = 1 if case.preempt else max(1, scale.new_tokens // (1 + case.drafts))
+        # Requests that are to run short of pages arrive together; answers of few passes would be over before others.
+        span = 1 if case.preempt else 2 if scale.is_whole else max(1, scale.new_tokens // (1 + case.drafts))
         steps = [0, *rng.integers(span, size=size - 1).tolist()]
         before = _forerunners(case, scale, prompts) if case.prefix == "hit" and not first else []
         yield Round(before, list(map(Arrival, steps, requests)))
@@ -104,7 +113,7 @@ def _request(case: Case, scale: Scale, prompts: Prompts, number: int) -> Generat
     tokens = (*prompts.tokens(0, found.shared), *prompts.tokens(index + 1, length - found.shared))
     if case.text:
         tokens = prompts.text(number, length)
-    kinds = KINDS if scale.block is None else BLOCK_KINDS
+    kinds = KINDS if scale.block is None else WHOLE_KINDS if scale.is_whole else BLOCK_KINDS
     params = replace(kinds[index % len(kinds)], n=case.n, max_tokens=scale.new_tokens)
     if params.presence_penalty or params.dry_multiplier:
         params = replace(params, allowed_token_ids=prompts.tokens(DISTINCT + 2, NUM_ALLOWED))

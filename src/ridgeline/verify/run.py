@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ridgeline.engine import Engine
-from ridgeline.errors import RequestError
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.propose import NgramProposer
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.settings import EngineConfig, EngineOptions, resolve
-from ridgeline.spec import ModelSpec, WholeSequence
+from ridgeline.spec import ModelSpec
 from ridgeline.spec.groups import state_groups
 from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.state import ALL
@@ -50,8 +49,6 @@ def verify(
     result of the case. Raises RequestError for a model that the engine does not serve.
     """
     start = time.perf_counter()
-    if isinstance(loaded.spec.sight, WholeSequence):
-        raise RequestError(f"{loaded.spec.family} predicts whole sequences, which the engine does not serve yet")
     scale = scale_of(loaded, tokenizer, quick, new_tokens)
     prompts = _prompts(loaded, tokenizer, seed)
     baseline = Baseline(loaded)
@@ -122,7 +119,7 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
         min(longest, loaded.max_model_len),
         EngineOptions(
             max_num_seqs=seqs,
-            max_num_batched_tokens=case.chunk or (case.others + 1) * (longest + (scale.block or 0)),
+            max_num_batched_tokens=case.chunk or _step_tokens(case, scale, longest),
             block_size=case.page,
             state_snapshot_tokens=_state_snapshot_tokens(loaded.spec, case),
             steps_in_flight=case.steps_in_flight,
@@ -139,6 +136,13 @@ def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig
         return config
     host = [1 + HOST_SEQUENCES * g.most_pages(longest) if case.preempt == "swap" else 0 for g in config.groups]
     return replace(config, num_pages=_few_pages(loaded.spec, config, case, scale), num_host_pages=tuple(host))
+
+
+def _step_tokens(case: Case, scale: Scale, longest: int) -> int:
+    """Return the tokens of a step in which all requests of a case can run."""
+    if scale.is_whole:  # no answer shares its prompt with another one
+        return (case.others + 1) * case.n * longest
+    return (case.others + 1) * (longest + (scale.block or 0))
 
 
 def _state_snapshot_tokens(spec: ModelSpec, case: Case) -> int:

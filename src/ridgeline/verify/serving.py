@@ -9,6 +9,7 @@ import numpy as np
 
 from ridgeline.engine import Engine
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.spec.sight import BEYOND
 from ridgeline.verify.baseline import Baseline
 from ridgeline.verify.matrix import Case
 from ridgeline.verify.report import Difference, Observed, Score
@@ -140,8 +141,9 @@ class Serving:
             start = min(settled, start + self.case.chunk // size * size)
             steps += 1
         masks = settled + size - prompt
-        least = min(masks, params_of(self.requests[0]).max_tokens or masks)
-        return steps + least, masks - least
+        params = params_of(self.requests[0])
+        least = min(masks, params.max_tokens or masks, params.block_length or masks)
+        return steps + least, 0 if size >= BEYOND else masks - least
 
     @property
     def _has_snapshots(self) -> bool:

@@ -21,11 +21,11 @@ def completion_params(body: CompletionBody, defaults: Mapping[str, Any]) -> Samp
 
     An echo of the prompt alone still samples one token, which is not sent.
     """
-    if body.suffix:
-        raise RequestError("suffix is not supported; models continue a text but do not fill a gap in it")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError(f"best_of is {body.best_of}: answers are not ranked; set n and choose among them")
     fields: dict[str, Any] = {"max_tokens": 16 if body.max_tokens is None else body.max_tokens}
+    if body.suffix:
+        fields["suffix"] = (body.suffix,)
     if body.echo and body.max_tokens == 0:
         fields["max_tokens"] = 1
     if body.logprobs is not None:

@@ -1,0 +1,28 @@
+"""Warn of uses for which a diffusion model was not trained: they work, and answers may get worse."""
+
+from __future__ import annotations
+
+from ridgeline.spec import ModelSpec
+from ridgeline.spec.request import Params, SamplingParams
+
+
+def block_notes(spec: ModelSpec) -> tuple[str, ...]:
+    """Return a remark on blocks of a length with which the weights were not trained; () if there are none."""
+    trained = spec.diffusion and spec.diffusion.trained_block
+    if trained is None or trained == spec.block:
+        return ()
+    return (
+        f"blocks have {spec.block} tokens (block_size), but the weights of {spec.family} were trained with blocks of "
+        f"{trained}: answers may be worse",
+    )
+
+
+def edit_notes(params: Params, spec: ModelSpec) -> tuple[str, ...]:
+    """Return a remark on editing by a model that was not trained for it; () if there is none."""
+    model = spec.diffusion
+    if model is None or model.edits or not isinstance(params, SamplingParams) or params.edit_threshold is None:
+        return ()
+    return (
+        f"edit_threshold (--edit-threshold) is {params.edit_threshold}, but {spec.family} was not trained to replace "
+        "its own tokens: answers may be worse, and each block takes at least one pass more",
+    )
