@@ -139,7 +139,7 @@ def runs_of(bench: Bench, setting: str) -> tuple[Any, Mapping[Any, Run]]:
     chosen, longest = bench.chosen, bench.chosen.max_model_len
     if setting == "batch":
         value = chosen.max_num_seqs
-        load = Load(2 * value, 16, 48)
+        load = Load(2 * value, 8, 8)
         tokens = max(2 * value, chosen.max_num_batched_tokens)
         return value, {
             n: bench.run_of(load, max_num_seqs=n, max_num_batched_tokens=tokens) for n in around(value)
