@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 CPUINFO = Path("/proc/cpuinfo")
 STATUS = Path("/proc/self/status")
+SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 MOST_HUGE = 32 << 20  # bytes of the largest huge page that is asked for
@@ -24,6 +25,14 @@ MOST_HUGE = 32 << 20  # bytes of the largest huge page that is asked for
 def num_cores() -> int:
     """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_per_core() -> int:
+    """Return the hardware threads that share the first core; 1 where the system does not say."""
+    if not SIBLINGS.exists():
+        return 1
+    parts = (part.partition("-") for part in SIBLINGS.read_text(encoding="ascii").strip().split(","))
+    return sum(int(last or first) - int(first) + 1 for first, _, last in parts)
 
 
 def free_bytes() -> int:

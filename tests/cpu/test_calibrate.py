@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,9 @@ from calibrated import KEPT, RATES, kept_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ridgeline.cli import calibrate as cli_calibrate
 from ridgeline.cli.main import main
-from ridgeline.cost.calibration import save, this_machine
+from ridgeline.cost.calibration import calibration_path, load, save, this_machine
 from ridgeline.cost.operations import Slice
 from ridgeline.measure.calibrate import SIZES, read_at_least, read_sizes
 from ridgeline.measure.predict import Asked, calibrated_machine, predict, run_steps
@@ -212,6 +213,42 @@ def test_calibrate_shows_nothing_that_was_not_measured(
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2 and "has not been calibrated" in capsys.readouterr().err
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["ridgeline", "calibrate", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def test_a_busy_measurement_is_said_and_not_kept(
+    calibrated: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = replace(KEPT, others=0.4, date="2026-12-01")
+    monkeypatch.setattr(cli_calibrate, "_measure", lambda: busy)
+    assert run(monkeypatch) == 0 and load() == KEPT
+    said = " ".join(capsys.readouterr().err.split())
+    assert "other programs used 40% of this machine, and 0% during the one of 2026-11-22, which stays" in said
+    monkeypatch.setattr(cli_calibrate, "_measure", lambda: replace(busy, others=0.01, speed_change=0.3))
+    assert run(monkeypatch) == 0 and load() == replace(busy, others=0.01, speed_change=0.3)
+    assert "speed changed by 30%" in capsys.readouterr().err
+
+
+def test_parts_are_measured_again_alone(
+    calibrated: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(OthersLoad, "share", lambda self: 0.0)
+    assert run(monkeypatch, "--only", "attention-fp8", "--device", "cpu") == 0
+    found = load()
+    assert found is not None and set(found.rates.attention) == {"float32", "fp8"}
+    assert replace(found.rates, attention=RATES.attention) == RATES and found.date != KEPT.date
+    assert run(monkeypatch, "--only", "int8,x", "--device", "cpu") == 2 and load() == found
+    assert "--only 'x': take memory, float32," in capsys.readouterr().err
+    assert run(monkeypatch, "--only", "int8", "--show") == 2
+    calibration_path().unlink()
+    assert run(monkeypatch, "--only", "int8", "--device", "cpu") == 2
+    assert "without --only first" in capsys.readouterr().err
 
 
 @pytest.mark.nightly

@@ -41,6 +41,15 @@ def test_tables_json_and_a_picture(tmp_path: Path) -> None:
     assert sum(over_time["batch"]) * width == pytest.approx(found["mean_batch"] * at_work, rel=1e-9)
 
 
+def test_times_to_expect() -> None:
+    """They are longer than the roof, from p10 to p90, and `--every-step` gives the same."""
+    found = [json.loads(run("--json", *more)) for more in ([], *(["--percentile", p] for p in ("p10", "p50", "p90")))]
+    medians = [one["tpot_s"]["p50"] for one in found]
+    assert medians == sorted(set(medians)) and "the p50 of those to expect: fitted to" in found[2]["times"]
+    again = json.loads(run("--json", "--percentile", "p50", "--every-step"))
+    assert {**found[2], "arguments": 0} == {**again, "arguments": 0}
+
+
 def test_every_step_gives_the_same() -> None:
     fast, slow = (json.loads(run("--json", *more)) for more in ((), ("--every-step",)))
     assert {**fast, "arguments": 0} == {**slow, "arguments": 0}

@@ -14,6 +14,7 @@ from calibrated import KEPT, MANY, ONE_ROW, RATES
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ridgeline import system
 from ridgeline.cost import calibration
 from ridgeline.cost.calibrated import Counts, facts_of, far_share, terms_of
 from ridgeline.cost.calibration import load, machine_of, save, this_machine
@@ -173,8 +174,33 @@ def test_a_calibration_is_stored_completely(tmp_path: Path, monkeypatch: pytest.
     path = save(KEPT)
     assert load() == KEPT and [p.name for p in path.parent.iterdir()] == [path.name]
     machine, note = this_machine()
-    assert machine.rates == RATES and "calibrated on 2026-11-22" in note
+    assert machine.rates == RATES and note.startswith("calibrated on 2026-11-22 while other programs used 0% of the")
     assert machine.read_bytes_per_s == 4e10 and machine.peak("float32") == pytest.approx(2 / MANY)
+
+
+def test_a_busy_calibration_never_replaces_a_quieter_one() -> None:
+    quiet, busy, busier = (replace(KEPT, others=share) for share in (0.02, 0.3, 0.5))
+    assert quiet.may_replace(busy) and quiet.may_replace(None) and busier.may_replace(None)
+    assert replace(KEPT, others=0.09).may_replace(quiet), "too little to make rates lower"
+    assert not busy.may_replace(quiet) and not busier.may_replace(busy) and busy.may_replace(busier)
+
+
+def test_a_plan_repeats_the_conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    save(replace(KEPT, others=0.3, speed_change=-0.2, threads_per_core=2))
+    _, note = this_machine()
+    for part in ("used 30% of the machine", "its speed changed by 20%", "one of the 2 hardware threads", "again when"):
+        assert part in note
+    save(replace(KEPT, others=0.03))
+    assert "again when" not in this_machine()[1] and "used 3% of the machine" in this_machine()[1]
+
+
+@pytest.mark.parametrize(("text", "count"), [("0", 1), ("0,4", 2), ("0-1", 2), ("0-3,8", 5)])
+def test_hardware_threads_of_a_core(text: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "SIBLINGS", tmp_path / "list")
+    assert system.threads_per_core() == 1
+    (tmp_path / "list").write_text(f"{text}\n")
+    assert system.threads_per_core() == count
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_a_carried_calibration_predicts_as_at_home(tmp_path: Path) -> None:
     carry(KEPT, path)
     machine, note = find_machine(str(path))
     assert machine.rates == home.rates and machine.memory_bytes == home.memory_bytes and machine.link == home.link
-    assert "this machine" not in machine.name and f"calibrated on {KEPT.date}, as {path} says" in note
+    assert "this machine" not in machine.name and f"{KEPT.conditions}, as {path} says" in note
     deployment = Deployment(find_model("gemma-3-1b").spec, machine)
     load = Load(4, 100, 20)
     at_home = Planner(Deployment(find_model("gemma-3-1b").spec, home)).figures(load)

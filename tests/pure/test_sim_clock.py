@@ -159,7 +159,9 @@ def test_it_says_which_step_times_it_takes(tmp_path: Path, monkeypatch: pytest.M
     assert "times are lower bounds by the roofline" in simulated()
     assert "not calibrated" in simulated("--hardware", "local")
     save(KEPT)
-    assert "calibrated on 2026-11-22: times are predictions for this engine" in simulated("--hardware", "local")
+    assert "calibrated on 2026-11-22 while other programs used 0% of the machine: times" in simulated(
+        "--hardware", "local"
+    )
     found = json.loads(simulated("--hardware", "local", "--json", "--arrivals", "closed:1", "--length-cv", "0"))
     assert found["times"].startswith("calibrated on 2026-11-22")
     path = tmp_path / "steps.json"

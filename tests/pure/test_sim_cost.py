@@ -10,12 +10,14 @@ import pytest
 
 from ridgeline.catalog.machines import hardware
 from ridgeline.catalog.models import find_model
+from ridgeline.cost.efficiency import efficiency_of, expected_step
 from ridgeline.cost.operations import Forward, Slice
 from ridgeline.cost.roofline import time_step
 from ridgeline.cost.shard import Scheme, device_operations
 from ridgeline.errors import RequestError
+from ridgeline.plan.expected import Sureness
 from ridgeline.plan.planner import Deployment
-from ridgeline.sim import LinearCost, RooflineCost, StepCost, settings
+from ridgeline.sim import LinearCost, RooflineCost, StepCost, cost_of, settings
 
 MODELS = (
     "meta-llama/Meta-Llama-3-8B", "mistralai/Mistral-7B-v0.1", "google/gemma-2-2b", "mistralai/Mixtral-8x7B-v0.1",
@@ -53,9 +55,37 @@ def test_a_step_takes_the_planned_time(model: str, tp: int) -> None:
         assert seconds(cost, batch) == pytest.approx(wanted, rel=1e-6 if tp > 1 else 1e-12)
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_takes_the_expected_time(model: str, tp: int) -> None:
+    """With the time of each new request, which only its first tokens take; a margin never beats the roof."""
+    rng = random.Random(model)
+    try:
+        found = replace(deployment(model, tp), hardware=hardware("h100"))
+    except RequestError as e:
+        pytest.skip(str(e))
+    known = efficiency_of(found.hardware)
+    assert known is not None
+    cost, forward = RooflineCost(found, efficiency=known), Forward(found.spec, found.precision)
+    for _ in range(4):
+        batch = [
+            Slice(1, n := rng.choice([1, 1, 200]), n + rng.choice([0, 1, 3000]), 1) for _ in range(rng.randint(1, 9))
+        ]
+        ops = device_operations(forward, batch, found.scheme)
+        new = sum(s.tokens == s.context for s in batch)
+        wanted = expected_step(ops, batch, found.hardware, known).seconds + new * known.values["request_s"]
+        assert seconds(cost, batch) == pytest.approx(wanted, rel=1e-6 if tp > 1 else 1e-12)
+        roof = time_step(ops, found.hardware.roof()).seconds
+        for factor in (0.01, 0.9, 3.0):
+            sure = cost_of(found, Sureness(known, factor, factor))
+            assert seconds(sure, batch) == pytest.approx(max(factor * wanted, roof), rel=1e-6 if tp > 1 else 1e-12)
+
+
 def test_many_steps_at_once_are_the_same_numbers() -> None:
     """An array of sums gives the same bits as each sum alone."""
-    for cost in (RooflineCost(deployment(MODELS[2])), LinearCost((1, 64), (1e-3, 3e-3), 1.1e-7)):
+    h100 = replace(deployment(MODELS[2]), hardware=hardware("h100"))
+    expected = cost_of(h100, Sureness(efficiency_of(hardware("h100")), 0.8, 0.8))
+    for cost in (RooflineCost(deployment(MODELS[2])), LinearCost((1, 64), (1e-3, 3e-3), 1.1e-7), expected):
         contexts = [700, 5000, 31]
         many = np.array([[[c + k for k in range(9)] for c in contexts]])
         # numbers [steps, sequences, numbers]

@@ -56,7 +56,8 @@ class AskFlags:
         float | None,
         _option(
             "--slowdown",
-            help="Factor by which an engine is slower than the roofline. Default: 1 on a calibrated machine, else 1.6.",
+            help="Factor by which an engine is slower than the roofline, in place of the times to expect. "
+            "Default: none; 1.6 where too little is known of the machine.",
         ),
     ] = None
     length_cv: Annotated[
@@ -113,9 +114,12 @@ def machines_of(flags: AskFlags, hardware: str | None, budget: Budget) -> list[s
 
 
 def answer_users(
-    name: str, deployments: list[Deployment], flags: AskFlags, question: Question, budget: Budget
+    name: str, deployments: list[Deployment], flags: AskFlags, question: Question, budget: Budget, confidence: float
 ) -> dict[str, Any]:
-    """Search and simulate layouts; return the report that --json prints. Names with an underscore are for tables."""
+    """Search and simulate layouts; return the report that --json prints. Names with an underscore are for tables.
+
+    confidence: probability with which the expected times keep each limit.
+    """
     from ridgeline.catalog.models import BUILT_IN
     from ridgeline.cli.show.progress import parts_bar
     from ridgeline.plan.ask import layouts, num_searches
@@ -128,11 +132,11 @@ def answer_users(
         check_length(question, d.spec.max_position_embeddings)
     priced = [(d, price_for(flags, d.hardware.name)) for d in deployments]
     with parts_bar("searching", num_searches(priced)) as done:
-        found = layouts(priced, question, done)
+        found = layouts(priced, question, done, confidence if flags.slowdown is None else None)
     with parts_bar("simulating", num_offers(found)) as done:
         answered = offers(found, question, budget, spread, done)
     best = answered.answer
-    report = report_of(name, question, answered)
+    report = report_of(name, question, answered) | {"confidence": confidence}
     report["_answered"], report["_question"], report["_budget"] = answered, question, budget
     if best is not None:
         start = Start(name, best.layout, best.replicas, best.max_model_len, best.prefill, best.decode)
@@ -178,6 +182,7 @@ def report_of(name: str, question: Question, answered: Answered) -> dict[str, An
         "answer": offer_json(answered.answer, question) if answered.answer else None,
         "others": [offer_json(o, question) for o in answered.others],
         "one_failure": trial_json(answered.failure) if answered.failure else None,
+        "expected": {name: trial_json(trial) for name, trial in answered.bands.items()},
     }  # fmt: skip
 
 

@@ -340,6 +340,7 @@ def _predict(
     """
     from ridgeline.cli.simulate import DeploymentFlags, deployment_of, draft_lines, simulated_drafts, step_cost
     from ridgeline.measure.served import predict
+    from ridgeline.plan.expected import ROOF
     from ridgeline.sim import settings, simulate
 
     if flags.predict is None:
@@ -352,8 +353,8 @@ def _predict(
     longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
     limit = min(longest, deployment.spec.resolve_max_model_len(None))
     chosen = settings(deployment, max_model_len=limit, max_num_seqs=flags.max_num_seqs)
-    cost = step_cost(deployment, flags.step_times)
-    found = simulate(workload, chosen, cost, slo=limits, seed=seed, drafts=simulated_drafts(deployment, drafts)).report
+    cost, proposer = step_cost(deployment, flags.step_times, ROOF), simulated_drafts(deployment, drafts, ROOF)
+    found = simulate(workload, chosen, cost, slo=limits, seed=seed, drafts=proposer).report
     return found, "; ".join((times, *draft_lines(deployment)))
 
 

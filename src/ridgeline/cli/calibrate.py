@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ridgeline.cost.calibration import Calibration
     from ridgeline.spec.rates import Rates
 
-BUSY = 0.1  # share of all cores that other programs use, above which a warning is printed
-
 
 def calibrate(
     json_output: Annotated[bool, option("--json", help="Print one JSON object.")] = False,
@@ -28,6 +26,14 @@ def calibrate(
             "--out",
             help="Also write the calibration to this file, NAME.json, which --hardware reads on another machine. "
             "Default: none.",
+        ),
+    ] = None,
+    only: Annotated[
+        str | None,
+        option(
+            "--only",
+            help="Measure these parts again, and keep the others: memory, a type of matrices (int8) or a type of keys "
+            "and values (attention-fp8), separated by commas; takes some seconds. Default: everything.",
         ),
     ] = None,
     show: Annotated[bool, option("--show", help="Print the saved calibration without measuring.")] = False,
@@ -45,18 +51,23 @@ def calibrate(
 
         check_out(out)
     name = resolve_device(device)
+    if only is not None and (show or name != CPU):
+        raise RequestError("--only measures parts of a CPU again; leave out --show, and set --device cpu")
     if name == REFERENCE:
         raise RequestError(f"device {REFERENCE!r} is not calibrated: it defines results, not times; take cpu or cuda")
     if name == CPU:
-        _calibrate_cpu(json_output=json_output, plot=plot, show_only=show, out=out)
+        _calibrate_cpu(json_output=json_output, plot=plot, show_only=show, only=only, out=out)
     else:
         from ridgeline.cli.calibrate_gpu import calibrate_gpu
 
         calibrate_gpu(name, json_output=json_output, plot=plot, show_only=show, out=out)
 
 
-def _calibrate_cpu(*, json_output: bool, plot: str | None, show_only: bool, out: str | None) -> None:
-    from ridgeline.cost.calibration import calibration_path, load, save
+def _calibrate_cpu(
+    *, json_output: bool, plot: str | None, show_only: bool, only: str | None, out: str | None
+) -> None:  # fmt: skip
+    from ridgeline.cli.show.report import say
+    from ridgeline.cost.calibration import AGAIN, calibration_path, load, save
     from ridgeline.errors import RequestError
 
     if show_only:
@@ -65,11 +76,20 @@ def _calibrate_cpu(*, json_output: bool, plot: str | None, show_only: bool, out:
             raise RequestError("this machine has not been calibrated; run `ridgeline calibrate` first")
         path = calibration_path()
     else:
-        found = _measure()
-        try:
-            path = save(found)
-        except OSError as e:
-            raise RequestError(f"the calibration cannot be written to {calibration_path()}: {e.strerror}") from None
+        kept, path = load(), calibration_path()
+        found = _measure() if only is None else _measure_again(kept, only.split(","))
+        if found.may_replace(kept):
+            try:
+                save(found)
+            except OSError as e:
+                raise RequestError(f"the calibration cannot be written to {path}: {e.strerror}") from None
+        else:
+            assert kept is not None
+            say(
+                f"this measurement is not kept: other programs used {found.others:.0%} of this machine, and "
+                f"{kept.others:.0%} during the one of {kept.date}, which stays; {AGAIN}, or delete {path} first"
+            )
+            found = kept
     if out is not None:
         from ridgeline.cli.flags.carry import carry_to
 
@@ -93,6 +113,7 @@ def _measure() -> Calibration:
     from ridgeline.errors import DeviceError
     from ridgeline.measure.calibrate import PARTS, measure_rates
     from ridgeline.measure.quiet import OthersLoad
+    from ridgeline.system import threads_per_core
 
     machine = fingerprint()
     if machine["kernels"] == "none":
@@ -100,7 +121,33 @@ def _measure() -> Calibration:
     load = OthersLoad()
     with parts_bar("measuring", PARTS) as done:
         found = measure_rates(done)
-    return Calibration(machine, found.rates, date.today().isoformat(), found.seconds, load.share())
+    return Calibration(
+        machine, found.rates, date.today().isoformat(), found.seconds, load.share(), found.speed_change,
+        threads_per_core(),
+    )  # fmt: skip
+
+
+def _measure_again(kept: Calibration | None, parts: list[str]) -> Calibration:
+    """Return a calibration with some parts measured again; others are as they were, and so is what disturbed them."""
+    from dataclasses import replace
+
+    from ridgeline.cli.show.progress import parts_bar
+    from ridgeline.errors import RequestError
+    from ridgeline.measure.calibrate import PART_NAMES, measure_parts
+    from ridgeline.measure.quiet import OthersLoad
+
+    if wrong := [part for part in parts if part not in PART_NAMES]:
+        raise RequestError(f"--only {wrong[0]!r:.60}: take {', '.join(PART_NAMES)}")
+    if kept is None:
+        raise RequestError("this machine has not been calibrated; run `ridgeline calibrate` without --only first")
+    load = OthersLoad()
+    with parts_bar("measuring", len(parts)) as done:
+        found = measure_parts(kept.rates, parts, done)
+    change = max(kept.speed_change, found.speed_change, key=abs)
+    return replace(
+        kept, rates=found.rates, date=date.today().isoformat(), seconds=found.seconds,
+        others=max(kept.others, load.share()), speed_change=change,
+    )  # fmt: skip
 
 
 def _print(found: Calibration, path: Path) -> None:
@@ -115,10 +162,15 @@ def _print(found: Calibration, path: Path) -> None:
         "not bold",
     )
     show(screen(), title, *tables(rates), f"saved in {path}")
-    if found.others > BUSY:
+    if found.is_busy:
         say(
             f"other programs used {found.others:.0%} of this machine during the measurement, so the rates are too low; "
             "run it again when the machine is idle"
+        )
+    if found.is_unsteady:
+        say(
+            f"the processor's speed changed by {abs(found.speed_change):.0%} during the measurement: its clock "
+            "changed, or another machine on the same host took part of this one; run it again"
         )
 
 

@@ -13,6 +13,7 @@ from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
     from ridgeline.catalog.models import KnownModel
+    from ridgeline.plan.expected import Sureness
     from ridgeline.plan.planner import Deployment, Load
     from ridgeline.plan.speculation import Draft
 
@@ -105,7 +106,11 @@ _Slo = Annotated[
 ]
 _Confidence = Annotated[
     float,
-    _option(_ASK, "--confidence", help="Probability with which --slo keeps each limit, from 0.5 to 1. Default: 0.9."),
+    _option(
+        _ASK,
+        "--confidence",
+        help="Probability with which --slo and --users keep each limit, from 0.5 to 1. Default: 0.9.",
+    ),
 ]
 _Explain = Annotated[bool, _option(_ASK, "--explain", help="Also print the formula of every figure, with its numbers.")]
 _JsonOutput = Annotated[bool, _option(_ASK, "--json", help="Print one JSON object.")]
@@ -173,7 +178,7 @@ def plan(
         raise RequestError("--compare needs at least one change, as in --compare kv=fp8 weights=int4 tp=2")
     check_unused(ask, _chosen(machine, size, out))
     if ask.users is not None:
-        _answer(model, changes, machine, size, ask, out.json_output)
+        _answer(model, changes, machine, size, ask, out.confidence, as_json=out.json_output)
         return
     known, note, deployment = _deployment(model, _options(machine, size, machine.hardware or DEFAULT_HARDWARE))
     name, batch = known.name, 1 if size.batch is None else size.batch
@@ -220,8 +225,9 @@ def _chosen(machine: MachineFlags, size: SizeFlags, out: OutputFlags) -> dict[st
 
 
 def _answer(
-    model: str, changes: list[str] | None, flags: MachineFlags, size: SizeFlags, ask: AskFlags, as_json: bool
-) -> None:
+    model: str, changes: list[str] | None, flags: MachineFlags, size: SizeFlags, ask: AskFlags, confidence: float,
+    *, as_json: bool,
+) -> None:  # fmt: skip
     """Answer --users for each machine that the flags allow."""
     from dataclasses import replace
 
@@ -229,8 +235,11 @@ def _answer(
     from ridgeline.cli.simulate import draft_lines
     from ridgeline.plan.ask import SLOWDOWN, Budget, slowed
     from ridgeline.plan.changes import change
+    from ridgeline.plan.expected import sureness
     from ridgeline.plan.remarks import remarks
+    from ridgeline.plan.slo import check_confidence
 
+    check_confidence(confidence)
     budget = Budget.parse(ask.budget, ask.dollars_per_hour)
     question, deployments, said = question_of(ask, size.prompt, size.output), [], dict[str, None]()
     for machine in machines_of(ask, flags.hardware, budget):
@@ -238,12 +247,14 @@ def _answer(
         if changes:
             deployment = change(deployment, ",".join(changes), named_draft).deployment
             said |= dict.fromkeys(draft_lines(deployment))
-        usual = 1.0 if deployment.hardware.is_measured else SLOWDOWN
-        factor = usual if ask.slowdown is None else ask.slowdown
         said |= dict.fromkeys([*narrowed(known, deployment, size.weights), *remarks(deployment)])
-        said |= {slowdown_note(note, factor): None}
+        sure = sureness(deployment.hardware, confidence)
+        usual = SLOWDOWN if sure.is_roof and not deployment.hardware.is_measured else 1.0
+        factor = usual if ask.slowdown is None else ask.slowdown
+        said |= {times_note(note, deployment, sure, ask.slowdown, factor): None}
         deployments.append(replace(deployment, hardware=slowed(deployment.hardware, factor)))
-    report = answer_users(known.name, deployments, ask, question, budget) | {"remarks": [*said, lengths_note(ask)]}
+    report = answer_users(known.name, deployments, ask, question, budget, confidence)
+    report["remarks"] = [*said, lengths_note(ask)]
     _print(report, as_json)
 
 
@@ -258,14 +269,18 @@ def named_draft(name: str) -> Draft:
     return replace(found, name=find_known(name).name) if isinstance(found.spec, ModelSpec) else found
 
 
-def slowdown_note(note: str, factor: float) -> str:
-    """Return what the times are."""
+def times_note(note: str, deployment: Deployment, sure: Sureness, given: float | None, factor: float) -> str:
+    """Return what the times are. note: about the machine's own. given: --slowdown. factor: the one that is used."""
+    from ridgeline.plan.expected import origin
+
+    if given is None and sure.efficiency is not None:
+        return (
+            f"times are those to expect, {origin(deployment.hardware)}; --slowdown takes multiples of the roof instead"
+        )
     if factor == 1:
         return note
-    return (
-        f"times are those of the roofline, multiplied by {factor:g} (--slowdown); 1.6 is the median of 44 published "
-        "results on GPUs"
-    )
+    why = "" if given is not None else f"; too little is known of {deployment.hardware.name} to say what to expect"
+    return f"times are those of the roofline, multiplied by {factor:g} (--slowdown){why}"
 
 
 def lengths_note(ask: AskFlags) -> str:

@@ -12,6 +12,7 @@ from ridgeline.cli.flags.groups import grouped, values_of
 from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
+    from ridgeline.plan.expected import Sureness
     from ridgeline.plan.planner import Deployment
     from ridgeline.sim import Drafts, Settings, Simulated, StepCost, Workload
     from ridgeline.sim.book import Run
@@ -27,6 +28,14 @@ class Routing(StrEnum):
     least_loaded = "least-loaded"
     power_of_two = "power-of-two"
     prefix = "prefix"
+
+
+class Level(StrEnum):
+    """How long steps take, among the times to expect."""
+
+    p10 = "p10"
+    p50 = "p50"
+    p90 = "p90"
 
 
 class Depth(StrEnum):
@@ -112,6 +121,15 @@ MaxNumBatchedTokens = Annotated[
         _MACHINE,
         "--max-num-batched-tokens",
         help="Most tokens in one step. Default: 512; on a calibrated machine what `ridgeline explain` chooses.",
+    ),
+]
+Percentile = Annotated[
+    Level | None,
+    _option(
+        _MACHINE,
+        "--percentile",
+        help="Step times to expect of the machine, as `plan` shows them: p10, p50 or p90. Default: none, its roof; on "
+        "a calibrated machine its measured times.",
     ),
 ]
 Host = Annotated[
@@ -213,6 +231,7 @@ def simulate(
     routing: RoutingOption = Routing.round_robin,
     max_model_len: MaxModelLen = None,
     max_num_seqs: MaxNumSeqs = None,
+    percentile: Percentile = None,
     host_times: Host = None,
     slo: SloLimits = None,
     json_output: JsonOutput = False,
@@ -228,14 +247,15 @@ def simulate(
 
     limits = Slo.parse(slo) if slo else None
     name, times, deployment = deployment_of(model, machine, drafts)
+    sure, times = sure_times(deployment, machine, percentile, times)
     seqs = min(step_sizes(deployment).seqs, deployment.chunk) if max_num_seqs is None else max_num_seqs
     chosen = settings(deployment, max_model_len=max_model_len, max_num_seqs=seqs)
     workload = workload_of(work, chosen.max_model_len)
     with requests_bar(len(workload.requests)) as over:
         found = run(
-            workload, chosen, step_cost(deployment, machine.step_times), replicas=replicas,
+            workload, chosen, step_cost(deployment, machine.step_times, sure), replicas=replicas,
             route=ROUTES[routing.value], slo=limits, seed=work.seed, every_step=every_step,
-            drafts=simulated_drafts(deployment, drafts), on_over=over,
+            drafts=simulated_drafts(deployment, drafts, sure), on_over=over,
             host=HostTimes.parse(host_times) if host_times else None,
         )  # fmt: skip
     title = _title(name, deployment, work, replicas, routing)
@@ -246,8 +266,8 @@ def simulate(
     if json_output:
         arguments = values_of(
             work, machine, drafts, model=model, replicas=replicas, routing=routing.value, max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs, host_times=host_times, slo=slo, json_output=json_output, plot=plot,
-            every_step=every_step,
+            max_num_seqs=max_num_seqs, percentile=percentile, host_times=host_times, slo=slo, json_output=json_output,
+            plot=plot, every_step=every_step,
         )  # fmt: skip
         print_json(arguments, found.run, times=times, speculation=_speculation(deployment))
     else:
@@ -272,6 +292,28 @@ def deployment_of(model: str, flags: DeploymentFlags, drafts: DraftFlags | None 
     if flags.changes:
         deployment = change(deployment, ",".join(flags.changes), find_draft).deployment
     return known.name, times, with_drafts(deployment, drafts) if drafts else deployment
+
+
+def sure_times(
+    deployment: Deployment, flags: DeploymentFlags, percentile: Level | None, note: str
+) -> tuple[Sureness, str]:
+    """Return how long steps take by --percentile, and a note on where their times come from.
+
+    note: the one without --percentile. Raises RequestError if nothing is expected of the machine.
+    """
+    from ridgeline.errors import RequestError
+    from ridgeline.plan.expected import LEVELS, ROOF, origin, sureness
+
+    if percentile is None:
+        return ROOF, note
+    if flags.step_times:
+        raise RequestError("--percentile does not go with --step-times, which has all times; leave one of them out")
+    hardware = deployment.hardware
+    if not (why := origin(hardware)):
+        raise RequestError(
+            f"too little is known of {hardware.name} to say which times to expect; leave out --percentile {percentile}"
+        )
+    return sureness(hardware, LEVELS[percentile.value]), f"step times are the {percentile} of those to expect: {why}"
 
 
 class StepSizes(NamedTuple):
@@ -317,17 +359,23 @@ def with_drafts(deployment: Deployment, flags: DraftFlags) -> Deployment:
     return replace(deployment, speculation=speculation_of(draft, DEPTH if depth is None else depth, by_depth))
 
 
-def simulated_drafts(deployment: Deployment, flags: DraftFlags) -> Drafts | None:
-    """Return the drafts of a deployment for the simulator; None without. Their depth is chosen by the engine's rule."""
+def simulated_drafts(deployment: Deployment, flags: DraftFlags, sure: Sureness) -> Drafts | None:
+    """Return the drafts of a deployment for the simulator; None without. Their depth is chosen by the engine's rule.
+
+    sure: margins over the expected times of their steps.
+    """
     if deployment.speculation is None:
         return None
+    from functools import partial
+
     from ridgeline.engine.depth import DepthRule
     from ridgeline.sim import draft_cost_of, drafts_of
 
     is_fixed = flags.draft_depth == Depth.fixed
     return drafts_of(
-        deployment, None if is_fixed else lambda most, rounds: DepthRule(most, rounds=rounds), draft_cost_of
-    )
+        deployment, None if is_fixed else lambda most, rounds: DepthRule(most, rounds=rounds),
+        partial(draft_cost_of, sure=sure),
+    )  # fmt: skip
 
 
 def _speculation(deployment: Deployment) -> dict[str, Any] | None:
@@ -336,11 +384,14 @@ def _speculation(deployment: Deployment) -> dict[str, Any] | None:
     return speculation_json(deployment.speculation) if deployment.speculation else None
 
 
-def step_cost(deployment: Deployment, step_times: str | None) -> StepCost:
-    """Return the cost of steps: the planner's estimate for the machine, or the one of a JSON file."""
+def step_cost(deployment: Deployment, step_times: str | None, sure: Sureness) -> StepCost:
+    """Return the cost of steps: the planner's estimate for the machine, or the one of a JSON file.
+
+    sure: margins over the expected times.
+    """
     from ridgeline.sim import LinearCost, cost_of
 
-    return LinearCost.read(step_times) if step_times else cost_of(deployment)
+    return LinearCost.read(step_times) if step_times else cost_of(deployment, sure)
 
 
 def workload_of(flags: WorkloadFlags, limit: int | None) -> Workload:

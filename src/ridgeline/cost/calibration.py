@@ -36,6 +36,9 @@ from ridgeline.system import cpu_name, num_cores, total_bytes
 FORMAT = 3  # format of the files; it increases when the meaning of a field changes
 GENERIC = "cpu-laptop"  # used for a machine that is not calibrated
 LOCAL = "local"
+BUSY = 0.1  # share of all cores that other programs use, above which a calibration is not trusted
+UNSTEADY = 0.1  # change of the processor's speed, above which a calibration is not trusted
+AGAIN = "run `ridgeline calibrate` again when this machine is idle"
 MOST_BYTES = 1 << 20  # of a file with a calibration; ours have about 20 kB
 REMEDY = "run `ridgeline calibrate`, which measures it in half a minute"
 
@@ -45,7 +48,9 @@ class Calibration:
     """Results of one calibration.
 
     date: the day of the measurement, ISO 8601. seconds: how long it took. others: share of all cores that other
-    programs used meanwhile.
+    programs used meanwhile. speed_change: time of one and the same computation at the end, divided by that at the
+    beginning, less 1: the clock changed, or another machine on the same host took part of this one.
+    threads_per_core: hardware threads that share a core; the kernels use one of each.
     """
 
     machine: Mapping[str, str]
@@ -53,6 +58,32 @@ class Calibration:
     date: str
     seconds: float
     others: float
+    speed_change: float = 0.0
+    threads_per_core: int = 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether other programs made the rates too low."""
+        return self.others > BUSY
+
+    @property
+    def is_unsteady(self) -> bool:
+        """Return whether the processor's speed changed during the measurement."""
+        return abs(self.speed_change) > UNSTEADY
+
+    @property
+    def conditions(self) -> str:
+        """Return when it was made, and what else the machine did."""
+        said = f"calibrated on {self.date} while other programs used {self.others:.0%} of the machine"
+        if self.is_unsteady:
+            said += f" and its speed changed by {abs(self.speed_change):.0%}"
+        if self.threads_per_core > 1:
+            said += f", with one of the {self.threads_per_core} hardware threads of each core"
+        return said
+
+    def may_replace(self, kept: Calibration | None) -> bool:
+        """Return whether this calibration may take the place of an earlier one: a busy one of a quieter one may not."""
+        return kept is None or not self.is_busy or self.others <= kept.others
 
 
 def fingerprint() -> dict[str, str]:
@@ -136,11 +167,12 @@ def carried(path: Path) -> tuple[HardwareSpec, str]:
             gpu = GpuCalibration(**value | {"rates": GpuRates(**value["rates"])})
             machine = machine_of_gpu(gpu)
             return machine, f"{machine.name}, calibrated on {gpu.date}, as {path} says: {MEASURED_CEILINGS}"
-        memory, date = int(value.pop("memory_bytes")), str(value["date"])
-        found = machine_of(Calibration(**value | {"rates": read_rates(value["rates"])}))
+        memory = int(value.pop("memory_bytes"))
+        made = Calibration(**value | {"rates": read_rates(value["rates"])})
+        found = machine_of(made)
         name = found.name.removeprefix("this machine (").removesuffix(")")
         return replace(found, name=name, memory_bytes=memory), (
-            f"{name}, calibrated on {date}, as {path} says: times are predictions for this engine there"
+            f"{name}, {made.conditions}, as {path} says: times are predictions for this engine there"
         )
     except OSError as e:
         raise RequestError(f"--hardware {path} cannot be read: {e.strerror or e}") from None
@@ -177,7 +209,8 @@ def this_machine() -> tuple[HardwareSpec, str]:
     """Return this machine as measured, or else as a generic CPU with its memory; and a line that says which."""
     found = load()
     if found is not None:
-        return machine_of(found), f"calibrated on {found.date}: times are predictions for this engine"
+        doubt = f", and too long where it was busy: {AGAIN}" if found.is_busy or found.is_unsteady else ""
+        return machine_of(found), f"{found.conditions}: times are predictions for this engine{doubt}"
     generic = hardware(GENERIC)
     name = f"this machine, treated as a generic CPU ({GENERIC})"
     line = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,20 +21,25 @@ STATES = ("float32", "bfloat16", "float16", "int8", "fp8")
 ROUNDS = 2
 PARTS = ROUNDS * (len(TYPES) + len(STATES) + len(PROBES)) + 3  # that `on_part` is told of
 DEVICE = "cpu"
+MEMORY, ATTENTION = "memory", "attention-"
+PART_NAMES = (MEMORY, *TYPES, *(ATTENTION + state for state in STATES))  # what may be measured again alone
+REFERENCES = 5  # tries of the computation that shows the processor's speed
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """rates; what the terms among them were fitted to; how long it all took."""
+    """rates; what the terms among them were fitted to; how long it all took; speed_change as in Calibration."""
 
     rates: Rates
     samples: tuple[Sample, ...]
     seconds: float
+    speed_change: float
 
 
 def measure_rates(on_part: Callable[[], None] = lambda: None) -> Measured:
     """Return all rates of device cpu with a thread for each core. Raises DeviceError where there is no kernel."""
     begin = time.perf_counter()
+    before = _reference_s()
     isa, read, threads = _read_rates()
     on_part()
     table = open_table(DEVICE)
@@ -44,7 +49,40 @@ def measure_rates(on_part: Callable[[], None] = lambda: None) -> Measured:
     on_part()
     rates = _passes(rates, table, on_part)
     terms, samples = fit(rates, DEVICE, ROUNDS, on_part)
-    return Measured(replace(rates, terms=terms), tuple(samples), time.perf_counter() - begin)
+    seconds = time.perf_counter() - begin
+    return Measured(replace(rates, terms=terms), tuple(samples), seconds, _reference_s() / before - 1)
+
+
+def measure_parts(kept: Rates, parts: Sequence[str], on_part: Callable[[], None] = lambda: None) -> Measured:
+    """Return the rates with some of them measured again. parts: names of PART_NAMES.
+
+    The terms of a step stay: they were fitted to steps of all probes. Raises DeviceError where there is no kernel.
+    """
+    begin, before = time.perf_counter(), _reference_s()
+    table, rates = open_table(DEVICE), kept
+    for part in parts:
+        rates = _measured_again(part, rates, table)
+        on_part()
+    return Measured(rates, (), time.perf_counter() - begin, _reference_s() / before - 1)
+
+
+def _measured_again(part: str, rates: Rates, table: OpsTable) -> Rates:
+    if part == MEMORY:
+        _, read, threads = _read_rates()
+        return replace(rates, read=read, copy={str(threads): _copy_rates()}, far=far_shares(table))
+    if part in TYPES:
+        found = product_passes(table, part)
+        number_s = BYTES[part] / rates.read[str(rates.threads)].values[-1]
+        found = Passes(found.near, read_at_least(found.far, number_s))
+        return replace(rates, products={**rates.products, part: found})
+    state = part.removeprefix(ATTENTION)
+    return replace(rates, attention={**rates.attention, state: attention_passes(table, state)})
+
+
+def _reference_s() -> float:
+    """Return the seconds of a computation within one core's own caches, which follow the processor's clock."""
+    x = np.ones((256, 256), np.float32)
+    return min(best_s(lambda: x @ x) for _ in range(REFERENCES))
 
 
 def _passes(rates: Rates, table: OpsTable, on_part: Callable[[], None]) -> Rates:

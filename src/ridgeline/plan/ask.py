@@ -7,7 +7,8 @@
     replicas   at least requests / requests that one replica could serve; sim/ask.py finds how many keep the limits at
                p99, since arrivals are random
 
-Times of a machine that was not measured are lower bounds, so they are multiplied by a factor before a layout is chosen.
+Times are those to expect of a machine (plan/expected.py), and a limit counts as kept if it is kept with the confidence
+that was asked for. Where too little is known of a machine, its roofline is multiplied by a factor first.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from ridgeline.catalog.prices import Price
 from ridgeline.cost.precision import storage_of
 from ridgeline.errors import RequestError
 from ridgeline.plan.changes import change
+from ridgeline.plan.expected import ROOF, Sureness
 from ridgeline.plan.limits import Slo
 from ridgeline.plan.planner import Deployment, Figures, Load
 from ridgeline.plan.slo import settings_within
 from ridgeline.spec.hardware import HardwareSpec
 
-# Times of published results divided by those of the roofline: the median of 44 on A100, H100, H200, B200 and MI300X.
+# Where nothing was fitted, for TPUs and CPUs: times of published results of GPUs divided by those of the roofline.
 SLOWDOWN = 1.6
 # Changes that alter the output; they are proposed, and never taken without being asked for.
 LOSSY = ("weights=fp8", "weights=fp8,kv=fp8", "weights=int4", "weights=int4,kv=fp8")
@@ -84,8 +86,9 @@ class Question:
 class Layout:
     """One replica of a model that keeps the limits on average.
 
-    figures: figures of the largest batch within the limits. why: the limit that bounds this batch. changed: a change of
-    the output that it needs. price: price of one device; None if it is not known.
+    figures: expected figures of the largest batch within the limits. why: the limit that bounds this batch. changed: a
+    change of the output that it needs. price: price of one device; None if it is not known. sure: margins over the
+    expected times with which the limits are kept.
     """
 
     deployment: Deployment
@@ -93,6 +96,7 @@ class Layout:
     why: str
     changed: str = ""
     price: Price | None = None
+    sure: Sureness = ROOF
 
     @property
     def devices(self) -> int:
@@ -105,8 +109,8 @@ class Layout:
 
     @property
     def requests_per_s(self) -> float:
-        """Return the requests that one replica could serve if they arrived evenly."""
-        return self.figures.served_tokens_per_s / self.figures.load.output
+        """Return the requests that one replica could serve, margin included, if they arrived evenly."""
+        return self.figures.served_tokens_per_s / self.figures.load.output / self.sure.tpot
 
     def least_replicas(self, question: Question) -> int:
         """Return the least number of replicas that could serve the users."""
@@ -169,19 +173,22 @@ def slowed(machine: HardwareSpec, factor: float) -> HardwareSpec:
 
 
 def layouts(
-    deployments: Sequence[tuple[Deployment, Price | None]], question: Question, on_done: Callable[[], None]
-) -> list[Layout]:
+    deployments: Sequence[tuple[Deployment, Price | None]], question: Question, on_done: Callable[[], None],
+    confidence: float | None = None,
+) -> list[Layout]:  # fmt: skip
     """Return the layouts that keep the limits, the cheapest first, and of equal cost the one with fewer devices.
 
-    Each deployment is one machine at its expected speed. on_done: called after each deployment and change.
+    on_done: called after each deployment and change. confidence: probability with which the expected times keep each
+    limit; None: times are those of the machine as it is given, without a margin.
     """
     found: list[Layout] = []
     for deployment, price in deployments:
         for text, changed in _changed(deployment):
-            settings, _ = settings_within(changed, question.load, question.promise, None)
+            settings, _ = settings_within(changed, question.load, question.promise, confidence)
             found += [
-                Layout(s.deployment, s.figures, s.why, text, price) for s in settings if can_simulate(s.deployment)
-            ]
+                Layout(s.deployment, s.figures, s.why, text, price, s.sure)
+                for s in settings if can_simulate(s.deployment)
+            ]  # fmt: skip
             on_done()
     return sorted(found, key=lambda one: (one.cost(one.least_replicas(question)), one.devices))
 

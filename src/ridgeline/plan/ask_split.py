@@ -14,6 +14,7 @@ from ridgeline.catalog.machines import link
 from ridgeline.catalog.prices import Price
 from ridgeline.cost.footprint import largest
 from ridgeline.plan.ask import FULLEST, Layout, Question
+from ridgeline.plan.expected import Sureness
 from ridgeline.plan.planner import Deployment, Planner
 
 LONGEST_CHUNK = 8192  # tokens of a prompt in one step
@@ -26,7 +27,8 @@ class Split:
     """Separate devices for prefill and decode, as one replica of each kind.
 
     prompt_s: time of a prompt alone. sending_s: time to send its state. batch: largest batch of a decode engine within
-    the limit of TPOT. tpot_s: its mean TPOT. price: price of one device.
+    the limit of TPOT. tpot_s: its mean TPOT. price: price of one device. sure: margins with which limits are kept;
+    the times are without them.
     """
 
     prefill: Deployment
@@ -36,6 +38,7 @@ class Split:
     batch: int
     tpot_s: float
     price: Price | None
+    sure: Sureness
 
     @property
     def devices(self) -> int:
@@ -44,7 +47,7 @@ class Split:
 
     def least(self, question: Question) -> tuple[int, int]:
         """Return the fewest engines of both kinds that could serve the users if requests arrived evenly."""
-        rate = question.requests_per_s
+        rate = question.requests_per_s * self.sure.tpot
         answer_s = max(question.output - 1, 1) * self.tpot_s
         return ceil(rate * self.prompt_s / FULLEST), ceil(rate * answer_s / self.batch / FULLEST)
 
@@ -55,17 +58,17 @@ class Split:
 
 def split_of(layout: Layout, question: Question) -> Split | None:
     """Return separate engines with the devices and types of a layout; None if they do not keep the limits."""
-    d, limits, context = layout.deployment, question.promise, question.load.context
+    d, limits, context, sure = layout.deployment, question.promise, question.load.context, layout.sure
     chunk = min(LONGEST_CHUNK, 1 << (question.prompt - 1).bit_length())
-    prefill, decode = Planner(replace(d, chunk=chunk)), Planner(replace(d, chunk=DECODE_CHUNK))
+    prefill, decode = (Planner(replace(d, chunk=n), sure.efficiency) for n in (chunk, DECODE_CHUNK))
     assert limits.ttft_s is not None and limits.tpot_s is not None
     prompt_s = prefill.ttft_s(question.prompt)
     sending_s = prefill.memory.sequence_bytes(question.prompt) / link(BETWEEN).bytes_per_s
     room = min(decode.memory.largest_batch(context, 1 << 12), 1 << 12)
-    load, limit = question.load, limits.tpot_s
+    load, limit = question.load, limits.tpot_s / sure.tpot
     batch = largest(lambda n: decode.tpot_s(replace(load, batch=n)) <= limit, room) if room else 0
     fits = prefill.memory.footprint(1, context).fits and batch > 0
-    if not fits or prompt_s + sending_s > limits.ttft_s:
+    if not fits or prompt_s * sure.ttft + sending_s > limits.ttft_s:
         return None
     tpot_s = decode.tpot_s(replace(load, batch=batch))
-    return Split(prefill.deployment, decode.deployment, prompt_s, sending_s, batch, tpot_s, layout.price)
+    return Split(prefill.deployment, decode.deployment, prompt_s, sending_s, batch, tpot_s, layout.price, sure)

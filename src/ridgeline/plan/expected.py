@@ -24,6 +24,7 @@ FIGURES: Mapping[str, tuple[Kind, bool]] = {
     "served_ttft_s": ("ttft", False), "served_tpot_s": ("tpot", False), "tokens_per_s": ("tpot", True),
     "served_tokens_per_s": ("throughput", True),
 }  # fmt: skip
+LEVELS: Mapping[str, float] = {"p10": 0.1, "p50": 0.5, "p90": 0.9}  # probability that a time is at most as long
 WHY = {
     "machine": "fitted to published results, some of them of this machine",
     "family": "fitted to published results of other machines of its generation",
@@ -67,6 +68,15 @@ class Sureness:
     ttft: float
     tpot: float
 
+    @property
+    def is_roof(self) -> bool:
+        """Return whether times are the planner's own, without a margin."""
+        return self == ROOF
+
+    def own_s(self, prompt_s: float) -> float:
+        """Return the seconds by which a prompt's own time may exceed what the margin of steps gives it."""
+        return max(self.ttft - self.tpot, 0.0) * prompt_s
+
 
 ROOF = Sureness(None, 1.0, 1.0)  # times of the planner, without a margin
 
@@ -79,6 +89,14 @@ def sureness(hardware: HardwareSpec, confidence: float) -> Sureness:
     normal = NormalDist().inv_cdf(confidence)
     factors = (exp(normal * found.spread[kind]) for kind in ("ttft", "tpot"))
     return Sureness(None if found is CALIBRATED else found, *factors)
+
+
+def origin(hardware: HardwareSpec) -> str:
+    """Return where the expected times of a machine come from; "" where too little is known of it."""
+    if hardware.rates is not None:
+        return WHY["calibrated"]
+    found = efficiency_of(hardware)
+    return WHY[found.known] if found else ""
 
 
 def _band(name: str, medians: Figures, roof: Figures, found: Efficiency, *, bounded: bool) -> Band:

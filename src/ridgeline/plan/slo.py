@@ -47,7 +47,7 @@ class Setting:
     @property
     def is_bound(self) -> bool:
         """Return whether its times are lower bounds by the roofline, because too little is known of the machine."""
-        return self.sure == ROOF and not self.deployment.hardware.is_measured
+        return self.sure.is_roof and not self.deployment.hardware.is_measured
 
     @property
     def sure_ttft_s(self) -> float:
@@ -136,8 +136,8 @@ def settings_within(
 
     confidence: as in `search`; None: times are those of the machine as it is given, without a margin.
     """
-    if confidence is not None and not 0.5 <= confidence < 1:
-        raise RequestError(f"--confidence is {confidence:g}; it must be at least 0.5 and below 1")
+    if confidence is not None:
+        check_confidence(confidence)
     keeping: list[Setting] = []
     near: list[Setting] = []
     sure = ROOF if confidence is None else sureness(deployment.hardware, confidence)
@@ -153,6 +153,12 @@ def settings_within(
             keeping.append(min(good, key=_cost))
     missed = min(near, key=lambda s: _miss(promise, s), default=None)
     return tuple(sorted(keeping, key=_cost)), missed
+
+
+def check_confidence(confidence: float) -> None:
+    """Raise RequestError for a confidence that is out of range."""
+    if not 0.5 <= confidence < 1:
+        raise RequestError(f"--confidence is {confidence:g}; it must be at least 0.5 and below 1")
 
 
 def _chunks(prompt: int) -> list[int]:

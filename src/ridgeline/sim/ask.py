@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from math import ceil
 
@@ -87,17 +88,21 @@ def settings_of(layout: Layout, question: Question) -> Settings:
 
 
 def attempt(layout: Layout, question: Question, replicas: int, spread: Spread) -> Trial:
-    """Simulate the users on so many replicas of a layout."""
+    """Simulate the users on so many replicas of a layout, at times that are as long as its margin says.
+
+    A prompt's own time has a wider margin than steps have; the rest of it counts once.
+    """
     simulated = min(replicas, MOST_SIMULATED)
     rate = question.requests_per_s * simulated / replicas
-    chosen = settings_of(layout, question)
+    chosen, sure = settings_of(layout, question), layout.sure
     found = simulate(
         Workload(arrive(drawn(question, spread, rate, chosen.max_model_len), poisson(rate, spread.seed))),
-        chosen, cost_of(layout.deployment), replicas=simulated, route=least_loaded, slo=question.promise,
-        seed=spread.seed, drafts=drafts_of(layout.deployment, None, draft_cost_of),
+        chosen, cost_of(layout.deployment, sure), replicas=simulated, route=least_loaded, slo=question.promise,
+        seed=spread.seed, drafts=drafts_of(layout.deployment, None, partial(draft_cost_of, sure=sure)),
     )  # fmt: skip
     load = question.requests_per_s / (replicas * layout.requests_per_s)
-    return judged(found.book.answered(), question, replicas, load, found.report.mean_batch)
+    more_s = sure.own_s(layout.figures.ttft_s)
+    return judged(found.book.answered(), question, replicas, load, found.report.mean_batch, more_s)
 
 
 def drawn(question: Question, spread: Spread, rate: float, limit: int) -> list[Request]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ridgeline.errors import RequestError
 from ridgeline.plan.ask import Budget, Layout, Question
 from ridgeline.plan.ask_split import Split, split_of
+from ridgeline.plan.expected import LEVELS, sureness
 from ridgeline.sim.ask import Spread, Trial, attempt, fewest, longest
 from ridgeline.sim.ask_split import attempt_decode, attempt_prefill
 
@@ -20,8 +21,9 @@ SPLITS = 1  # of the cheapest layouts with unchanged outputs
 class Offer:
     """A way to serve all users, as it was simulated.
 
-    replicas: engines; of a split, those of both kinds together. prefill, decode: engines of each kind; 0 without a
-    split. cost: dollars per hour, or devices if there is no price.
+    replicas: engines; of a split, those of both kinds together. trial: its simulation, at the times that are kept with
+    the confidence that was asked for. prefill, decode: engines of each kind; 0 without a split. cost: dollars per hour,
+    or devices if there is no price.
     """
 
     layout: Layout
@@ -54,12 +56,14 @@ class Answered:
 
     answer: the cheapest offer with unchanged outputs that keeps the limits within the budget; None if there is none.
     others: all other offers, those that keep the limits first. failure: the answer with one replica fewer; None if it
-    has only one.
+    has only one. bands: the answer's simulations at the percentiles of its times, by the names of LEVELS; empty where
+    these are not known.
     """
 
     answer: Offer | None
     others: tuple[Offer, ...]
     failure: Trial | None
+    bands: Mapping[str, Trial] = field(default_factory=dict)
 
 
 def num_offers(found: Sequence[Layout]) -> int:
@@ -85,7 +89,9 @@ def offers(
     good = sorted((o for o in made if o.trial.kept and not o.layout.changed), key=_rank)
     answer = good[0] if good else None
     others = sorted((o for o in made if o is not answer), key=lambda o: (not o.trial.kept, _rank(o)))
-    return Answered(answer, tuple(others), _failure(answer, question, spread) if answer else None)
+    if answer is None:
+        return Answered(None, tuple(others), None)
+    return Answered(answer, tuple(others), _failure(answer, question, spread), _bands(answer, question, spread))
 
 
 def _rank(offer: Offer) -> tuple[float, int]:
@@ -128,14 +134,35 @@ def _split_offer(layout: Layout, split: Split, question: Question, budget: Budge
     second = first and fewest(most - first.replicas, answers, partial(attempt_decode, split, question, spread=spread))
     if first is None or second is None:
         return
-    trial = replace(
-        second, replicas=first.replicas + second.replicas, ttft_p50_s=first.ttft_p50_s, ttft_p99_s=first.ttft_p99_s,
-        kept=first.kept and second.kept, share=first.share * second.share, load=max(first.load, second.load),
-    )  # fmt: skip
+    trial = _joined(first, second)
     yield Offer(
         layout, trial.replicas, trial, split.cost(trial.replicas), longest(layout, question), split, first.replicas,
         second.replicas,
     )  # fmt: skip
+
+
+def _joined(first: Trial, second: Trial) -> Trial:
+    """Return the trial of a split from those of its prefill and of its decode engines."""
+    return replace(
+        second, replicas=first.replicas + second.replicas, ttft_p50_s=first.ttft_p50_s, ttft_p99_s=first.ttft_p99_s,
+        kept=first.kept and second.kept, share=first.share * second.share, load=max(first.load, second.load),
+    )  # fmt: skip
+
+
+def _bands(offer: Offer, question: Question, spread: Spread) -> dict[str, Trial]:
+    """Return the trials of an offer at the percentiles of its machine's times."""
+    layout, found = offer.layout, dict[str, Trial]()
+    if layout.sure.is_roof:
+        return found
+    for name, probability in LEVELS.items():
+        sure = sureness(layout.deployment.hardware, probability)
+        if offer.split is None:
+            found[name] = attempt(replace(layout, sure=sure), question, offer.replicas, spread)
+        else:
+            split = replace(offer.split, sure=sure)
+            first = attempt_prefill(split, question, offer.prefill, spread)
+            found[name] = _joined(first, attempt_decode(split, question, offer.decode, spread))
+    return found
 
 
 def _failure(offer: Offer, question: Question, spread: Spread) -> Trial | None:

@@ -30,11 +30,12 @@ def attempt_prefill(split: Split, question: Question, engines: int, spread: Spre
     chosen = settings(split.prefill, max_model_len=limit, max_num_seqs=PROMPTS_AT_ONCE)
     requests = [r._replace(output_tokens=1) for r in drawn(question, spread, rate, limit)]
     found = simulate(
-        Workload(arrive(requests, poisson(rate, spread.seed))), chosen, cost_of(split.prefill), replicas=simulated,
-        route=least_loaded, seed=spread.seed,
+        Workload(arrive(requests, poisson(rate, spread.seed))), chosen, cost_of(split.prefill, split.sure),
+        replicas=simulated, route=least_loaded, seed=spread.seed,
     )  # fmt: skip
-    load = question.requests_per_s * split.prompt_s / engines
-    return judged(found.book.answered(), question, engines, load, found.report.mean_batch, split.sending_s)
+    load = question.requests_per_s * split.sure.tpot * split.prompt_s / engines
+    more_s = split.sending_s + split.sure.own_s(split.prompt_s)
+    return judged(found.book.answered(), question, engines, load, found.report.mean_batch, more_s)
 
 
 def attempt_decode(split: Split, question: Question, engines: int, spread: Spread) -> Trial:
@@ -46,9 +47,11 @@ def attempt_decode(split: Split, question: Question, engines: int, spread: Sprea
     requests = [r._replace(prompt_tokens=1) for r in drawn(question, spread, rate, limit)]
     found = simulate(
         Workload(arrive(requests, poisson(rate, spread.seed))), chosen,
-        ShiftedCost(cost_of(split.decode), question.prompt), replicas=simulated, route=least_loaded, seed=spread.seed,
+        ShiftedCost(cost_of(split.decode, split.sure), question.prompt), replicas=simulated, route=least_loaded,
+        seed=spread.seed,
     )  # fmt: skip
-    load = question.requests_per_s * max(question.output - 1, 1) * split.tpot_s / split.batch / engines
+    answer_s = max(question.output - 1, 1) * split.tpot_s * split.sure.tpot
+    load = question.requests_per_s * answer_s / split.batch / engines
     return judged(found.book.answered(), question, engines, load, found.report.mean_batch)
 
 

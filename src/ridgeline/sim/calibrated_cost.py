@@ -20,8 +20,9 @@ from ridgeline.cost.calibrated import Counts, facts_of, far_at, passes_s, terms_
 from ridgeline.cost.operations import Forward, Operation, Slice
 from ridgeline.cost.roofline import held_bytes
 from ridgeline.errors import RequestError
+from ridgeline.plan.expected import ROOF, Sureness
 from ridgeline.plan.planner import Deployment
-from ridgeline.sim.cost import RooflineCost, StepCost, Sums
+from ridgeline.sim.cost import FactoredCost, RooflineCost, StepCost, Sums
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.rates import Rates
@@ -30,23 +31,31 @@ FEMTO = 1e-15
 BITS = 8  # bits of a byte: activations of 4 bits may take half bytes
 
 
-def cost_of(deployment: Deployment) -> StepCost:
-    """Return the expected cost on a calibrated machine, and the roofline's bound on any other.
+def cost_of(deployment: Deployment, sure: Sureness = ROOF) -> StepCost:
+    """Return the expected cost on a calibrated machine, and on any other the roofline's bound.
 
-    Raises RequestError for a scheme that is not simulated.
+    sure: margins over the times to expect, which then take the place of the bound (plan/expected.py). Raises
+    RequestError for a scheme that is not simulated.
     """
     if deployment.offload:
         raise RequestError("weights or state in the host's memory are not simulated; leave out offload")
-    rates = deployment.hardware.rates
-    return RooflineCost(deployment) if rates is None else CalibratedCost(deployment, rates)
+    return _cost(deployment, None, sure)
 
 
-def draft_cost_of(deployment: Deployment) -> StepCost:
+def draft_cost_of(deployment: Deployment, sure: Sureness = ROOF) -> StepCost:
     """Return the cost of the steps of a deployment's draft model or head. Raises RequestError as `cost_of` does."""
-    rates, draft, drafts = deployment.hardware.rates, deployment.draft, deployment.speculation
+    draft, drafts = deployment.draft, deployment.speculation
     spec = draft.running(drafts.depth) if draft and drafts else None
     assert spec is not None, "the deployment has no draft model"
-    return RooflineCost(deployment, spec) if rates is None else CalibratedCost(deployment, rates, spec)
+    return _cost(deployment, spec, sure)
+
+
+def _cost(deployment: Deployment, spec: ModelSpec | HeadSpec | None, sure: Sureness) -> StepCost:
+    rates, found = deployment.hardware.rates, sure.efficiency
+    cost = RooflineCost(deployment, spec, found) if rates is None else CalibratedCost(deployment, rates, spec)
+    if sure.tpot == 1:
+        return cost
+    return FactoredCost(cost, sure.tpot, RooflineCost(deployment, spec) if found and sure.tpot < 1 else None)
 
 
 @dataclass(frozen=True, slots=True)

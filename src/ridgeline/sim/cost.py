@@ -9,23 +9,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from ridgeline.cost.efficiency import Efficiency, expected_step
 from ridgeline.cost.operations import Forward, Operation, Slice
-from ridgeline.cost.roofline import time_step
+from ridgeline.cost.roofline import StepTime, time_step
 from ridgeline.cost.shard import device_operations, device_state_operations
 from ridgeline.errors import RequestError
 from ridgeline.plan.planner import Deployment
 from ridgeline.spec import ModelSpec
-from ridgeline.spec.hardware import HardwareSpec
 from ridgeline.spec.heads import HeadSpec
 
 Sums = Sequence[int] | np.ndarray[Any, Any]  # integers, or arrays of integers
+Timer = Callable[[Sequence[Operation]], StepTime]  # times operations, without what a step takes for each sequence
 
 
 class StepCost(Protocol):
@@ -93,12 +95,12 @@ class _Line:
     overhead_s: float
 
     @classmethod
-    def of(cls, operation: Operation, hardware: HardwareSpec) -> _Line:
-        """Derive the line from three operations on the roofline: one computes, one moves data, one does neither."""
+    def of(cls, operation: Operation, timer: Timer) -> _Line:
+        """Derive the line from three operations that are timed: one computes, one moves data, one does neither."""
         still = replace(operation, flops=0.0, weight_bytes=0.0, state_bytes=0.0, activation_bytes=0.0)
 
         def seconds(probe: Operation) -> float:
-            return time_step([probe], hardware).operations[0].seconds
+            return timer([probe]).operations[0].seconds
 
         overhead = seconds(still)
         computes, moves = seconds(replace(still, flops=PROBE)), seconds(replace(still, state_bytes=PROBE))
@@ -115,29 +117,39 @@ PROBE = 1e18  # operations or bytes: overheads are negligible beside them
 
 
 class RooflineCost:
-    """The time of a step on a machine's roofline: the parts of cost/roofline.py:time_step.
+    """The time of a step on a machine's roofline: the parts of cost/roofline.py:time_step. With an efficiency it is the
+    time to expect: the parts of cost/efficiency.py:expected_step.
 
     Operations with weights depend on the tokens of a step alone, so they are computed once for each number of tokens;
-    operations on state are summed over sequences. The total is time_step's, except for rounding
-    (tests/pure/test_sim_cost.py).
+    operations on state are summed over sequences. The total is that of the whole step, except for rounding
+    (tests/pure/test_sim_cost.py). With an efficiency, a new request takes its time in the step of its first tokens; it
+    is not counted for a prompt that begins in the prefix cache.
     spec: the draft model or head whose steps are timed instead of the deployment's model. Raises RequestError for a
     scheme that is not simulated.
     """
 
-    def __init__(self, deployment: Deployment, spec: ModelSpec | HeadSpec | None = None) -> None:
+    def __init__(
+        self, deployment: Deployment, spec: ModelSpec | HeadSpec | None = None, efficiency: Efficiency | None = None
+    ) -> None:
         scheme = deployment.scheme
         if scheme.ep > 1 or scheme.pp > 1:
             raise RequestError(f"ep {scheme.ep}, pp {scheme.pp} cannot be simulated; set both to 1, or use tp")
         self._forward = Forward(spec or deployment.spec, deployment.precision)
         # The memory's rate counts for every step, since the bytes of a step are not known here before it is timed.
-        self._hardware, self._scheme = replace(deployment.hardware, reads=None), scheme
+        hardware, self._scheme = replace(deployment.hardware, reads=None), scheme
+        self._timer: Timer = partial(time_step, hardware=hardware)
+        self._sequence_s = self._request_s = 0.0
+        if efficiency is not None:
+            self._timer = partial(expected_step, batch=(), hardware=hardware, found=efficiency)
+            self._sequence_s = efficiency.values["sequence_s"]
+            self._request_s = 0.0 if spec else efficiency.values["request_s"]
         first = device_state_operations(self._forward, Slice(1, 1, 1), scheme)
-        self._lines = [_Line.of(operation, self._hardware) for operation in first]
+        self._lines = [_Line.of(operation, self._timer) for operation in first]
         self._bodies: dict[int, float] = {}
         self._heads: dict[int, float] = {}
 
     def of(self, tokens: int, context: int) -> tuple[int, ...]:
-        found: list[int] = []
+        found = [1, int(tokens == context)]
         for operation in device_state_operations(self._forward, Slice(1, tokens, context), self._scheme):
             found += (int(operation.flops), int(operation.bytes))
         return tuple(found)
@@ -146,14 +158,33 @@ class RooflineCost:
         if tokens not in self._bodies or rows not in self._heads:
             self._ask(tokens, rows)
         total = self._bodies[tokens] + self._heads[rows]
-        for i, line in enumerate(self._lines):
-            total = total + line.seconds(sums[2 * i], sums[2 * i + 1])
-        return total
+        for line, flops, size in zip(self._lines, sums[2::2], sums[3::2], strict=True):
+            total = total + line.seconds(flops, size)
+        return total + self._sequence_s * sums[0] + self._request_s * sums[1]
 
     def _ask(self, tokens: int, rows: int) -> None:
         """Compute the time of operations without contexts; the head's depends on the rows of logits only."""
         one = [Slice(1, tokens, tokens, rows)]
-        timed = time_step(device_operations(self._forward, one, self._scheme), self._hardware)
+        timed = self._timer(device_operations(self._forward, one, self._scheme))
         others = [t for t in timed.operations if t.operation.kind != "state"]
         self._heads[rows] = sum(t.seconds for t in others if t.operation.name in HEADS)
         self._bodies[tokens] = timed.overhead_s + sum(t.seconds for t in others if t.operation.name not in HEADS)
+
+
+@dataclass(frozen=True, slots=True)
+class FactoredCost:
+    """A cost whose times are multiplied by a factor, but not below those of another cost. least: None: no bound."""
+
+    cost: StepCost
+    factor: float
+    least: StepCost | None = None
+
+    def of(self, tokens: int, context: int) -> tuple[int, ...]:
+        return self.cost.of(tokens, context)
+
+    def seconds(self, tokens: int, rows: int, sums: Sums) -> Any:
+        found = self.factor * self.cost.seconds(tokens, rows, sums)
+        if self.least is None:
+            return found
+        least = self.least.seconds(tokens, rows, sums)
+        return np.maximum(found, least) if isinstance(found, np.ndarray) else max(found, least)

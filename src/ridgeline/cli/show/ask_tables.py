@@ -25,7 +25,7 @@ def show_answer(report: dict[str, Any]) -> None:
     if best is None:
         parts.append(Text(_nothing(answered, question, report["_budget"]), "red"))
     else:
-        parts.append(figures_table("Answer", _figures(best, answered.failure, question)))
+        parts.append(figures_table("Answer", _figures(best, answered, question, report["confidence"])))
     if answered.others:
         parts.append(_others(answered.others, question))
     parts += [Line(f"{text}.", style="dim") for text in report["remarks"]]
@@ -52,8 +52,9 @@ def layout_text(offer: Offer) -> str:
     return f"{offer.replicas} x {each}"
 
 
-def _figures(best: Offer, failure: Trial | None, q: Question) -> Iterator[Figure]:
-    d, trial = best.layout.deployment, best.trial
+def _figures(best: Offer, answered: Answered, q: Question, confidence: float) -> Iterator[Figure]:
+    """Yield the figures of the answer. confidence: probability with which times are at most those of its trial."""
+    d, trial, expected = best.layout.deployment, best.trial, answered.bands.get("p50")
     replicas = _counted(best.replicas, "engine" if best.split else "replica")
     yield "devices", f"{best.devices}", f"{layout_text(best)}: {replicas} of {_counted(best.layout.devices, 'device')}"
     batch = best.split.batch if best.split else best.layout.batch
@@ -61,10 +62,18 @@ def _figures(best: Offer, failure: Trial | None, q: Question) -> Iterator[Figure
     yield "batch", f"{batch}", why if best.split is None else "largest batch of a decode engine"
     yield "chunk", f"{d.chunk:,} tokens", "of prompts in one step"
     yield "types", d.precision.weights, f"weights; state in {d.precision.state}; the output is the model's own"
-    yield "TTFT, p99", seconds(trial.ttft_p99_s), _headroom(trial.ttft_p99_s, q.ttft_s, trial.ttft_p50_s)
-    yield "TPOT, p99", seconds(trial.tpot_p99_s), _headroom(trial.tpot_p99_s, 1 / q.tokens_per_s, trial.tpot_p50_s)
-    yield "load", f"{trial.load:.0%}", "of the requests that these replicas could serve if they arrived evenly"
-    yield "one failure", *_failure(best, failure, q)
+    limit_s = 1 / q.tokens_per_s
+    if expected is None:
+        yield "TTFT, p99", seconds(trial.ttft_p99_s), _headroom(trial.ttft_p99_s, q.ttft_s, trial.ttft_p50_s)
+        yield "TPOT, p99", seconds(trial.tpot_p99_s), _headroom(trial.tpot_p99_s, limit_s, trial.tpot_p50_s)
+    else:
+        yield "TTFT, p99", seconds(expected.ttft_p99_s), _headroom(expected.ttft_p99_s, q.ttft_s, expected.ttft_p50_s)
+        yield "", seconds(trial.ttft_p99_s), _kept(trial.ttft_p99_s, q.ttft_s, confidence)
+        yield "TPOT, p99", seconds(expected.tpot_p99_s), _headroom(expected.tpot_p99_s, limit_s, expected.tpot_p50_s)
+        yield "", seconds(trial.tpot_p99_s), _kept(trial.tpot_p99_s, limit_s, confidence)
+    sure = "" if expected is None else f"; {expected.load:.0%} at the expected times"
+    yield "load", f"{trial.load:.0%}", f"of the requests that these replicas could serve if they arrived evenly{sure}"
+    yield "one failure", *_failure(best, answered.failure, q)
     if best.dollars_per_hour is not None and best.layout.price is not None:
         price = best.layout.price
         when = f", read on {price.date}" if price.date else ""
@@ -84,6 +93,10 @@ def _counted(count: int, name: str) -> str:
 
 def _headroom(value: float, limit: float, median: float) -> str:
     return f"{1 - value / limit:.0%} below the limit of {seconds(limit)}; median {seconds(median)}"
+
+
+def _kept(value: float, limit: float, confidence: float) -> str:
+    return f"at most this, with a probability of {confidence:.0%}: {1 - value / limit:.0%} below the limit"
 
 
 def _failure(best: Offer, failure: Trial | None, q: Question) -> tuple[str, str]:

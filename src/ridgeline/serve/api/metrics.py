@@ -218,6 +218,9 @@ def _engine(page: Page, report: Report) -> None:
     page.value("counter", "ridgeline:predicted_step_seconds_total",
                "Predicted time of all steps, in seconds; 0 if the machine is not calibrated.",
                m.predicted_s)  # fmt: skip
+    page.value("gauge", "ridgeline:step_drift",
+               "Measured time of the last seconds of steps, divided by their predicted time; 0 if it is not known.",
+               m.drift)  # fmt: skip
     page.value("gauge", "ridgeline:roof_fraction",
                "Least time of all steps by the roofline, divided by their measured time, 0 to 1.",
                m.roof_s / m.busy_s if m.busy_s else 0.0)  # fmt: skip

@@ -63,7 +63,8 @@ class EngineMeters:
     steps: steps of the engine. busy_s: time in steps. alive_s: age of the process. last_step_s: time of the last step
     that ran a forward pass. forwards: number of forward passes. sequences: sequences in all forward passes. step_bytes,
     step_flops: bytes moved and operations of all forward passes by the cost model. predicted_s, roof_s: their predicted
-    time, and their least time by the roofline. resident_bytes: memory that the process has in RAM. finished: finished
+    time, and their least time by the roofline. drift: measured time of the last seconds of steps, divided by their
+    predicted time; 0 if it is not known. resident_bytes: memory that the process has in RAM. finished: finished
     sequences by reason. block_passes: passes over blocks of finished answers, in a diffusion model. page_checks: checks
     of the page tables by result, "agreed" or "wrong".
     """
@@ -82,6 +83,7 @@ class EngineMeters:
     step_flops: float = 0.0
     predicted_s: float = 0.0
     roof_s: float = 0.0
+    drift: float = 0.0
     resident_bytes: int = 0
     block_passes: int = 0
     finished: Counter[str] = field(default_factory=Counter)

@@ -17,6 +17,7 @@ from ridgeline.errors import HelpersBusy, RequestError, RidgelineError
 from ridgeline.llm import LLM
 from ridgeline.serve.engine.channel import connect
 from ridgeline.serve.engine.compiler import Compiler
+from ridgeline.serve.engine.drift import Drift
 from ridgeline.serve.engine.embed import Embedder
 from ridgeline.serve.engine.machine import StepLedger, deployment_of
 from ridgeline.serve.engine.messages import (
@@ -59,6 +60,7 @@ class Worker:
         self._embedder = Embedder(llm.loaded)
         self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
         self._meters = EngineMeters()
+        self._drift = Drift()
         self._started = time.perf_counter()
         self._failures = 0  # failed steps since the last token
         self._checked = True
@@ -189,6 +191,9 @@ class Worker:
             self._meters.step_bytes += cost.bytes
             self._meters.step_flops += cost.flops
             self._meters.predicted_s += cost.predicted_s
+            if (line := self._drift.add(seconds, cost.predicted_s)) is not None:
+                logging.getLogger(__name__).warning(line)
+            self._meters.drift = self._drift.ratio
             self._meters.roof_s += cost.roof_s
 
     def _hand_over(self) -> None:
