@@ -13,6 +13,7 @@ from typing import Any
 from ridgeline.archs import (
     bamba,
     deepseek,
+    dense,
     gemma,
     glm,
     gpt,
@@ -40,8 +41,8 @@ from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec, from_json
 
 MODULES = (
-    llama, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi, bamba, granite,
-    nemotron, sdar, llada2, llada,
+    llama, dense, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi, bamba,
+    granite, nemotron, sdar, llada2, llada,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 OUR_MODEL_TYPE = "ridgeline"

@@ -1,9 +1,11 @@
-"""Mixtral and Qwen3-MoE: Llama-like layers whose MLP is a mixture of experts."""
+"""Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE: Llama-like layers whose MLP is a mixture of experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ridgeline.archs.config import Config
-from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, rms_norm
+from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, layer_windows, rms_norm
 from ridgeline.archs.llama import qwen3_attention, switched_window
 from ridgeline.archs.names import LLAMA, Each
 from ridgeline.archs.rope import Rotation, read_rope
@@ -38,6 +40,38 @@ def qwen3_moe(c: Config) -> ModelSpec:
     return decoder(c, layers, norm)
 
 
+def qwen2_moe(c: Config) -> ModelSpec:
+    """Qwen1.5-MoE and Qwen2-MoE: a shared expert whose result has a gate; biases on q, k and v (arXiv:2407.10671)."""
+    heads, norm, dense = Heads.read(c, num_kv_heads=16), rms_norm(c), gated_mlp(c)
+    shared = replace(dense, intermediate_size=c.get_size("shared_expert_intermediate_size", 5632))
+    moe = MoE(
+        c.get_size("num_experts", 60), c.get_size("num_experts_per_tok", 4), c.get_size("moe_intermediate_size", 1408),
+        dense.activation, normalize=c.get_bool("norm_topk_prob", False), shared=shared, shared_gate=True,
+    )  # fmt: skip
+    mixer = attention(heads, read_rope(c, heads.head_dim), qkv_bias=c.get_bool("qkv_bias", True))
+    step, dense_layers = c.get_size("decoder_sparse_step", 1), c.get_indices("mlp_only_layers", [])
+    first_global, window = c.get_int("max_window_layers", 28), switched_window(c)
+    windows = layer_windows(c, lambda i: window is not None and i % 2 == 0 and i < first_global, window)
+    layers = tuple(
+        Layer(replace(mixer, window=w), dense if i in dense_layers or (i + 1) % step else moe, norm)
+        for i, w in enumerate(windows)
+    )
+    return decoder(c, layers, norm)
+
+
+def olmoe(c: Config) -> ModelSpec:
+    """OLMoE: norms of q and k over all heads (arXiv:2409.02060)."""
+    heads, norm, bias = Heads.read(c), rms_norm(c, 1e-5), c.get_bool("attention_bias", False)
+    c.expect("clip_qkv")
+    rope = read_rope(c, heads.head_dim)
+    mixer = attention(heads, rope, qkv_bias=bias, out_bias=bias, qk_norm=norm, qk_norm_over="all_heads")
+    moe = MoE(
+        c.get_size("num_experts", 64), c.get_size("num_experts_per_tok", 8), c.get_size("intermediate_size"),
+        c.get_activation("hidden_act", "silu"), normalize=c.get_bool("norm_topk_prob", False),
+    )  # fmt: skip
+    return decoder(c, (Layer(mixer, moe, norm),) * c.get_layer_count(), norm)
+
+
 MIXTRAL_NAMES = LLAMA.with_parts(
     parts={
         "mlp.router": "block_sparse_moe.gate",
@@ -53,8 +87,17 @@ QWEN_NAMES = LLAMA.with_parts(
     }
 )
 
+QWEN2_NAMES = QWEN_NAMES.with_parts(
+    parts={
+        **{f"mlp.shared.{n}": f"mlp.shared_expert.{n}_proj" for n in ("gate", "up", "down")},
+        "mlp.shared_gate": "mlp.shared_expert_gate",
+    }
+)
+
 FAMILIES = (
     Family("mixtral", mixtral, MIXTRAL_NAMES),
+    Family("qwen2_moe", qwen2_moe, QWEN2_NAMES),
+    Family("olmoe", olmoe, QWEN_NAMES),
     # Old versions write max_window_layers, but the published code windows either all layers or none.
     Family("qwen3_moe", qwen3_moe, QWEN_NAMES, harmless=("max_window_layers",)),
 )
