@@ -146,7 +146,7 @@ EXPERT_KERNELS = {"choose_experts", "sort_visits", "expert_product"}
 )
 def test_experts(case: MoE, width: int, name: str, tokens: int, target: GPUTarget) -> None:
     launches = l.experts(case, width, PLAIN if name == "auto" else format_of(name), tokens)
-    assert len(launches) == (8 if name.startswith("int") and tokens > 8 else 6)
+    assert len(launches) == (1 if tokens == 1 else 2) + (6 if name.startswith("int") and tokens > 8 else 4)
     for launched in {str(launched.key): launched for launched in launches}.values():
         kernel, unit = launched.kernel.fn.__name__, None
         if kernel == "expert_product":
@@ -154,6 +154,17 @@ def test_experts(case: MoE, width: int, name: str, tokens: int, target: GPUTarge
             unit = "HGMMA" if not launched.arguments["WHOLE"] else "IMMA" if is_low else "IGMMA"
         if kernel in EXPERT_KERNELS:
             check(launched, target, unit, is_wide=kernel not in ("choose_experts", "sort_visits"))
+
+
+@pytest.mark.slow
+@TARGETS
+@pytest.mark.parametrize(("case", "tokens"), [(QWEN3, 8), (QWEN3, 64), (GROUPED, 64)], ids=str)
+def test_a_choice_that_sorts_visits(case: MoE, tokens: int, target: GPUTarget) -> None:
+    """64 tokens have the most visits that are sorted beside the choice."""
+    launches = l.experts(case, 2048, PLAIN, tokens)
+    names = ["normalize", "dense_product", "choose_experts", "expert_product", "expert_product"]
+    assert [launched.kernel.fn.__name__ for launched in launches] == names
+    check(launches[2], target, is_wide=False)
 
 
 MIXERS = {  # a published model's mixer, its hidden size, and the launches of a step that only decodes

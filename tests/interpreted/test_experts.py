@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from interpreted.guarded import interpreted, nightly, reference, serves
+from interpreted.guarded import guarded, interpreted, nightly, reference, serves
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Weights
 from ridgeline.ops.stages import MLPBlock
 from ridgeline.ops.triton import experts
+from ridgeline.ops.triton.launch import CountingLaunch
 from ridgeline.quant import StoredLinear
 from ridgeline.spec import MLP, ClampedSwiGLU, ExpertGroups, GatedMLP, MoE, RMSNorm, Ungated
 from ridgeline.spec.quant import PLAIN, Format, format_of
@@ -125,6 +126,34 @@ def test_a_token_is_the_same_alone_and_in_a_batch(name: str, tokens: int) -> Non
     ids[1:] = torch.tensor([2, 0])
     assert torch.equal(stage(x, ids, scores)[0], whole[0])
     assert stage(x[:0], ids[:0], scores[:0]).shape == (0, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("case", "tokens"),
+    [
+        (MoE(5, 2, 20), 1),
+        (MoE(5, 2, 20), 63),
+        (MoE(60, 4, 20), 9),
+        *nightly((MoE(60, 4, 20), 100), (MoE(1, 1, 20), 257)),
+    ],
+)
+def test_visits_are_sorted_beside_the_choice(case: MoE, tokens: int) -> None:
+    """One program writes what programs of all experts write, so no step depends on where its visits were sorted."""
+    launch = CountingLaunch(guarded)
+    block = experts.Experts(case, Weights({}, {}, matrices(case, TABLE, PLAIN)), launch)
+    logits, visits = drawn(tokens, case.num_experts), block.unsorted(tokens, torch.device("cpu"))
+    logits[: tokens // 3] = 0.0  # these tokens share their experts, which so have several blocks
+    choose = experts.route(case, launch)
+    alone, _ = choose(logits)
+    wanted = block._sorted(alone)
+    for _ in range(2):  # the counter begins with zero again
+        visits.order.fill_(-1)
+        ids, _ = choose(logits, None, visits)
+        count = int(visits.num_blocks)
+        assert torch.equal(ids, alone)
+        assert torch.equal(visits.order, wanted.order)
+        assert count == int(wanted.num_blocks) > 0
+        assert torch.equal(visits.table[:, :count], wanted.table[:, :count])
 
 
 BLOCKS = [

@@ -37,7 +37,8 @@ from ridgeline.spec import MoE
 from ridgeline.spec.mlp import ClampedSwiGLU, Ungated
 
 MOST_EXPERTS = 1023  # counts of all experts lie in the registers of one program
-SORT_BLOCK = 1024  # visits that a program sorts at once
+SORT_BLOCK = 1024  # visits that a program of `sort_visits` counts at once
+MOST_SORTED = 512  # visits that the program of one token sorts alone, beside its choice
 
 
 def refuses_route(case: MoE | None) -> str | None:
@@ -47,14 +48,27 @@ def refuses_route(case: MoE | None) -> str | None:
     return None
 
 
+class Visits(NamedTuple):
+    """The pairs of a token and an expert of a step, in the order of experts; see `grouped.sort_visits`."""
+
+    tokens: int
+    order: Tensor
+    table: Tensor
+    num_blocks: Tensor
+    block_tokens: int
+
+
 def route(case: MoE, launch: Launch) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return ROUTE, one launch."""
+    """Return ROUTE, one launch. With `visits` it sorts them, too."""
+    counters = Counters()
     groups = case.groups
     count, chosen = (groups.count, groups.chosen) if groups else (1, 1)
     # The definition chooses by logits where only their order matters.
     plain = case.scores == "softmax" and not case.choice_bias and groups is None
 
-    def choose(logits: Tensor, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def choose(
+        logits: Tensor, choice_bias: Tensor | None = None, visits: Visits | None = None
+    ) -> tuple[Tensor, Tensor]:
         shape = logits.shape[0], case.num_experts_per_tok
         ids = torch.empty(shape, dtype=torch.int64, device=logits.device)
         weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
@@ -62,11 +76,16 @@ def route(case: MoE, launch: Launch) -> Callable[..., tuple[Tensor, Tensor]]:
             launch(
                 choose_experts, (shape[0],), Compiled(1 if case.num_experts <= 256 else 4),
                 logits=logits if logits.stride(-1) == 1 else logits.contiguous(), choice_bias=choice_bias, ids=ids,
-                weights=weights, stride=logits.stride(0), scale=case.scale, EXPERTS=case.num_experts, CHOSEN=shape[1],
+                weights=weights, visits=visits and visits.order, table=visits and visits.table,
+                num_blocks=visits and visits.num_blocks, arrived=visits and counters(1, logits.device),
+                stride=logits.stride(0), scale=case.scale, pairs=ids.numel(),
+                most_blocks=visits.table.shape[1] if visits else 0, EXPERTS=case.num_experts, CHOSEN=shape[1],
                 GROUPS=count, OPEN=chosen, BEST_TWO=groups is not None and groups.score == "best_two",
                 SIGMOID=case.scores == "sigmoid", NORMALIZE=case.normalize, PLAIN=plain,
                 HAS_BIAS=choice_bias is not None, BLOCK_G=power_above(count),
                 BLOCK_E=power_above(case.num_experts // count), BLOCK_K=power_above(shape[1]),
+                BLOCK_T=visits.block_tokens if visits else 1, BLOCK_P=power_above(ids.numel()) if visits else 1,
+                BLOCK_C=power_above(case.num_experts + 1),
             )  # fmt: skip
         return ids, weights
 
@@ -110,16 +129,6 @@ def stack(matrices: Sequence[Sequence[Linear]]) -> Stack:
     return Stack(pack_together([matrices[0][0]]), **filled, bias=bias)
 
 
-class Visits(NamedTuple):
-    """The pairs of a token and an expert of a step, in the order of experts; see `grouped.sort_visits`."""
-
-    tokens: int
-    order: Tensor
-    table: Tensor
-    num_blocks: Tensor
-    block_tokens: int
-
-
 class Sums(NamedTuple):
     """Arrays of the sums of the second product; see `grouped.sum_visits`.
 
@@ -142,35 +151,48 @@ class Experts:
         self._down = stack([(matrix,) for matrix in weights.experts["down"]])
 
     def __call__(
-        self, x: Tensor, ids: Tensor, scores: Tensor, shared: Tensor | None = None, gate: Tensor | None = None
+        self,
+        x: Tensor,
+        ids: Tensor,
+        scores: Tensor,
+        shared: Tensor | None = None,
+        gate: Tensor | None = None,
+        visits: Visits | None = None,
     ) -> Tensor:
-        """Return the sums [T, width]. shared: [T, width] is added to them, times sigmoid(gate [T, 1]) if given."""
+        """Return the sums [T, width]. shared: [T, width] is added to them, times sigmoid(gate [T, 1]) if given.
+
+        visits: the sorted visits of `ids`; None: they are sorted here.
+        """
         tokens, _ = ids.shape
         x = x if x.stride(-1) == 1 else x.contiguous()
         out = x.new_empty((tokens, self._down.like.rows))
         if not tokens:
             return out
-        visits = self._sort(ids)
+        visits = self._sorted(ids) if visits is None else visits
         inner = x.new_empty((ids.numel(), self._up.like.rows))
         self._multiply(self._up, x, inner, visits, None)
         results = x.new_empty((ids.numel(), out.shape[1]))
         self._multiply(self._down, inner, results, visits, Sums(scores.contiguous(), shared, gate, out))
         return out
 
-    def _sort(self, ids: Tensor) -> Visits:
-        pairs, experts = ids.numel(), self._case.num_experts
-        by_expert = -(-pairs // experts)
+    def unsorted(self, tokens: int, device: torch.device) -> Visits:
+        """Return arrays for the visits of so many tokens."""
+        experts, pairs = self._case.num_experts, tokens * self._case.num_experts_per_tok
         is_whole = self._up.like.format.activations == "int8"
-        size = (whole_block if is_whole else dense_block)(by_expert).tokens
+        size = (whole_block if is_whole else dense_block)(-(-pairs // experts)).tokens
         most = min(pairs, experts) + pairs // size  # no step has more blocks
-        order, table = (torch.empty(n, dtype=torch.int32, device=ids.device) for n in (pairs, (3, most)))
-        num_blocks = torch.empty(1, dtype=torch.int32, device=ids.device)
+        order, table, num_blocks = (torch.empty(n, dtype=torch.int32, device=device) for n in (pairs, (3, most), 1))
+        return Visits(tokens, order, table, num_blocks, size)
+
+    def _sorted(self, ids: Tensor) -> Visits:
+        visits, experts = self.unsorted(len(ids), ids.device), self._case.num_experts
         self._launch(
             sort_visits, (experts,), Compiled(4),
-            ids=ids.contiguous(), visits=order, table=table, num_blocks=num_blocks, pairs=pairs, most_blocks=most,
-            EXPERTS=experts, BLOCK_T=size, BLOCK_E=power_above(experts + 1), BLOCK_P=SORT_BLOCK,
+            ids=ids.contiguous(), visits=visits.order, table=visits.table, num_blocks=visits.num_blocks,
+            pairs=ids.numel(), most_blocks=visits.table.shape[1], EXPERTS=experts, BLOCK_T=visits.block_tokens,
+            BLOCK_E=power_above(experts + 1), BLOCK_P=SORT_BLOCK,
         )  # fmt: skip
-        return Visits(ids.shape[0], order, table, num_blocks, size)
+        return visits
 
     def _multiply(self, matrices: Stack, x: Tensor, out: Tensor, visits: Visits, sums: Sums | None) -> None:
         """Multiply: up, or down where results are summed."""
@@ -229,18 +251,20 @@ class _Routed:
         names = ("router", "shared_gate") if case.shared_gate else ("router",)
         self._router = StoredProduct([weights.linears[n] for n in names], launch)
         self._route, self._choice_bias = route(case, launch), weights.vector("choice.bias")
-        self._count = case.num_experts
+        self._count, self._chosen = case.num_experts, case.num_experts_per_tok
         inside = ("latent_in", "latent_out") if case.latent_size else ()
         self._latent = [StoredProduct([weights.linears[n]], launch) for n in inside]
 
     def __call__(self, x: Tensor, shared: Tensor | None) -> Tensor:
         rated = self._router(x)
-        ids, scores = self._route(rated[:, : self._count], self._choice_bias)
+        few = len(x) * self._chosen <= MOST_SORTED
+        visits = self._experts.unsorted(len(x), x.device) if few else None
+        ids, scores = self._route(rated[:, : self._count], self._choice_bias, visits)
         gate = rated[:, self._count :] if self._has_gate else None
         if not self._latent:
-            return self._experts(x, ids, scores, shared, gate)
+            return self._experts(x, ids, scores, shared, gate, visits)
         into, out_of = self._latent
-        out = out_of(self._experts(into(x), ids, scores))
+        out = out_of(self._experts(into(x), ids, scores, visits=visits))
         if shared is None:
             return out
         return add(out, shared if gate is None else sigmoid_gate(shared, gate), 1.0)

@@ -44,11 +44,16 @@ def open_groups(rated, number, GROUPS: tl.constexpr, OPEN: tl.constexpr, BEST_TW
 
 @triton.jit
 def choose_experts(
-    logits, choice_bias, ids, weights, stride, scale, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr,
-    GROUPS: tl.constexpr, OPEN: tl.constexpr, BEST_TWO: tl.constexpr, SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr,
-    PLAIN: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr,
+    logits, choice_bias, ids, weights, visits, table, num_blocks, arrived, stride, scale, pairs, most_blocks,
+    EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, GROUPS: tl.constexpr, OPEN: tl.constexpr, BEST_TWO: tl.constexpr,
+    SIGMOID: tl.constexpr, NORMALIZE: tl.constexpr, PLAIN: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Choose the experts of one token, as the primitive ROUTE does. PLAIN: experts are chosen by their logits."""
+    """Choose the experts of one token, as the primitive ROUTE does. PLAIN: experts are chosen by their logits.
+
+    visits: None, or the program of the token that is chosen last also sorts the visits of all tokens.
+    """
     SIZE: tl.constexpr = EXPERTS // GROUPS
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, BLOCK_G)[:, None], tl.arange(0, BLOCK_E)[None, :]
@@ -86,6 +91,34 @@ def choose_experts(
         weight = tl.div_rn(weight, tl.zeros_like(weight) + tl.sum(weight, 0))
     tl.store(ids + token * CHOSEN + slot, chosen.to(tl.int64), mask=is_chosen)
     tl.store(weights + token * CHOSEN + slot, weight * scale, mask=is_chosen)
+    if visits is not None:
+        tl.debug_barrier()  # all threads have stored before one of them says so
+        is_last = tl.atomic_add(arrived, 1, sem="acq_rel") == tl.num_programs(0) - 1
+        tl.debug_barrier()  # other threads read what the counted programs stored
+        if is_last:
+            sort_few_visits(ids, visits, table, num_blocks, pairs, most_blocks, EXPERTS, BLOCK_T, BLOCK_C, BLOCK_P)
+            tl.store(arrived, 0)
+
+
+@triton.jit
+def sort_few_visits(
+    ids, visits, table, num_blocks, pairs, most_blocks, EXPERTS: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Write what `sort_visits` writes, for all experts in one program. BLOCK_P: at least the number of pairs."""
+    at, each = tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_E)
+    found = tl.load(ids + at, mask=at < pairs, other=EXPERTS, cache_modifier=".cg").to(tl.int32)
+    # Keys of pairs are unique, so one expert's pairs stay in order.
+    tl.store(visits + at, tl.sort(found * BLOCK_P + at) % BLOCK_P, mask=at < pairs)
+    counts = tl.where(each < EXPERTS, tl.histogram(found, BLOCK_E), 0)
+    blocks = (counts + (BLOCK_T - 1)) // BLOCK_T
+    end, row = tl.cumsum(counts, 0), tl.cumsum(blocks, 0) - blocks
+    tl.store(num_blocks, tl.sum(blocks, 0))
+    for i in range(tl.max(blocks, 0)):
+        is_block = i < blocks
+        tl.store(table + row + i, each, mask=is_block)
+        tl.store(table + most_blocks + row + i, end - counts + i * BLOCK_T, mask=is_block)
+        tl.store(table + 2 * most_blocks + row + i, end, mask=is_block)
 
 
 @triton.jit
