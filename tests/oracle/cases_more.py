@@ -33,7 +33,7 @@ _starcoder2 = family(CASES, "starcoder2", "Starcoder2Config")
 
 _gemma(
     "gemma",
-    1,
+    2,
     "norms stored as weight - 1; scaled embeddings",
     dims(head_dim=24, **OWN, **BIAS),
     EPS,
@@ -72,16 +72,22 @@ _exaone4(
     "exaone4", 1, "norms after each branch; two local layers, and two without positions",
     dims(**OWN, **WIN, **IN_TURN), EPS, PLAIN, WIDER,
 )  # fmt: skip
-_exaone4("exaone4_full", 1, "no window: all layers rotate", dims(**NO_WINDOW, **OWN), PLAIN)
+_exaone4(
+    "exaone4_full",
+    1,
+    "no window: all layers rotate",
+    dims(**NO_WINDOW, layer_types=["full_attention"] * 4, **OWN),
+    PLAIN,
+)
 
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
 _SHARED = {"shared_expert_intermediate_size": 56}
 _qwen2_moe(
-    "qwen2_moe", 1, "experts on every layer, and a shared one with a gate",
+    "qwen2_moe", 2, "experts on every layer, and a shared one with a gate",
     dims(**_EXPERTS, **_SHARED, **OWN), {"norm_topk_prob": True}, {"num_experts_per_tok": 2}, EPS, PLAIN,
 )  # fmt: skip
 _qwen2_moe(
-    "qwen2_moe_mixed", 1, "dense layers between; a window on the first and the third layer; no biases",
+    "qwen2_moe_mixed", 4, "dense layers between; a window on the first and the third layer; no biases",
     dims(layers=4, decoder_sparse_step=2, qkv_bias=False, **_EXPERTS, **_SHARED, **USE_WINDOW), WIDER,
 )  # fmt: skip
 _olmoe(
