@@ -72,8 +72,12 @@ def test_answers_are_those_of_naive_sampling(name: str, axis: str) -> None:
             assert found.verdict == "equal", (case.value, *seen)
 
 
+COMBINED = {(name, i) for name in MODELS for i in range(matrix.NUM_COMBINATIONS)}
+COMBINED -= {("attention", 0)}  # with these short prompts, no other sequence runs while one is preempted
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize(("name", "number"), [(name, i) for name in MODELS for i in range(matrix.NUM_COMBINATIONS)])
+@pytest.mark.parametrize(("name", "number"), sorted(COMBINED))
 def test_combinations_of_axes_change_no_token(name: str, number: int) -> None:
     case = [case for case in cases(scale(name, quick=False), 0) if case.axis == "combined"][number]
     found = run(name, case)
