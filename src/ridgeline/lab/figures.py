@@ -45,6 +45,10 @@ def svg(figure: Figure) -> str:
             axes.set_yscale("log")
             axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
             axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+            if max(axes.get_ylim()) < 20 * min(axes.get_ylim()):  # few decades: their parts need numbers, too
+                axes.yaxis.set_minor_formatter(lambda y, _: f"{y:g}" if f"{y:e}"[0] in "235" else "")
+            else:
+                axes.yaxis.set_minor_formatter(lambda y, _: "")
         axes.set_xlabel(figure.x)
         axes.set_ylabel(figure.y)
         axes.grid(alpha=0.3)

@@ -104,7 +104,11 @@ def figures(predicted: Facts, measured: Facts) -> tuple[Figure, ...]:
         Series(name, [(fmean(own["has_aim"]), fmean(own["in_order"]))], measured=True)
         for name, own in measured["shares"].items()
     ]
-    return (Figure("Texts in order over texts with the aim", "share with the aim", "share in order", tuple(points)),)
+    return (
+        Figure(
+            "Texts in order over texts with the aim", "share with the aim", "share in order", tuple(points), log=False
+        ),
+    )
 
 
 EXPERIMENT = Experiment(
