@@ -34,6 +34,7 @@ MORE: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 3},
     "deepseek_v2": {"num_experts_per_tok": 3},
     "lfm2_moe": {"layer_types": ["conv"] * 30},
+    "dots1": {"n_routed_experts": 6, "num_experts_per_tok": 3, "n_shared_experts": 2},
     "helium": {"num_attention_heads": 60},  # a multiple of its default number of KV heads, 20
 }
 INSTEAD: dict[str, dict[str, Any]] = {

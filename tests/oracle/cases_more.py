@@ -17,6 +17,7 @@ from oracle.case import (
     Case,
     dims,
     family,
+    rope,
 )
 
 CASES: dict[str, Case] = {}
@@ -93,4 +94,35 @@ _qwen2_moe(
 _olmoe(
     "olmoe", 1, "norms over all of q and of k; weights of experts not renormalized",
     dims(96, 6, 2, num_experts=6, num_experts_per_tok=3, **OWN), {"norm_topk_prob": True}, EPS, PLAIN,
+)  # fmt: skip
+
+_dots1 = family(CASES, "dots1", "Dots1Config")
+_glm4_moe = family(CASES, "glm4_moe", "Glm4MoeConfig")
+_minimax_m2 = family(CASES, "minimax_m2", "MiniMaxM2Config")
+
+_ROUTED = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_shared_experts": 2}
+_SCALED = {"routed_scaling_factor": 1.7, "first_k_dense_replace": 1}
+_GROUPED = {"n_routed_experts": 12, "n_group": 4, "topk_group": 2}
+
+_glm4_moe(
+    "glm4_moe", 1, "one dense layer, two shared experts; half of each head rotates; biases on q, k, v",
+    dims(head_dim=24, **rope(3000.0, partial_rotary_factor=0.5), **_ROUTED, **_SCALED, **BIAS),
+    {"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}, EPS,
+)  # fmt: skip
+_glm4_moe(
+    "glm4_moe_groups",
+    20,
+    "experts from two of four groups; norms of heads",
+    dims(use_qk_norm=True, **(_ROUTED | _GROUPED)),
+    EPS,
+)
+_dots1(
+    "dots1", 2, "norms of heads; windows from the third layer on; weights of experts not renormalized",
+    dims(**_ROUTED, **_SCALED, **OWN, **WIN, max_window_layers=2), {"norm_topk_prob": True}, WIDER, EPS, PLAIN,
+)  # fmt: skip
+_minimax_m2(
+    "minimax_m2", 25, "norms over all of q and of k; a third of each head rotates",
+    dims(
+        96, 6, 2, head_dim=24, num_local_experts=6, num_experts_per_tok=3, **rope(3000.0, partial_rotary_factor=0.34)
+    ), EPS,
 )  # fmt: skip

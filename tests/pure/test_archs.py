@@ -53,7 +53,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "phi3"), SIZES),
     **dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "olmo3", "glm", "glm4", "gpt_neox"), SIZES),
     **dict.fromkeys(("gemma", "arcee", "seed_oss", "helium", "ernie4_5", "starcoder2", "exaone4"), SIZES),
-    **dict.fromkeys(("qwen2_moe", "olmoe"), SIZES),
+    **dict.fromkeys(("qwen2_moe", "olmoe", "glm4_moe", "minimax_m2"), SIZES),
+    "dots1": SIZES | EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1},
     "gpt2": GPT2,
     "lfm2": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
     "jamba": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
@@ -95,8 +96,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
 BAMBA = {"mamba_n_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "glm", "glm4", "qwen3", "sdar"), HEADS),
-    **dict.fromkeys(("gemma", "seed_oss", "helium", "ernie4_5"), HEADS),
-    **dict.fromkeys(("starcoder2", "exaone4", "qwen2_moe"), KV_HEADS),
+    **dict.fromkeys(("gemma", "seed_oss", "helium", "ernie4_5", "minimax_m2"), HEADS),
+    **dict.fromkeys(("starcoder2", "exaone4", "qwen2_moe", "glm4_moe", "dots1"), KV_HEADS),
     "llada2_moe": KV_HEADS | {"mask_token_id": 3},
     "Dream": KV_HEADS | {"mask_token_id": 3},
     "gpt_oss": HEADS | EXPERTS | {"num_local_experts": 4},
@@ -662,6 +663,8 @@ def test_shapes_of_layers() -> None:
     biased = read("llama", attention_bias=True, mlp_bias=True).layers[0]
     assert biased.mixer.qkv_bias and biased.mixer.out_bias and biased.mlp == GatedMLP(48, bias=True)
     assert read("qwen2").layers[0].mixer.qkv_bias and not read("qwen2").layers[0].mixer.out_bias
+    m2 = read("minimax_m2", rotary_dim=8).layers[0].mixer.rope
+    assert m2 and m2.dim == 8 and read("minimax_m2").layers[0].mixer.rope.dim == 16
     tied = {name for name in FAMILIES if read(name).tie_word_embeddings}
     assert tied == {
         "gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2", "lfm2_moe", "llada",

@@ -31,6 +31,7 @@ from ridgeline.archs import (
     nemotron,
     olmo,
     qwen_next,
+    routed,
     sdar,
 )
 from ridgeline.archs.config import HARMLESS, Config
@@ -42,7 +43,7 @@ from ridgeline.spec import ModelSpec, from_json
 
 MODULES = (
     llama, dense, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi, bamba,
-    granite, nemotron, sdar, llada2, llada,
+    granite, nemotron, sdar, llada2, llada, routed,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 OUR_MODEL_TYPE = "ridgeline"
