@@ -42,7 +42,7 @@ def test_an_answer_equals_the_apis(page: playwright.Page, server: Server) -> Non
 
 
 def test_it_streams_and_stops(page: playwright.Page, server: Server) -> None:
-    complete(page, "x = [", Temperature="0", Max_tokens="900")
+    complete(page, "x = [", Temperature="0", Max_tokens="3900")
     tokens = page.locator(".token")
     expect(tokens.nth(3)).to_be_visible()
     expect(page.get_by_role("button", name="Generate")).to_be_disabled()
@@ -50,9 +50,9 @@ def test_it_streams_and_stops(page: playwright.Page, server: Server) -> None:
     page.get_by_role("button", name="Stop").click()
     done(page, "Stopped")
     expect(page.locator(".reason")).to_have_text("stopped")
-    assert tokens.count() < 900
+    assert tokens.count() < 3900
     server.until("vllm:num_requests_running", 0)
-    complete(page, "x = [", Temperature="0", Max_tokens="900")
+    complete(page, "x = [", Temperature="0", Max_tokens="3900")
     expect(page.locator(".token").nth(3)).to_be_visible()
     page.keyboard.press("Escape")
     done(page, "Stopped")

@@ -24,7 +24,7 @@ from ridgeline.serve.http.body import LARGE_BODY
 
 CHARS = 400_000  # value of --max-prompt-chars
 MESSAGES = [{"role": "user", "content": "x"}]
-ENDLESS = "{% for i in range(90000) %}" * 3 + "x" + "{% endfor %}" * 3
+ENDLESS = "{% for i in range(90000) %}" * 3 + "{% endfor %}" * 3
 
 
 @pytest.fixture(scope="module")
