@@ -31,7 +31,6 @@ from ridgeline.spec import (
 )
 from ridgeline.spec.quant import PLAIN, format_of
 
-BOTH = pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
 # The daily run compiles for one of them, which is half of the time.
 TARGETS = pytest.mark.parametrize(
     "target", [HOPPER, pytest.param(AMPERE, marks=pytest.mark.nightly)], ids=["sm_90", "sm_80"]
@@ -49,7 +48,7 @@ def check(launched: Launched, target: GPUTarget, unit: str | None = None, *, is_
 
 
 @pytest.mark.slow
-@BOTH
+@TARGETS
 @pytest.mark.parametrize("tokens", [1, 64, 256])
 @pytest.mark.parametrize("name", ["plain", "float16", "float32", "fp8", "int8", "int4-128", "int4-asym"])
 def test_products(name: str, tokens: int, target: GPUTarget) -> None:

@@ -33,8 +33,8 @@ MODELS = {
 
 EVERY = [(name, axis) for name in MODELS for axis in ("default", *matrix.AXES, "window")]
 TODAY = [
-    ("attention", "chunks"), ("attention", "preempted"), ("attention", "window"), ("latents", "prefix"),
-    ("latents", "drafts"), ("experts", "batch"), ("hybrid", "in flight"),
+    ("attention", "preempted"), ("attention", "window"), ("latents", "drafts"), ("experts", "batch"),
+    ("hybrid", "in flight"),
 ]  # fmt: skip
 
 

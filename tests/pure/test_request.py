@@ -135,7 +135,7 @@ def test_stop_tokens_are_a_list(value: Any) -> None:
         {"allowed_token_ids": (0,)}, {"allowed_token_ids": None}, {"bad_token_ids": (0, 7)}, {"min_tokens": 16},
         {"stop": ()}, {"stop": ("a", " ")}, {"prompt_logprobs": 0}, {"prompt_logprobs": 20},
         {"remasking": "entropy"}, {"denoising_passes": 1}, {"confidence_threshold": 1}, {"confidence_factor": 3.0},
-        {"entropy_bound": 0}, {"edit_threshold": 1}, {"block_length": 1}, {"suffix": "a"}, {"suffix_token_ids": (0,)},
+        {"entropy_bound": 0}, {"edit_threshold": 1}, {"block_length": 1}, {"suffix": ("a",)}, {"suffix_token_ids": (0,)},
         {"logprobs_mode": "processed"}, {"include_stop_str_in_output": True}, {"top_n_sigma": -1}, {"dry_base": 1},
         {"xtc_probability": 1}, {"xtc_threshold": 1}, {"dry_allowed_length": 1}, {"dry_penalty_last_n": -1},
         {"dry_sequence_breakers": ()}, {"dry_sequence_breakers": ("a" * 40,) * 32},
