@@ -35,9 +35,10 @@ from oracle.build import (
     variant,
 )
 from oracle.case import SPECIAL_TOKENS, VOCAB, Case, greedy_prompt, prompts
+from oracle.causal_types import EXCLUDED, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, unserved
 from oracle.families import CASES
 from pure.published import PUBLISHED
-from ridgeline.archs import spec_from_config
+from ridgeline.archs import FAMILIES, spec_from_config
 from shares import ONE_OF_EACH, daily
 
 ROTATES_NOTHING = ("gpt2", "mamba", "falcon_mamba", "mamba2", "jamba", "kimi_linear", "nemotron_h")
@@ -215,3 +216,9 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 2
     assert out[1].startswith("gpt2_tied")
+
+
+def test_types_that_are_excluded_exist_and_are_not_served() -> None:
+    types = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert types >= set(EXCLUDED) and not set(EXCLUDED) & set(FAMILIES)
+    assert set(unserved()) == types - set(FAMILIES)

@@ -1,6 +1,7 @@
 """Reasons why Ridgeline refuses some configs that transformers accepts, and accepts some that it refuses.
 
 An entry is a pattern of the message, including the name of the field, and the reason. The first matching entry counts.
+`python -m oracle.unserved`, with tests/ on the path, prints the types of transformers that are not served at all.
 """
 
 from __future__ import annotations
@@ -67,3 +68,9 @@ def reason(refused: bool, name: str, detail: str, harmless: frozenset[str]) -> s
         return IGNORED
     table = UNSERVED if refused else LENIENT
     return next((why for pattern, why in table if re.search(pattern, f"{name}: {detail}")), None)
+
+
+if __name__ == "__main__":
+    from oracle.causal_types import main
+
+    main()
