@@ -20,7 +20,8 @@ EXCLUDED: dict[str, str] = {
     for reason, names in {
         MASKED: "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta "
         "roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod",
-        PAIR: "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart prophetnet trocr whisper",
+        PAIR: "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart prophetnet trocr "
+        "whisper",
         SENSES: "aria_text emu3 fuyu git got_ocr2 mllama moshi moss_transcribe_diarize musicgen musicgen_melody "
         "phi4_multimodal",
         TOO_OLD: "ctrl openai-gpt reformer xlm xlnet",
