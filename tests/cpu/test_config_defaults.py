@@ -35,7 +35,7 @@ MORE: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 3},
     "lfm2_moe": {"layer_types": ["conv"] * 30},
     "dots1": {"n_routed_experts": 6, "num_experts_per_tok": 3, "n_shared_experts": 2},
-    "helium": {"num_attention_heads": 60},  # a multiple of its default number of KV heads, 20
+    "helium": {"num_attention_heads": 60, "hidden_size": 60 * 128},  # its defaults are 20 KV heads of 128 numbers
 }
 INSTEAD: dict[str, dict[str, Any]] = {
     "mamba": {"vocab_size": 1000, "hidden_size": 64 * 24, "num_hidden_layers": 30},

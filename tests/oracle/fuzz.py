@@ -44,8 +44,8 @@ TOLERANCE = 1e-4
 EQUAL, BOTH, UNSERVED, LENIENT = "equal", "both refuse", "we refuse", "only we accept"
 DIFFERENT, CRASH, UNEXPLAINED = "NOT EQUAL", "CRASH", "NO REASON"
 # Families with windows: in the layers of one kind, and in all layers.
-BY_KIND = ("gemma2", "gemma3_text", "gpt_oss", "olmo3", "qwen2", "qwen3", "smollm3")
-WINDOWED = ("minimax", "mistral", "mixtral", "phi3", "qwen3_moe")
+BY_KIND = ("dots1", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "olmo3", "qwen2", "qwen2_moe", "qwen3", "smollm3")
+WINDOWED = ("minimax", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2")
 BAD = (DIFFERENT, CRASH, UNEXPLAINED)
 
 

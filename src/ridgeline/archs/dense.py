@@ -14,6 +14,7 @@ from ridgeline.archs.family import (
     layer_windows,
     pre_norm_layers,
     rms_norm,
+    whole_heads,
 )
 from ridgeline.archs.names import LLAMA
 from ridgeline.archs.olmo import NAMES as POST_NORM_NAMES
@@ -50,7 +51,7 @@ def seed_oss(c: Config) -> ModelSpec:
 
 def helium(c: Config) -> ModelSpec:
     """Helium: neighboring numbers of a head are rotated together."""
-    heads = Heads.read(c, num_kv_heads=20, head_dim_default=128, null_kv=False)
+    heads = whole_heads(c, Heads.read(c, num_kv_heads=20, head_dim_default=128, null_kv=False))
     norm, bias = rms_norm(c, 1e-8), c.get_bool("attention_bias", False)
     rope = read_rope(c, heads.head_dim, Rotation(1e5, interleaved=True))
     mixer = attention(heads, rope, qkv_bias=bias)

@@ -73,6 +73,15 @@ class Heads:
         return cls(heads, kv_heads, head_dim)
 
 
+def whole_heads(c: Config, heads: Heads) -> Heads:
+    """Return the heads if they are as wide as the stream together. Raises ConfigError otherwise."""
+    if heads.num_heads * heads.head_dim != (width := c.get_size("hidden_size")):
+        raise c.error(
+            "head_dim", f"is {heads.head_dim}, and {heads.num_heads} heads must have {width} numbers together"
+        )
+    return heads
+
+
 def attention(heads: Heads, rope: Rope | None, **fields: object) -> Attention:
     """Return attention with the usual scale, 1/sqrt(head_dim), unless `fields` overrides it."""
     sizes = {"num_heads": heads.num_heads, "num_kv_heads": heads.num_kv_heads, "head_dim": heads.head_dim}

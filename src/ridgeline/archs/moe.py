@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.archs.config import Config
-from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, layer_windows, rms_norm
+from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, layer_windows, rms_norm, whole_heads
 from ridgeline.archs.llama import qwen3_attention, switched_window
 from ridgeline.archs.names import LLAMA, Each
 from ridgeline.archs.rope import Rotation, read_rope
@@ -42,7 +42,7 @@ def qwen3_moe(c: Config) -> ModelSpec:
 
 def qwen2_moe(c: Config) -> ModelSpec:
     """Qwen1.5-MoE and Qwen2-MoE: a shared expert whose result has a gate; biases on q, k and v (arXiv:2407.10671)."""
-    heads, norm, dense = Heads.read(c, num_kv_heads=16), rms_norm(c), gated_mlp(c)
+    heads, norm, dense = Heads.read(c, num_kv_heads=16, null_kv=False), rms_norm(c), gated_mlp(c)
     shared = replace(dense, intermediate_size=c.get_size("shared_expert_intermediate_size", 5632))
     moe = MoE(
         c.get_size("num_experts", 60), c.get_size("num_experts_per_tok", 4), c.get_size("moe_intermediate_size", 1408),
@@ -61,7 +61,7 @@ def qwen2_moe(c: Config) -> ModelSpec:
 
 def olmoe(c: Config) -> ModelSpec:
     """OLMoE: norms of q and k over all heads (arXiv:2409.02060)."""
-    heads, norm, bias = Heads.read(c), rms_norm(c, 1e-5), c.get_bool("attention_bias", False)
+    heads, norm, bias = whole_heads(c, Heads.read(c)), rms_norm(c, 1e-5), c.get_bool("attention_bias", False)
     c.expect("clip_qkv")
     rope = read_rope(c, heads.head_dim)
     mixer = attention(heads, rope, qkv_bias=bias, out_bias=bias, qk_norm=norm, qk_norm_over="all_heads")

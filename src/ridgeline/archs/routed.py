@@ -70,8 +70,10 @@ def dots1(c: Config) -> ModelSpec:
 def minimax_m2(c: Config) -> ModelSpec:
     """MiniMax M2: norms of q and k over all heads, and experts in every layer."""
     heads, norm = Heads.read(c, num_kv_heads=8, head_dim_default=128, null_kv=False), rms_norm(c)
-    dense, count, chosen = gated_mlp(c), c.get_size("num_local_experts", 256), c.get_size("num_experts_per_tok", 8)
-    moe = _experts(c, dense, count, chosen, dense.intermediate_size, 0, normalize=True)
+    moe = MoE(
+        c.get_size("num_local_experts", 256), c.get_size("num_experts_per_tok", 8), c.get_size("intermediate_size"),
+        c.get_activation("hidden_act", "silu"), scores="sigmoid", choice_bias=True,
+    )  # fmt: skip
     size = c.get_size("rotary_dim", None, None)
     rope = read_rope(c, heads.head_dim, Rotation(5e6, partial=size / heads.head_dim if size else 1.0))
     mixer = attention(heads, rope, qk_norm=norm, qk_norm_over="all_heads")
