@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -191,7 +192,7 @@ def test_a_difference_is_exit_status_1(tmp_path: Path, monkeypatch: Patch, capsy
 
 @pytest.mark.parametrize("name", daily([*CASES, *SPECS], ONE_OF_EACH))
 def test_the_matrix_for_every_family(name: str, record_property: Callable[[str, object], None]) -> None:
-    report = verify(loaded(name), new_tokens=NEW_TOKENS, seed=[*CASES, *SPECS].index(name))
+    report = verify(loaded(name), new_tokens=NEW_TOKENS, seed=crc32(name.encode()) % 1000)  # as ever, if others come
     record_property("near ties", [d.describe() for r in report.results for d in r.differences])
     assert report.equal, unequal(report)
     assert report.complete, unequal(report)
