@@ -8,6 +8,7 @@ experiments that train, with a seed that they do not use:
     python bench/lab.py --sweep mqar
     python bench/lab.py --sweep repair
     python bench/lab.py --sweep bytes
+    python bench/lab.py --sweep embeddings
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from common import emit
 
 from ridgeline.cost.calibration import this_machine
 from ridgeline.lab import NAMES, Record, Setup, Verdict, find, run_all, scratch
-from ridgeline.lab.experiments import recall, repair
+from ridgeline.lab.experiments import embeddings, recall, repair
 from ridgeline.lab.figures import svg
 from ridgeline.lab.mqar import recalled, remembered
 from ridgeline.lab.page import page
@@ -41,13 +42,13 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="also write the figures as SVG files, those of the docs")
     parser.add_argument("--model", default="pocket")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--sweep", choices=("mqar", "repair", "bytes"))
+    parser.add_argument("--sweep", choices=tuple(SWEEPS))
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     args = parser.parse_args()
     machine, note = this_machine()
     setup = Setup(args.quick, 0, args.model, args.threads, machine)
     if args.sweep:
-        {"mqar": sweep_recall, "repair": sweep_repair, "bytes": sweep_bytes}[args.sweep](setup, args.rates)
+        SWEEPS[args.sweep](setup, args.rates)
         return
     args.out.mkdir(parents=True, exist_ok=True)
     records = run_all([find(name) for name in args.names], setup, args.out, show)
@@ -115,6 +116,21 @@ def sweep_bytes(setup: Setup, rates: list[float]) -> None:
             found = scratch.loss_of(name, SEED, rate=rate, updates=scratch.UPDATES // 2)
             seconds = round(time.process_time() - start, 1)
             emit(f"sweep of bytes: {name}", True, rate=rate, loss=round(found, 4), processor_s=seconds)
+
+
+def sweep_embeddings(setup: Setup, rates: list[float]) -> None:
+    """Print the share of texts in order after half of the updates, for each rate."""
+    from ridgeline.train.embedding_noise import UPDATES
+
+    for rate in rates:
+        start = time.process_time()
+        found = embeddings.drawn(SEED, rate=rate, updates=UPDATES // 2)
+        shares = {name: own["in_order"] for name, own in found.items()}
+        seconds = round(time.process_time() - start, 1)
+        emit("sweep of embeddings", True, rate=rate, in_order=shares, processor_s=seconds)
+
+
+SWEEPS = {"mqar": sweep_recall, "repair": sweep_repair, "bytes": sweep_bytes, "embeddings": sweep_embeddings}
 
 
 if __name__ == "__main__":

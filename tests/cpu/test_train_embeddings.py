@@ -7,6 +7,8 @@ from math import sqrt
 import numpy as np
 import torch
 
+from ridgeline.catalog.machines import hardware
+from ridgeline.lab.experiment import Setup
 from ridgeline.lab.experiments import embeddings
 from ridgeline.train.embedding_noise import STEPS, EmbeddingDiffusion, kept
 
@@ -35,7 +37,7 @@ def test_pairs_of_equal_words_are_learned_and_guided() -> None:
 
 
 def test_what_chance_gives_is_what_drawing_finds() -> None:
-    predicted = embeddings.predict(None)  # type: ignore[arg-type]
+    predicted = embeddings.predict(Setup(True, 0, "pocket", None, hardware("cpu-laptop")))
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 8, (400_000, 8))
     assert abs((np.diff(ids, axis=1) >= 0).all(1).mean() - predicted["in_order"]) < 1e-4

@@ -50,28 +50,30 @@ def measure(setup: Setup) -> Facts:
 
 
 def _shares(seed: int) -> Mapping[str, Mapping[str, float]]:
-    """Return the shares of texts in order, with the aim, and different ones, by mode. A result is kept by its content.
-
-    Raises RequestError without torch.
-    """
+    """Return what `drawn` finds for a seed. A result is kept by its content. Raises RequestError without torch."""
     require_torch("a model that is trained in the lab")
-    from ridgeline.train.embedding_noise import CHOICES, EmbeddingDiffusion
+    from ridgeline.train.embedding_noise import CHOICES
 
-    def make() -> dict[str, Any]:
-        model = EmbeddingDiffusion(_texts, _has_aim, WORDS, LENGTH, seed)
-        drawn = {
-            name: model.draw(DRAWN, seed, clamped=clamped, guided=guided) for name, (clamped, guided) in MODES.items()
-        }
-        return {
-            name: {
-                "in_order": float((np.diff(ids, axis=1) >= 0).all(1).mean()),
-                "has_aim": float(_has_aim(ids).mean()),
-                "different": len(np.unique(ids, axis=0)) / DRAWN,
-            }
-            for name, ids in drawn.items()
-        }
+    return kept(None, {"texts": [WORDS, LENGTH, AT], "seed": seed, "drawn": DRAWN, **CHOICES}, lambda: drawn(seed))
 
-    return kept(None, {"texts": [WORDS, LENGTH, AT], "seed": seed, "drawn": DRAWN, **CHOICES}, make)
+
+def drawn(seed: int, **options: Any) -> dict[str, dict[str, float]]:
+    """Train a denoiser, and return the shares of texts in order, with the aim, and different ones, by mode.
+
+    options: as of EmbeddingDiffusion.
+    """
+    from ridgeline.train.embedding_noise import EmbeddingDiffusion
+
+    model = EmbeddingDiffusion(_texts, _has_aim, WORDS, LENGTH, seed, **options)
+    found = {name: model.draw(DRAWN, seed, clamped=own[0], guided=own[1]) for name, own in MODES.items()}
+    return {
+        name: {
+            "in_order": float((np.diff(ids, axis=1) >= 0).all(1).mean()),
+            "has_aim": float(_has_aim(ids).mean()),
+            "different": len(np.unique(ids, axis=0)) / DRAWN,
+        }
+        for name, ids in found.items()
+    }
 
 
 def judge(predicted: Facts, measured: Facts) -> tuple[Judgement, ...]:
