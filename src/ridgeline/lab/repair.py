@@ -21,7 +21,7 @@ from ridgeline.ops.devices import require_torch
 from ridgeline.runtime.load import LoadedModel
 
 CONTEXT, BATCH = 128, 1024  # tokens of a row, tokens of an update
-RATES = {"logits": 1e-3, "tokens": 1e-3}  # by the stages of training: as `ridgeline distill`
+RATES = {"logits": 3e-3, "tokens": 1e-2}  # by the stages of training: the best of the sweep in docs/log/training.md
 SPREAD = 0.02  # standard deviation of random matrices, as in train/module.py
 
 
