@@ -62,7 +62,7 @@ def test_logits_equal_the_definition(other: dict[str, Any], tmp_path: Path) -> N
     w = write(tmp_path, config)
     llm = LLM(str(tmp_path))
     assert llm.loaded.spec.sight == Blocks(SIZE)
-    assert llm.loaded.spec.diffusion == MaskedDiffusion(MASK, trained_block=32, edits=True)
+    assert llm.loaded.spec.diffusion == MaskedDiffusion(MASK, trained_blocks=(32,), edits=True)
     found = llm.logits(sequences())
     for got, tokens in zip(found, sequences(), strict=True):
         assert np.abs(got - llada2.define(config, w, tokens, SIZE).numpy()).max() < TOLERANCE

@@ -67,7 +67,9 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
             "verify",
         }
     ),
-    "train": frozenset({"spec", "archs", "ops", "nn", "quant", "load", "runtime", "evals", "measure", "llm"}),
+    "train": frozenset(
+        {"spec", "archs", "ops", "nn", "quant", "load", "runtime", "diffusion", "evals", "measure", "llm"}
+    ),
     "llm": None,
     "measure": frozenset(
         {

@@ -55,7 +55,7 @@ def llada2_moe(c: Config) -> ModelSpec:
     norm = rms_norm(c, 1e-5)
     mixer, dense, moe, first = _attention(c, norm), gated_mlp(c), _experts(c), c.get_int("first_k_dense_replace", 0)
     layers = tuple(Layer(mixer, dense if i < first else moe, norm) for i in range(c.get_layer_count()))
-    mask = MaskedDiffusion(c.get_int("mask_token_id", MASK_TOKEN), trained_block=BLOCK_SIZE, edits=True)
+    mask = MaskedDiffusion(c.get_int("mask_token_id", MASK_TOKEN), trained_blocks=(BLOCK_SIZE,), edits=True)
     return decoder(c, layers, norm, diffusion=mask)
 
 

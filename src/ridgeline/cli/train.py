@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -11,17 +10,20 @@ import typer
 
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.flags import training as t
+from ridgeline.cli.flags.blocks import BlocksFlags, check_blocks_flags, read_lengths
 from ridgeline.cli.flags.drafts import DraftFlags, check_draft_flags, draft_options
 from ridgeline.cli.flags.groups import grouped
 from ridgeline.cli.option import option
 from ridgeline.cli.show.training import training_bars
 
 if TYPE_CHECKING:
+    from ridgeline.spec import ModelSpec
     from ridgeline.train.loop import TrainOptions
     from ridgeline.train.output import StoredType
     from ridgeline.train.ranks import Ranks
 
 DEFAULT_CONTEXT, DEFAULT_BATCH, DEFAULT_RATE = 1024, 8192, 4e-3
+BLOCKS_CONTEXT, BLOCKS_BATCH, BLOCKS_RATE = 256, 4096, 2e-3  # with --diffusion-from
 MOST_EPOCHS = 1_000_000
 
 
@@ -71,15 +73,25 @@ _Epochs = Annotated[float, t.run_option("--epochs", help="Number of passes over 
 _Context = Annotated[
     int | None,
     t.run_option(
-        "--context", least=1, help="Tokens of a training row. Default: the model's longest context, at most 1024."
+        "--context",
+        least=1,
+        help="Tokens of a training row. Default: the model's longest context, at most 1024; "
+        "with --diffusion-from half of it, at most 256.",
     ),
 ]
 _BatchTokens = Annotated[
     int | None,
-    t.run_option("--batch-tokens", least=1, help="Tokens per optimizer update. Default: 8192; with --draft-for 2048."),
+    t.run_option(
+        "--batch-tokens",
+        least=1,
+        help="Tokens per optimizer update. Default: 8192; with --draft-for 2048, with --diffusion-from 4096.",
+    ),
 ]
 _LearningRate = Annotated[
-    float | None, t.run_option("--learning-rate", help="Peak learning rate. Default: 0.004; with --draft-for 0.002.")
+    float | None,
+    t.run_option(
+        "--learning-rate", help="Peak learning rate. Default: 0.004; with --draft-for and --diffusion-from 0.002."
+    ),
 ]
 _WarmupSteps = Annotated[
     int, t.run_option("--warmup-steps", help="Updates in which the learning rate rises to its peak. Default: 50.")
@@ -147,17 +159,22 @@ class RunFlags:
 
 
 @grouped
-def train(*, model: ModelFlags, draft: DraftFlags, run: RunFlags, device: o.Device = "auto") -> None:
+def train(
+    *, model: ModelFlags, draft: DraftFlags, blocks: BlocksFlags, run: RunFlags, device: o.Device = "auto"
+) -> None:
     """Train a model from scratch on the modules that serve it, or train the built-in pair again with --recipe pocket.
 
-    With --draft-for, train a draft for speculative decoding on what a model says.
+    With --draft-for, train a draft for speculative decoding on what a model says. With --diffusion-from, train a model
+    to fill blocks of tokens, as a diffusion language model.
 
     The output folder loads in Ridgeline, and in transformers if it has the architecture.
     """
     from ridgeline.errors import DataError
 
     try:
-        if check_draft_flags(draft, model, run):
+        if check_blocks_flags(blocks, model, draft):
+            _blocks(blocks, model, run, device)
+        elif check_draft_flags(draft, model, run):
             _draft(draft, model, run, device)
         elif model.recipe is not None:
             _recipe(model.recipe, model, device)
@@ -215,9 +232,39 @@ def _spec(model: ModelFlags, run: RunFlags, where: str) -> None:
             corpus, out / TRAINING / DATA, spec_from_config(config).vocab_size, ranks=ranks,
             held_out_share=model.held_out, tokenizer=tokenizer, say=watch.say,
         )  # fmt: skip
-        job = job_of(config, _options(run, config, data.train.info.num_tokens, ranks), data)
-        check_room(data, job.options.batch_tokens)
+        options = _options(run, spec_from_config(config), data.train.info.num_tokens, ranks)
+        job = job_of(config, options, data)
+        check_room(data.train, job.options.batch_tokens)
         produce(out.resolve().name, job, data, output, watch, "Trained with `ridgeline train`.")
+
+
+def _blocks(blocks: BlocksFlags, model: ModelFlags, run: RunFlags, where: str) -> None:
+    from ridgeline.errors import RequestError
+    from ridgeline.ops.devices import training_device
+
+    device = training_device(where)  # checks for torch, which the imports below need
+    from ridgeline.train.blocks import train_blocks
+    from ridgeline.train.data.corpus import read_corpus
+    from ridgeline.train.ranks import open_ranks
+
+    if model.dtype not in ("bfloat16", "float32"):
+        raise RequestError(f"--dtype is {model.dtype}; use bfloat16 or float32")
+    lengths = read_lengths(blocks.block_lengths)
+    with open_ranks(device) as ranks, training_bars(ranks) as watch:
+
+        def options(spec: ModelSpec, num_tokens: int) -> TrainOptions:
+            rate = BLOCKS_RATE if run.learning_rate is None else run.learning_rate
+            context = run.context or min(BLOCKS_CONTEXT, spec.max_position_embeddings // 2)
+            wanted = replace(run, context=context, learning_rate=rate, batch_tokens=run.batch_tokens or BLOCKS_BATCH)
+            return _options(wanted, spec, num_tokens, ranks)
+
+        found = train_blocks(
+            str(blocks.diffusion_from), read_corpus(model.data or [], model.license), Path(str(model.out)), options,
+            watch, ranks, lengths=lengths, mask_token=blocks.mask_token, held_out=model.held_out,
+            dtype=cast("StoredType", model.dtype),
+        )  # fmt: skip
+        for line in (*found.lines(), f"done: {model.out}"):
+            watch.say(line)
 
 
 def _draft(draft: DraftFlags, model: ModelFlags, run: RunFlags, where: str) -> None:
@@ -249,14 +296,13 @@ def _tokenizer(folder: str | None) -> Any:
     return None if folder is None else read_folder(Path(folder)).backend
 
 
-def _options(run: RunFlags, config: Mapping[str, Any], num_tokens: int, ranks: Ranks) -> TrainOptions:
+def _options(run: RunFlags, spec: ModelSpec, num_tokens: int, ranks: Ranks) -> TrainOptions:
     """Return the training options; missing ones are derived from the model, the data and the device."""
-    from ridgeline.archs import spec_from_config
     from ridgeline.errors import RequestError
     from ridgeline.train.data.batches import whole_rows
     from ridgeline.train.loop import TrainOptions
 
-    spec, batch = spec_from_config(config), run.batch_tokens or DEFAULT_BATCH
+    batch = run.batch_tokens or DEFAULT_BATCH
     context = run.context or min(DEFAULT_CONTEXT, spec.max_position_embeddings, batch)
     if context > spec.max_position_embeddings:
         raise RequestError(

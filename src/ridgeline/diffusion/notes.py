@@ -8,12 +8,12 @@ from ridgeline.spec.request import Params, SamplingParams
 
 def block_notes(spec: ModelSpec) -> tuple[str, ...]:
     """Return a remark on blocks of a length with which the weights were not trained; () if there are none."""
-    trained = spec.diffusion and spec.diffusion.trained_block
-    if trained is None or trained == spec.block:
+    trained = spec.diffusion.trained_blocks if spec.diffusion else ()
+    if not trained or spec.block in trained:
         return ()
     return (
         f"blocks have {spec.block} tokens (block_size), but the weights of {spec.family} were trained with blocks of "
-        f"{trained}: answers may be worse",
+        f"{', '.join(map(str, trained))}: answers may be worse",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -55,16 +56,23 @@ def block_mean(values: Floats, lengths: Sequence[int], block_tokens: int = BLOCK
     """Return the mean of values [n] and its standard error. Documents have `lengths` [documents] values each.
 
     Neighboring tokens are not independent, but blocks of them nearly are. Every document is cut into blocks of
-    `block_tokens` values, the last one shorter. The error is that of a ratio of sums over clusters, sum over count
-    (Cochran, Sampling Techniques, 1977, section 6.4): with B blocks, each with the sum s and the count c, sqrt(B / (B -
-    1) * sum((s - mean * c) ** 2)) / n.
+    `block_tokens` values, the last one shorter. The error is that of `clustered_mean`.
     """
-    mean = float(values.mean())
     ends = np.cumsum(lengths)
     starts = np.concatenate([np.arange(end - n, end, block_tokens) for end, n in zip(ends, lengths, strict=True)])
-    blocks = len(starts)
-    if blocks < 2:
+    sums = np.add.reduceat(np.asarray(values, np.float64), starts)
+    return clustered_mean(sums, np.diff(starts, append=len(values)))
+
+
+def clustered_mean(sums: Floats, counts: np.ndarray[Any, Any]) -> Estimate:
+    """Return the mean of values that come in clusters, and its standard error.
+
+    sums, counts [B]: of the values of each cluster. The error is that of a ratio of sums, sum over count (Cochran,
+    Sampling Techniques, 1977, section 6.4): sqrt(B / (B - 1) * sum((s - mean * c) ** 2)) / n.
+    """
+    total, clusters = int(counts.sum()), len(counts)
+    mean = float(sums.sum() / total)
+    if clusters < 2:
         return Estimate(mean, None)
-    counts = np.diff(starts, append=len(values))
-    residuals = np.add.reduceat(values, starts) - mean * counts
-    return Estimate(mean, math.sqrt(blocks / (blocks - 1) * float((residuals**2).sum())) / len(values))
+    residuals = sums - mean * counts
+    return Estimate(mean, math.sqrt(clusters / (clusters - 1) * float((residuals**2).sum())) / total)

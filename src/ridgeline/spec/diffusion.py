@@ -24,14 +24,14 @@ class MaskedDiffusion:
         predicts_next: Logits at a position are for the token after it, as in autoregressive models (Dream, and models
             that begin from autoregressive weights), instead of for the token at the position itself (LLaDA, SDAR).
         schedule: How many tokens each pass keeps, if a request gives the number of passes.
-        trained_block: Tokens of the blocks that the weights were trained with; None: those of the model's attention.
+        trained_blocks: Lengths of the blocks that the weights were trained with; empty: those of the model's attention.
         edits: The weights were trained to replace tokens that were kept (LLaDA2.1).
     """
 
     mask_token: int
     predicts_next: bool = False
     schedule: Schedule = "equal"
-    trained_block: int | None = None
+    trained_blocks: tuple[int, ...] = ()
     edits: bool = False
 
     def __post_init__(self) -> None:

@@ -41,7 +41,8 @@ class LanguageModel(nn.Module):
         checkpointing: bool = False, adapters: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.spec, self.dropout, self._memory = spec, dropout, table.memory
+        self.spec, self.table, self.dropout, self._memory = spec, table, dropout, table.memory
+        self._max_len, self._checkpointing = max_len, checkpointing
         generator = torch.Generator().manual_seed(seed)
         self._by_name: dict[str, nn.Parameter] = {}
         for weight in spec.weights():
@@ -52,7 +53,11 @@ class LanguageModel(nn.Module):
                 down = torch.randn((adapters, columns), generator=generator) * columns**-0.5
                 self._add(weight.name + DOWN, down)
                 self._add(weight.name + UP, torch.zeros((rows, adapters)))
-        self._model = _TrainedModel(spec, self._by_name, table, max_len, self, checkpointing)
+        self._model = self.variant(spec, table)
+
+    def variant(self, spec: ModelSpec, table: OpsTable) -> Model:
+        """Return a model with these weights, and another spec or other kernels. spec: with weights of equal names."""
+        return _TrainedModel(spec, self._by_name, table, self._max_len, self, self._checkpointing)
 
     def _add(self, name: str, initial: Tensor, trains: bool = True) -> None:
         where = torch_device(self._memory.device)

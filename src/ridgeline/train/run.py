@@ -18,6 +18,7 @@ from ridgeline.train.curve import read_log
 from ridgeline.train.data.batches import Batch, Batches
 from ridgeline.train.data.shards import Shard
 from ridgeline.train.loop import LOG, Progress, Trainer, TrainOptions
+from ridgeline.train.masked import check_context, copies, objective_of
 from ridgeline.train.module import LanguageModel
 from ridgeline.train.objectives import Objective, freeze
 from ridgeline.train.ranks import Ranks
@@ -46,13 +47,13 @@ class Job:
 class Aim:
     """Describe what a run makes small, and how.
 
-    objective: makes the objective of the model; by default its cross-entropy. trained: patterns of the names of the
-    weights that train. adapters: rank of the low-rank terms that train instead of the matrices; 0: none. initial:
-    initial weights by the spec's names; None: random ones. more_flops: operations for a token besides those of the
-    model, such as a teacher's.
+    objective: makes the objective of the model; by default its own (`masked.objective_of`). trained: patterns of the
+    names of the weights that train. adapters: rank of the low-rank terms that train instead of the matrices; 0: none.
+    initial: initial weights by the spec's names; None: random ones. more_flops: operations for a token besides those of
+    the model, such as a teacher's.
     """
 
-    objective: Callable[[LanguageModel], Objective] = Objective
+    objective: Callable[[LanguageModel], Objective] = objective_of
     trained: Sequence[str] = ("*",)
     adapters: int = 0
     initial: Mapping[str, torch.Tensor] | None = None
@@ -123,9 +124,10 @@ def train(
     on_start is called with the run, and returns a function that is called after every step.
     """
     spec, options = job.spec, job.options
+    check_context(spec, options.context)
     table = open_table(ranks.device)
     model = LanguageModel(
-        spec, table, max(options.context, 1), seed=options.seed, dropout=options.dropout,
+        spec, table, options.context + 1, seed=options.seed, dropout=options.dropout,
         checkpointing=options.activation_checkpointing, adapters=aim.adapters,
     )  # fmt: skip
     if aim.initial is not None:
@@ -134,7 +136,7 @@ def train(
     device = torch_device(ranks.device)
     peak, machine = measure_peak(device, options.precision), machine_name(device)
     per_byte = bytes_per_target(held_out) if held_out is not None else None
-    flops = flops_per_token(spec, options.context) + aim.more_flops
+    flops = copies(spec) * flops_per_token(spec, options.context) + aim.more_flops
     run = Run(spec, options, flops, peak, machine, per_byte)
     batches = Batches(
         shard, options.context, options.batch_tokens, options.seed, rank=ranks.rank, world_size=ranks.world_size

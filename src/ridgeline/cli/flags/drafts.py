@@ -110,10 +110,10 @@ def check_draft_flags(draft: DraftFlags, model: Any, run: Any) -> bool:
     from ridgeline.errors import RequestError
 
     if draft.draft_for is None:
-        if given := _given(draft, ()):
+        if given := first_given(draft, ()):
             raise RequestError(f"{given} is for drafts; add --draft-for MODEL, or leave it out")
         return False
-    if given := _given(model, MODEL) or _given(run, RUN):
+    if given := first_given(model, MODEL) or first_given(run, RUN):
         raise RequestError(f"{given} does not apply to --draft-for; leave it out")
     if model.spec is not None and draft.kind != "draft":
         raise RequestError(f"the SPEC {model.spec} describes a draft model; leave it out, or take --kind draft")
@@ -134,7 +134,7 @@ def draft_options(draft: DraftFlags, model: Any, run: Any) -> DraftOptions:
     return DraftOptions(**{name: value for name, value in {**own, **more}.items() if value is not None})
 
 
-def _given(group: Any, but: tuple[str, ...]) -> str | None:
+def first_given(group: Any, but: tuple[str, ...]) -> str | None:
     """Return the first option of a group that has another value than its default, besides those in `but`."""
     names = (f.name for f in fields(group) if f.name not in but and getattr(group, f.name) != f.default)
     found = next(names, None)

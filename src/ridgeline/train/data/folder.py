@@ -112,10 +112,10 @@ def _check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int) -> None:
         )
 
 
-def check_room(data: TrainingData, batch_tokens: int) -> None:
+def check_room(train: Shard, batch_tokens: int) -> None:
     """Raise DataError if there is less text than one batch."""
-    if data.train.info.num_tokens < batch_tokens:
+    if train.info.num_tokens < batch_tokens:
         raise DataError(
-            f"there are {data.train.info.num_tokens:,} tokens to train on, less than one batch of {batch_tokens:,}; "
+            f"there are {train.info.num_tokens:,} tokens to train on, less than one batch of {batch_tokens:,}; "
             "give more text, or a smaller --batch-tokens"
         )

@@ -148,7 +148,7 @@ class _Run:
         self._work = working_folder(out)
         self._table = open_table(ranks.device)
         self._student, self._teacher = self._load(student), self._load(teacher)
-        _check_student(student, self._student)
+        check_student(student, self._student)
         _check_pair(self._student, self._teacher)
         _check_context(options.context, self._student, self._teacher)
         if {"layers", "streams"}.intersection(stage.name for stage in options.stages):
@@ -277,7 +277,7 @@ def held_out_documents(data: DistillData, context: int) -> list[Document]:
     return [d for d in found if d.num_scored]
 
 
-def _check_student(name: str, student: LoadedModel) -> None:
+def check_student(name: str, student: LoadedModel) -> None:
     """Raise RequestError for a student whose weights cannot train or be written."""
     if is_gguf(student.checkpoint.folder):
         raise RequestError(f"{name} is a GGUF file; a student is a folder with a config.json and safetensors")

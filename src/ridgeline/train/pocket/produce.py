@@ -5,7 +5,7 @@ A folder holds the model's own files, and in `training/` the data, log.jsonl and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,15 +16,20 @@ import numpy as np
 from ridgeline.archs import OUR_MODEL_TYPE
 from ridgeline.archs.write import CLASSES
 from ridgeline.evals import Document, Perplexity, measure_perplexity
+from ridgeline.ops import open_table
 from ridgeline.runtime.load import LoadOptions, load_model
+from ridgeline.spec.sight import BEYOND
+from ridgeline.train.bound import measure_bound
 from ridgeline.train.card import CardFacts, Row, model_card
 from ridgeline.train.curve import draw_curve
 from ridgeline.train.data.folder import TrainingData
 from ridgeline.train.data.manifest import HELD_OUT
 from ridgeline.train.loop import TrainOptions
+from ridgeline.train.masked import BlockDenoising
+from ridgeline.train.module import LanguageModel
 from ridgeline.train.output import StoredType, write_model
 from ridgeline.train.ranks import Ranks
-from ridgeline.train.run import Job, Trained, Watch, train
+from ridgeline.train.run import Job, Trained, Watch, bytes_per_target, held_out_batches, train
 
 TRAINING, DATA = "training", "data"
 EVALUATED_TOKENS = 2_000_000  # most held-out tokens in the final evaluation
@@ -71,9 +76,11 @@ def finish(
         watch.say("largest difference of a logit, read back: " + ", ".join(f"{e:.1e} ({p})" for p, e in errors.items()))
         if "transformers" not in errors and job.config.get("model_type") != OUR_MODEL_TYPE:
             watch.say(NO_TRANSFORMERS)
-        perplexity = _evaluate(output, data, watch) if data.held_out else None
+        is_diffusion = trained.run.spec.diffusion is not None
+        bounds = tuple(_bounds(trained, data, output, watch)) if data.held_out and is_diffusion else ()
+        perplexity = _evaluate(output, data, watch) if data.held_out and not is_diffusion else None
         curve = _draw(name, trained, output.folder, watch)
-        facts = _card(name, trained, data, output, summary, rows, perplexity, curve)
+        facts = _card(name, trained, data, output, summary, rows, bounds, perplexity, curve)
         _replace(output.folder / "README.md", model_card(facts))
         watch.say(f"done: {output.folder}")
     output.ranks.wait()
@@ -107,6 +114,21 @@ def _evaluate(output: Output, data: TrainingData, watch: Watch) -> Perplexity:
     return found
 
 
+def _bounds(trained: Trained, data: TrainingData, output: Output, watch: Watch) -> Iterator[Row]:
+    """Yield a row of the card for each length of blocks that a diffusion model was trained with."""
+    assert data.held_out is not None
+    spec, options = trained.run.spec, trained.run.options
+    model = LanguageModel(spec, open_table(output.ranks.device), options.context + 1).eval()
+    model.load(trained.weights)
+    objective, rows = BlockDenoising(model), held_out_batches(data.held_out, options)
+    done = watch.tokens("evaluating", len(rows) * options.context * len(objective.sizes))
+    for size in objective.sizes:
+        bits = measure_bound(objective, size, rows, bytes_per_target(data.held_out), done)
+        what = "whole sequences" if size >= BEYOND else f"blocks of {size}"
+        yield f"Bits per byte, upper bound, {what}", f"{bits.value:.4f}"
+        watch.say(f"held out: at most {bits.value:.4f} bits per byte with {what}")
+
+
 def _draw(name: str, trained: Trained, folder: Path, watch: Watch) -> str | None:
     """Draw the loss curve and return its file name; without matplotlib, say so and return None."""
     if find_spec("matplotlib") is None:
@@ -119,7 +141,7 @@ def _draw(name: str, trained: Trained, folder: Path, watch: Watch) -> str | None
 
 def _card(
     name: str, trained: Trained, data: TrainingData, output: Output, summary: str, rows: tuple[Row, ...],
-    perplexity: Perplexity | None, curve: str | None,
+    bounds: tuple[Row, ...], perplexity: Perplexity | None, curve: str | None,
 ) -> CardFacts:  # fmt: skip
     run, cost, bits = trained.run, trained.cost, perplexity.bits_per_byte if perplexity else None
     evaluation: dict[str, Any] = {}
@@ -138,7 +160,8 @@ def _card(
         tokens_seen=cost.tokens, training_rows=rows, kept_step=trained.step, flops=cost.flops, seconds=cost.seconds,
         machine=cost.machine, peak_flops_per_s=cost.peak_flops_per_s, utilization=cost.utilization,
         held_out_tokens=data.held_out.info.num_tokens if data.held_out else None,
-        held_out_share=data.held_out_share or None, split_seed=data.split_seed, curve=curve, **evaluation,
+        held_out_share=data.held_out_share or None, split_seed=data.split_seed, curve=curve, evaluation_rows=bounds,
+        **evaluation,
     )  # fmt: skip
 
 
