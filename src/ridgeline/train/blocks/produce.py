@@ -50,7 +50,7 @@ Weights = Mapping[str, torch.Tensor]
 class BlocksReport:
     """Bits per byte on held-out text: of the original model, and by block length the bounds before and after training.
 
-    tokens: number of tokens in the updates. seconds: time of the updates. differences: largest difference of a logit of the
+    tokens, seconds: number of tokens in the updates, and their time. differences: largest difference of a logit of the
     written folder, by the program that read it.
     """
 
