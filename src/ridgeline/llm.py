@@ -94,6 +94,7 @@ class LLM:
         weights: str = "auto",
         activations: str | None = None,
         threads: int | None = None,
+        diffusion_block: int | None = None,
         engine: EngineOptions | None = None,
         speculative: str | None = None,
         proposer: Proposer | None = None,
@@ -106,7 +107,17 @@ class LLM:
         options = _with_speculative(engine or EngineOptions(), speculative)
         _check_proposer(proposer, options, cache)
         self.options = LoadOptions(
-            device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations, threads
+            device,
+            dtype,
+            max_model_len,
+            load_format,
+            revision,
+            seed,
+            ops,
+            weights,
+            activations,
+            threads,
+            diffusion_block,
         )
         self._kv_cache_dtype, self._attention = storage_name(kv_cache_dtype), attention
         self.loaded: LoadedModel = self._load(model, tokenizer, progress_bar, on_wait)

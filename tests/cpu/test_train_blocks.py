@@ -168,6 +168,18 @@ def test_a_model_learns_to_fill_blocks_and_serves(folder: Path) -> None:
     (answer,) = llm.generate("one two", SamplingParams(max_tokens=16, temperature=1.0, seed=1, ignore_eos=True))
     tokens = answer.outputs[0].token_ids
     assert len(tokens) == 16 and found.mask_token not in tokens
+    for size, noted in ((2, False), (3, True)):
+        shorter = LLM(str(folder / "out"), device="cpu", diffusion_block=size)
+        assert shorter.loaded.spec == spec.seeing(Blocks(size), spec.diffusion)
+        assert any("were trained with blocks of 1, 2, 4" in note for note in shorter.loaded.notes) == noted
+    one = LLM(str(folder / "out"), device="cpu", diffusion_block=1)
+    (answer,) = one.generate("one two", SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+    assert answer.num_passes == 12
+    for size, message in ((0, "at least 1"), (1 << 20, "shorter than a block")):
+        with pytest.raises(RequestError, match=f"diffusion_block .*{message}"):
+            LLM(str(folder / "out"), device="cpu", diffusion_block=size)
+    with pytest.raises(RequestError, match="fills no blocks"):
+        LLM(str(folder / "model"), device="cpu", diffusion_block=2)
 
 
 def test_a_run_that_was_stopped_ends_as_one_run_to_the_bit(folder: Path) -> None:

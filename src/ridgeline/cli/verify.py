@@ -43,6 +43,7 @@ def verify(
     activations: o.Activations = None,
     max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto",
+    diffusion_block: o.DiffusionBlock = None,
     revision: o.Revision = None,
     kv_cache_dtype: o.KVCacheDType = "auto",
     attention: o.Attention = "exact",
@@ -59,7 +60,8 @@ def verify(
     options = {
         "cache": "off", "device": device, "dtype": dtype, "weights": weights, "activations": activations,
         "max_model_len": max_model_len, "load_format": load_format, "revision": revision, "seed": seed,
-        "kv_cache_dtype": kv_cache_dtype, "attention": attention, "ops": o.parse_ops(ops),
+        "diffusion_block": diffusion_block, "kv_cache_dtype": kv_cache_dtype, "attention": attention,
+        "ops": o.parse_ops(ops),
     }  # fmt: skip
     llm = load(model, options)
     from ridgeline.ops.arithmetic import arithmetic_lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, get_args
 
 from ridgeline.errors import DeviceError, RequestError
@@ -17,7 +17,7 @@ from ridgeline.ops import OpsTable, api, open_table, resolve_device
 from ridgeline.ops.devices import missing_kernels, served_by_definitions
 from ridgeline.ops.table import COMPOSED
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec import ModelSpec
+from ridgeline.spec import Blocks, ModelSpec
 from ridgeline.spec.dtype import DTYPE_NAMES, DType, config_dtype
 from ridgeline.spec.footprint import footprint
 from ridgeline.spec.quant import AS_STORED, PLAIN, Format, FormatTable, activations_of, format_of
@@ -36,7 +36,8 @@ class LoadOptions:
     None: the model's own. load_format: `dummy` draws random weights from `seed`. weights: format of the weight
     matrices: `auto` as they are stored; others (`int8`, `int4-128-asym`, see spec.quant.format_of) are rounded to
     nearest. activations: how inputs of products are taken, bf16 for all matrices; None: as the format says. threads:
-    number of threads of the kernels of device cpu; None: the number of physical cores.
+    number of threads of the kernels of device cpu; None: the number of physical cores. diffusion_block: tokens of a
+    block of a block diffusion model; None: as its config says.
     """
 
     device: str = "auto"
@@ -49,6 +50,7 @@ class LoadOptions:
     weights: str = "auto"
     activations: str | None = None
     threads: int | None = None
+    diffusion_block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def _load(
     dtype, format = _check(options)
     is_dummy = options.load_format == "dummy"
     folder = find_model(name, revision=options.revision, files=SMALL_FILES if is_dummy else MODEL_FILES)
-    checkpoint = open_checkpoint(folder)
+    checkpoint = _with_blocks(open_checkpoint(folder), options.diffusion_block)
     spec = checkpoint.spec
     max_model_len = spec.resolve_max_model_len(options.max_model_len)
     if table is None:
@@ -156,6 +158,21 @@ def _load(
         notes=notes, dtype=sizes.dtype, dtypes=sizes.dtypes,
         dequantized=weights.dequantized if isinstance(weights, StoredWeights) and not format.is_lossy else {},
     )  # fmt: skip
+
+
+def _with_blocks(checkpoint: Checkpoint, size: int | None) -> Checkpoint:
+    """Return the checkpoint of a model whose blocks have `size` tokens; None: as its config says."""
+    spec = checkpoint.spec
+    if size is None:
+        return checkpoint
+    if not isinstance(spec.sight, Blocks):
+        raise RequestError(
+            f"diffusion_block (--diffusion-block) is {size}, but {spec.family} fills no blocks; leave it out"
+        )
+    try:
+        return replace(checkpoint, spec=spec.seeing(Blocks(size), spec.diffusion))
+    except ValueError as e:
+        raise RequestError(f"diffusion_block (--diffusion-block) is {size}: {e}") from None
 
 
 class _Sizes(NamedTuple):

@@ -21,7 +21,7 @@ def measure_bound(
 ) -> Estimate:  # fmt: skip
     """Return an upper bound of the bits per byte with blocks of `size` tokens; its error counts texts and masks.
 
-    rows: batches of one row each. bytes_per_token: mean of the held-out text. on_tokens: gets numbers of measured tokens.
+    rows: batches of one row each. bytes_per_token: mean of the held-out text. on_tokens: gets numbers of tokens.
     """
     generator = torch.Generator().manual_seed(0)
 

@@ -34,6 +34,7 @@ class LoadFlags:
     revision: o.Revision = None
     ops: o.Ops = None
     threads: o.Threads = None
+    diffusion_block: o.DiffusionBlock = None
     kv_cache_dtype: o.KVCacheDType = "auto"
     attention: o.Attention = "exact"
 

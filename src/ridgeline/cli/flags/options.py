@@ -73,6 +73,14 @@ MaxModelLen = Annotated[
     int | None,
     _model("--max-model-len", help="Longest context in tokens. Default: the model's, or less if memory is short."),
 ]
+DiffusionBlock = Annotated[
+    int | None,
+    _model(
+        "--diffusion-block",
+        help="Tokens of a block of a block diffusion model. Lower it for answers closer to the left-to-right ones, if "
+        "the model was trained for that. Default: as its config says.",
+    ),
+]
 LoadFormat = Annotated[
     str, _model("--load-format", help="Where weights come from: auto, safetensors, or dummy for random weights.")
 ]
