@@ -35,7 +35,8 @@ from ridgeline.settings import (
     with_drafts,
 )
 from ridgeline.settings.advice import Advice, machine_advice
-from ridgeline.settings.attention import ATTENTIONS, EXACT, ROUNDED, choose_attention
+from ridgeline.settings.attention import EXACT, ROUNDED, choose_attention
+from ridgeline.settings.given import check_choices, with_speculative
 from ridgeline.settings.speculative import AUTO, OFF
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.quant import PLAIN, format_of
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
     from ridgeline.spec.heads import HeadSpec
 
 UNKNOWN_FREE_BYTES = 1 << 32  # 4 GiB, if the system does not tell the free memory
-CACHE_CHOICES = ("on", "off")
-BATCHING_CHOICES = ("continuous", "static")
 STATIC = "chosen, because static batching is a baseline without drafts"
 ChunkStream = Generator[OutputChunk, None, None]
 
@@ -101,10 +100,8 @@ class LLM:
         progress_bar: ProgressBar = no_progress,
         on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
-        _one_of("cache", cache, CACHE_CHOICES)
-        _one_of("batching", batching, BATCHING_CHOICES)
-        _one_of("attention", attention, ATTENTIONS)
-        options = _with_speculative(engine or EngineOptions(), speculative)
+        check_choices({"cache": cache, "batching": batching, "attention": attention})
+        options = with_speculative(engine or EngineOptions(), speculative)
         _check_proposer(proposer, options, cache)
         self.options = LoadOptions(
             device,
@@ -459,18 +456,6 @@ class LLM:
         return ""
 
 
-def _with_speculative(options: EngineOptions, speculative: str | None) -> EngineOptions:
-    """Return options with `speculative`, if it is given. Raises RequestError if they have another one."""
-    if speculative is None:
-        return options
-    if options.speculative not in (None, speculative):
-        raise RequestError(
-            f"speculative is {speculative!r}, and EngineOptions(speculative={options.speculative!r}) is given as well; "
-            "leave one of them out"
-        )
-    return replace(options, speculative=speculative)
-
-
 def _check_batching(spec: ModelSpec, batching: str) -> None:
     """Raise RequestError if the blocks of a diffusion model are to be filled in static batches."""
     if spec.diffusion is not None and batching != "continuous":
@@ -497,8 +482,3 @@ def _check_proposer(proposer: Proposer | None, options: EngineOptions, cache: st
             "a proposer needs cache='on' and EngineOptions(num_speculative_tokens=...) of at least 1, the most draft "
             "tokens that a sequence verifies in a step"
         )
-
-
-def _one_of(name: str, value: object, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise RequestError(f"{name} is {value!r}; it must be {' or '.join(map(repr, choices))}")
