@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ridgeline.diffusion import block_notes
 from ridgeline.engine import Engine, Session, StaticGenerator
 from ridgeline.engine.session import error_output
 from ridgeline.errors import RequestError, TokenizerError
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_FREE_BYTES = 1 << 32  # 4 GiB, if the system does not tell the free memory
 STATIC = "chosen, because static batching is a baseline without drafts"
+OWN = "chosen, because LLM(proposer=...) proposes drafts"
 ChunkStream = Generator[OutputChunk, None, None]
 
 
@@ -101,21 +101,11 @@ class LLM:
         on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
         check_choices({"cache": cache, "batching": batching, "attention": attention})
-        options = with_speculative(engine or EngineOptions(), speculative)
-        _check_proposer(proposer, options, cache)
+        options = _engine_options(engine, speculative, proposer, cache)
         self.options = LoadOptions(
-            device,
-            dtype,
-            max_model_len,
-            load_format,
-            revision,
-            seed,
-            ops,
-            weights,
-            activations,
-            threads,
+            device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations, threads,
             diffusion_block,
-        )
+        )  # fmt: skip
         self._kv_cache_dtype, self._attention = storage_name(kv_cache_dtype), attention
         self.loaded: LoadedModel = self._load(model, tokenizer, progress_bar, on_wait)
         _check_batching(self.loaded.spec, batching)
@@ -130,8 +120,8 @@ class LLM:
         if cache == "on":
             draft = self._load_draft(options.speculative, progress_bar)
             self.draft_spec = None if draft is None else draft.spec
-            reason = "chosen, because LLM(proposer=...) proposes drafts" if proposer is not None else None
-            self.config = self._resolve(options, draft, STATIC if batching == "static" else reason)
+            reason = STATIC if batching == "static" else OWN if proposer is not None else None
+            self.config = self._resolve(options, draft, reason)
             source = Engine(
                 self.loaded, self.config, proposer=proposer or proposer_of(self.config.speculative), draft=draft
             )
@@ -155,7 +145,11 @@ class LLM:
         loaded, notes = self._load_weights(model, tokenizer, progress_bar, on_wait)
         storage, _ = choose_storage(self._kv_cache_dtype, loaded.stored_weights)
         loaded = replace(loaded, storage=storage)
-        notes = (*notes, *scale_notes(loaded), *block_notes(loaded.spec))
+        notes = (*notes, *scale_notes(loaded))
+        if loaded.spec.diffusion is not None:
+            from ridgeline.evals.blocks import describe_blocks
+
+            notes = (*notes, *describe_blocks(model, self.options, tokenizer, loaded, on_wait))
         if self._kv_cache_dtype != AUTO and not storage.is_exact and has_rows(loaded.spec):
             from ridgeline.evals.price import describe_state
 
@@ -460,6 +454,15 @@ def _check_batching(spec: ModelSpec, batching: str) -> None:
     """Raise RequestError if the blocks of a diffusion model are to be filled in static batches."""
     if spec.diffusion is not None and batching != "continuous":
         raise RequestError(f"batching is {batching!r}, but a diffusion model has continuous batches only; leave it out")
+
+
+def _engine_options(
+    engine: EngineOptions | None, speculative: str | None, proposer: Proposer | None, cache: str
+) -> EngineOptions:
+    """Return the options of the engine as they are given. Raises RequestError for some that contradict each other."""
+    options = with_speculative(engine or EngineOptions(), speculative)
+    _check_proposer(proposer, options, cache)
+    return options
 
 
 def _check_proposer(proposer: Proposer | None, options: EngineOptions, cache: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import combinations
 from math import comb
 from pathlib import Path
@@ -22,7 +23,10 @@ from ridgeline.archs import OUR_MODEL_TYPE, spec_from_config
 from ridgeline.cli.main import app
 from ridgeline.diffusion import as_blocks
 from ridgeline.errors import DataError, RequestError
+from ridgeline.evals import Document, measure_perplexity
+from ridgeline.evals.blocks import bound_per_token
 from ridgeline.ops import open_table
+from ridgeline.runtime.load import LoadOptions, load_model
 from ridgeline.spec import Blocks, MaskedDiffusion, ModelSpec, WholeSequence, to_json
 from ridgeline.train.blocks import BlocksReport, train_blocks
 from ridgeline.train.data.corpus import Corpus
@@ -148,10 +152,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, out: str, watch: Any = None, **options: Any) -> BlocksReport:
+def run(
+    folder: Path, out: str, watch: Any = None, mask_token: int | None = None, options: TrainOptions = OPTIONS
+) -> BlocksReport:
     return train_blocks(
-        str(folder / "model"), Corpus.from_paths([folder / "text.txt"]), folder / out, lambda spec, tokens: OPTIONS,
-        watch or Stop(), Ranks("reference"), lengths=LENGTHS, dtype="float32", **options,
+        str(folder / "model"), Corpus.from_paths([folder / "text.txt"]), folder / out, lambda spec, tokens: options,
+        watch or Stop(), Ranks("reference"), lengths=LENGTHS, dtype="float32", mask_token=mask_token,
     )  # fmt: skip
 
 
@@ -171,7 +177,8 @@ def test_a_model_learns_to_fill_blocks_and_serves(folder: Path) -> None:
     for size, noted in ((2, False), (3, True)):
         shorter = LLM(str(folder / "out"), device="cpu", diffusion_block=size)
         assert shorter.loaded.spec == spec.seeing(Blocks(size), spec.diffusion)
-        assert any("were trained with blocks of 1, 2, 4" in note for note in shorter.loaded.notes) == noted
+        notes = [note for note in shorter.loaded.notes if "were trained with blocks of 1, 2, 4" in note]
+        assert len(notes) == noted and all("nats per token of a sample text, and" in note for note in notes)
     one = LLM(str(folder / "out"), device="cpu", diffusion_block=1)
     (answer,) = one.generate("one two", SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
     assert answer.num_passes == 12
@@ -180,6 +187,15 @@ def test_a_model_learns_to_fill_blocks_and_serves(folder: Path) -> None:
             LLM(str(folder / "out"), device="cpu", diffusion_block=size)
     with pytest.raises(RequestError, match="fills no blocks"):
         LLM(str(folder / "model"), device="cpu", diffusion_block=2)
+
+
+def test_the_cost_of_blocks_of_one_token_is_the_perplexity_of_the_original(folder: Path) -> None:
+    run(folder, "out", options=replace(OPTIONS, steps=1, learning_rate=0.0))
+    original = load_model(str(folder / "model"), LoadOptions(device="cpu"))
+    ids = [5, 9, 40, 7, 33, 60, 11, 5, 8] * 5
+    found = load_model(str(folder / "out"), LoadOptions(device="cpu", diffusion_block=1))
+    expected = measure_perplexity(original, [Document(ids)]).nll_per_token.value
+    assert bound_per_token(found, ids) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_run_that_was_stopped_ends_as_one_run_to_the_bit(folder: Path) -> None:

@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "propose": frozenset({"spec", "sched", "sample", "_kernels"}),
     "engine": frozenset({"spec", "load", "sched", "settings", "sample", "diffusion", "runtime", "propose"}),
     "verify": frozenset({"spec", "ops", "sched", "settings", "sample", "runtime", "propose", "engine", "load"}),
-    "evals": frozenset({"spec", "ops", "nn", "load", "sample", "runtime"}),
+    "evals": frozenset({"spec", "ops", "nn", "load", "sample", "diffusion", "runtime"}),
     "compress": frozenset(
         {
             "spec",

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ridgeline.errors import RequestError, RidgelineError
 from ridgeline.evals.divergence import Divergence, Recorded, measure_divergence
@@ -28,6 +29,7 @@ from ridgeline.spec.storage import EXACT
 
 SAMPLE = Path(__file__).with_name("sample.txt")
 MAX_TOKENS = 257  # tokens of the sample; all but the first are scored
+T = TypeVar("T")
 VERSION = 1  # version of the kept results: raise it if a format or its computation changes
 
 
@@ -73,7 +75,7 @@ class Appraisal:
             self._why_not = "there is no tokenizer for the sample text"
             return
         self._path = cache_folder() / "prices" / f"{_key(folder, with_tokenizer, options)}.json"
-        self._known = _read(self._path)
+        self._known = read_price(self._path, Price)
         if self._known is None:
             on_start(f"{kind} on {model}: measuring the accuracy cost on a sample text, once")
             try:
@@ -98,7 +100,7 @@ class Appraisal:
             self._why_not = str(e)
             return None
         price = Price(found.kl.value, found.top1_agreement.value, found.original.num_tokens)
-        _write(self._path, price)
+        write_price(self._path, price)
         return price
 
 
@@ -156,22 +158,27 @@ def _own_price(
     key: more settings that the cost depends on, besides the model and its options. Raises RidgelineError if nothing can
     be measured.
     """
-    if options.load_format == "dummy":
-        raise RequestError("the weights are random")
-    folder = find_model(model, revision=options.revision, files=MODEL_FILES)
-    with_tokenizer = find_model(tokenizer, files=SMALL_FILES) if tokenizer else folder
-    if not any(with_tokenizer.glob("tokenizer*")):
-        raise RequestError("there is no tokenizer for the sample text")
-    path = cache_folder() / "prices" / f"{_key(folder, with_tokenizer, options, **key)}.json"
-    if (known := _read(path)) is not None:
+    path, with_tokenizer = price_path(model, options, tokenizer, **key)
+    if (known := read_price(path, Price)) is not None:
         return known
     on_start(f"{subject} on {model}: measuring the accuracy cost on a sample text, once")
     text = SAMPLE.read_text(encoding="utf-8")
     document = encode_text(text, Tokenizer.from_folder(with_tokenizer), MAX_TOKENS, "the sample text")
     found = measure(document)
     price = Price(found.kl.value, found.top1_agreement.value, found.original.num_tokens)
-    _write(path, price)
+    write_price(path, price)
     return price
+
+
+def price_path(model: str, options: LoadOptions, tokenizer: str | None, **key: str) -> tuple[Path, Path]:
+    """Return where a cost is kept, and the folder of the tokenizer. Raises RidgelineError if none can be measured."""
+    if options.load_format == "dummy":
+        raise RequestError("the weights are random")
+    folder = find_model(model, revision=options.revision, files=MODEL_FILES)
+    with_tokenizer = find_model(tokenizer, files=SMALL_FILES) if tokenizer else folder
+    if not any(with_tokenizer.glob("tokenizer*")):
+        raise RequestError("there is no tokenizer for the sample text")
+    return cache_folder() / "prices" / f"{_key(folder, with_tokenizer, options, **key)}.json", with_tokenizer
 
 
 def _record(model: str, options: LoadOptions, with_tokenizer: Path) -> Recorded:
@@ -193,15 +200,15 @@ def _key(folder: Path, with_tokenizer: Path, options: LoadOptions, **more: str) 
     )
 
 
-def _read(path: Path) -> Price | None:
+def read_price(path: Path, kind: Callable[..., T]) -> T | None:
     """Return the kept cost, or None if there is none or the file is invalid."""
     try:
-        return Price(**json.loads(path.read_text(encoding="utf-8")))
+        return kind(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _write(path: Path, price: Price) -> None:
+def write_price(path: Path, price: Any) -> None:
     """Write the file completely or not at all. If that fails, the cost is measured again next time."""
     with suppress(OSError):
         write_whole(path, json.dumps(asdict(price)))
