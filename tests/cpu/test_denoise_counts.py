@@ -11,7 +11,7 @@ import torch
 
 from ridgeline.diffusion import Denoiser
 from ridgeline.diffusion.commit import above, shares, surest, within_entropy, within_factor
-from ridgeline.diffusion.confidence import entropy
+from ridgeline.diffusion.confidence import Laws, entropy
 from ridgeline.diffusion.edit import MAX_EDIT_PASSES, is_settled, replaced
 from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.sched.work import Work
@@ -177,7 +177,7 @@ def test_an_entropy_bound_keeps_the_tokens_that_transformers_keeps() -> None:
         sampler.accept_canvas(torch.zeros(20, 12).long(), torch.ones(20, 12).long(), logits, 0)
         logprobs = torch.log_softmax(logits, -1).numpy()
         for rows, kept in zip(logprobs, sampler.accepted_token_mask, strict=True):
-            own = [-entropy(row, 0, 0.0) for row in rows]
+            own = (-entropy(Laws.of(rows), np.zeros(12, np.int64), np.zeros(12))).tolist()
             assert sorted(within_entropy(own, bound)) == kept.nonzero().flatten().tolist()
 
 

@@ -14,21 +14,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import inf, isfinite
 
 import numpy as np
 
 from ridgeline.diffusion.commit import SCHEDULES, above, surest, within_entropy, within_factor
-from ridgeline.diffusion.confidence import CONFIDENCES
+from ridgeline.diffusion.confidence import CONFIDENCES, Laws
 from ridgeline.diffusion.edit import is_settled, replaced
 from ridgeline.errors import RequestError
 from ridgeline.ops.noise import Key
-from ridgeline.sample.logits import Floats, log_softmax, row_logprobs
+from ridgeline.sample.logits import Floats, row_logprobs
 from ridgeline.sample.noise import PURPOSE_ORDER
 from ridgeline.sample.sampler import BROKEN, NOTHING_LEFT, NoiseKey, SampledToken, SampleRow, sample
 from ridgeline.sched.work import Result, Work
 from ridgeline.spec.diffusion import MaskedDiffusion
 from ridgeline.spec.request import SamplingParams, TokenLogprobs
 from ridgeline.spec.sight import BEYOND
+
+ELEMENTS = 1 << 22  # logits that are worked on at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class Denoiser:
         bounded = row.params.entropy_bound is not None
         self._confidence = CONFIDENCES["entropy" if bounded else row.params.remasking]
         self._edits = Edits(row, model.mask_token)
+        processed = row.params.logprobs_mode == "processed"
+        self._drawn = row.params if processed else replace(row.params, logprobs=None)  # parameters of a draw
         self._open = Block(-1, [], [], [])
         self._whole = block >= BEYOND
         self._unguided: Floats | None = None  # logits of the pass without the prompt, for `cfg_scale`
@@ -157,12 +162,9 @@ class Denoiser:
         had_masks, known = bool(block.masks), []
         if threshold is not None:
             known = [i for i in range(block.fixed, len(block.tokens)) if i not in block.masks]
-        predictions: list[Prediction] = []
-        for i in (*block.masks, *known):
-            one = self._predict(self._predicting(own, i), i)
-            if isinstance(one, RequestError):
-                return Result(error=one)
-            predictions.append(one)
+        predictions = self._predict(own, (*block.masks, *known))
+        if isinstance(predictions, RequestError):
+            return Result(error=predictions)
         changes = self._kept(predictions[: len(block.masks)])
         if threshold is not None:
             changes += self._replaced(predictions[len(block.masks) :], threshold)
@@ -176,14 +178,40 @@ class Denoiser:
             return Result()
         return self._result()
 
-    def _predict(self, raw: Floats, index: int) -> Prediction | RequestError:
-        """Return what logits [vocabulary] predict for the block's token `index`."""
-        position = self._open.start + index
-        found, logprobs = self._draw(raw, position)
-        if isinstance(found, RequestError):
-            return found
-        confidence = self._confidence(logprobs, found.token, self._noise().uniform(position, PURPOSE_ORDER))
-        return Prediction(index, found, raw, confidence, float(np.exp(logprobs[found.token])))
+    def _predict(self, own: Floats, indices: Sequence[int]) -> list[Prediction] | RequestError:
+        """Return what the logits of a pass predict for the block's tokens at `indices`."""
+        per = max(1, ELEMENTS // own.shape[1])
+        found: list[Prediction] = []
+        for at in range(0, len(indices), per):
+            some = self._predict_some(own, indices[at : at + per])
+            if isinstance(some, RequestError):
+                return some
+            found += some
+        return found
+
+    def _predict_some(self, own: Floats, indices: Sequence[int]) -> list[Prediction] | RequestError:
+        raw = [self._predicting(own, i) for i in indices]
+        scores, positions = np.stack(raw), [self._open.start + i for i in indices]
+        best = scores.max(axis=1)
+        self._edits.apply(scores, [at - self._prompt for at in positions])
+        for top, left in zip(best.tolist(), scores.max(axis=1).tolist(), strict=True):
+            if not isfinite(top):
+                return RequestError(BROKEN)
+            if left == -inf:
+                return RequestError(NOTHING_LEFT)
+        row, noise = self._row, self._noise()
+        drawn = sample(
+            scores, [SampleRow(self._drawn, noise, at, row.eos, row.ends, None, row.filters) for at in positions]
+        )
+        tokens: list[SampledToken] = []
+        for one in drawn:
+            if isinstance(one, RequestError):
+                return one
+            tokens.append(one)
+        laws, ids = Laws.of(scores), np.array([one.token for one in tokens])
+        uniforms = np.array([noise.uniform(at, PURPOSE_ORDER) for at in positions])
+        confidences, chances = self._confidence(laws, ids, uniforms).tolist(), laws.chances(ids).tolist()
+        return [Prediction(*one) for one in zip(indices, tokens, raw, confidences, chances, strict=True)]
 
     def _predicting(self, own: Floats, index: int) -> Floats:
         """Return the logits that predict the block's token `index`. own: the logits of the block's tokens."""
@@ -197,20 +225,6 @@ class Denoiser:
     def _noise(self) -> PassNoise:
         noise = self._row.noise
         return PassNoise(noise.seed, noise.choice, self._open.number)
-
-    def _draw(self, logits: Floats, position: int) -> tuple[SampledToken | RequestError, Floats]:
-        """Return the token that is drawn for a position, and the log probabilities of all tokens after edits."""
-        best = logits.max()
-        scores = self._edits.apply(logits, position - self._prompt)
-        if np.isfinite(best) and scores.max() == -np.inf:
-            return RequestError(NOTHING_LEFT), scores
-        if not np.isfinite(best):
-            return RequestError(BROKEN), scores
-        row = self._row
-        params = row.params if row.params.logprobs_mode == "processed" else replace(row.params, logprobs=None)
-        here = SampleRow(params, self._noise(), position, row.eos, row.ends, None, row.filters)
-        (found,) = sample(scores[None], [here])
-        return found, log_softmax(scores[None])[0]
 
     def _kept(self, masked: Sequence[Prediction]) -> list[Prediction]:
         """Return which predictions of masked tokens are kept."""
@@ -270,14 +284,14 @@ class Edits:
         self._biased = np.array([token for token, _ in params.logit_bias], np.int64)
         self._bias = np.array([bias for _, bias in params.logit_bias], np.float32)
 
-    def apply(self, logits: Floats, index: int) -> Floats:
-        """Return the edited logits [vocabulary] of the answer's token `index`; the mask token is never left."""
-        scores = np.array(logits, np.float32)
+    def apply(self, scores: Floats, indices: Sequence[int]) -> None:
+        """Edit scores [n, vocabulary] of the answer's tokens at `indices` in place; the mask token is never left."""
         if self._allowed is not None:
-            scores = np.full_like(scores, -np.inf)
-            scores[self._allowed] = logits[self._allowed]
-        scores[self._biased] += self._bias
-        scores[self._bad] = -np.inf
-        if index < self._min_tokens:
-            scores[self._ends] = -np.inf
-        return scores
+            kept = scores[:, self._allowed]
+            scores.fill(-np.inf)
+            scores[:, self._allowed] = kept
+        scores[:, self._biased] += self._bias
+        scores[:, self._bad] = -np.inf
+        early = [i for i, index in enumerate(indices) if index < self._min_tokens]
+        if early:
+            scores[np.array(early)[:, None], self._ends] = -np.inf
