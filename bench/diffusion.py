@@ -171,16 +171,19 @@ def _crossing(gains: Mapping[int, float]) -> float | None:
 def passes(args: argparse.Namespace) -> None:
     """Print the time of a pass over a block of random weights, in steps of one token."""
     spec = spec_from_config(CONFIGS["S"])
-    with tempfile.TemporaryDirectory() as folder:
-        times = {size: _pass_seconds(Path(folder) / str(size), spec, size, args.rounds) for size in (1, BLOCK)}
-    emit(
-        f"passes: SmolLM2-135M, int8, a block of {BLOCK}", True,
-        milliseconds={size: round(s * 1e3, 3) for size, s in times.items()},
-        steps=round(times[BLOCK] / times[1], 3), batch=1,
-    )  # fmt: skip
+    for taken in ("exact", "int8"):
+        with tempfile.TemporaryDirectory() as folder:
+            times = {
+                size: _pass_seconds(Path(folder) / str(size), spec, size, args.rounds, taken) for size in (1, BLOCK)
+            }
+        emit(
+            f"passes: SmolLM2-135M, int8, {taken} activations, a block of {BLOCK}", True,
+            milliseconds={size: round(s * 1e3, 3) for size, s in times.items()},
+            steps=round(times[BLOCK] / times[1], 3), batch=1,
+        )  # fmt: skip
 
 
-def _pass_seconds(folder: Path, spec: ModelSpec, size: int, rounds: int) -> float:
+def _pass_seconds(folder: Path, spec: ModelSpec, size: int, rounds: int, activations: str) -> float:
     """Return the median time of a pass over blocks of `size` tokens, one token kept in each; 1: the plain model."""
     folder.mkdir()
     config: dict[str, Any] = {**CONFIGS["S"]}
@@ -188,8 +191,8 @@ def _pass_seconds(folder: Path, spec: ModelSpec, size: int, rounds: int) -> floa
         config = {"model_type": OUR_MODEL_TYPE, "spec": to_json(as_blocks(spec, size, MASK)), "eos_token_id": 0}
     (folder / "config.json").write_text(json.dumps(config))
     llm = LLM(
-        str(folder), device="cpu", load_format="dummy", weights="int8", skip_tokenizer_init=True,
-        engine=EngineOptions(max_num_seqs=1, speculative="off"), max_model_len=1024,
+        str(folder), device="cpu", load_format="dummy", weights="int8", activations=activations,
+        skip_tokenizer_init=True, engine=EngineOptions(max_num_seqs=1, speculative="off"), max_model_len=1024,
     )  # fmt: skip
     found = []
     for number in range(rounds):
