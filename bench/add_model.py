@@ -104,8 +104,9 @@ def transformers_count(config: Mapping[str, Any]) -> int | None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(built)
     model.tie_weights()
-    # The router's correction is trained, and a file has it; but transformers keeps it as a buffer.
-    corrections = [b for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    # The router's correction and the factor of a layer are trained, and a file has them; transformers keeps buffers.
+    ends = "e_score_correction_bias", "layer_scalar"
+    corrections = [b for name, b in model.named_buffers() if name.endswith(ends)]
     return sum(p.numel() for p in {id(p): p for p in (*model.parameters(), *corrections)}.values())
 
 

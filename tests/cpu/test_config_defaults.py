@@ -49,6 +49,8 @@ INSTEAD: dict[str, dict[str, Any]] = {
     },
     "qwen3_5": {"text_config": SIZES},
     "qwen3_5_moe": {"text_config": SIZES},
+    "gemma3": {"text_config": SIZES},
+    "gemma4": {"text_config": SIZES},
     "nemotron_h": {
         "vocab_size": 1000,
         "hidden_size": 64 * 24,

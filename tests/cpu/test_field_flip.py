@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -44,9 +45,11 @@ from ridgeline.spec import (
     LinearScaling,
     LongRopeScaling,
     ModelSpec,
+    PairedMLP,
     ParallelLayer,
     RMSNorm,
     Rope,
+    SharedAttention,
     YarnScaling,
 )
 from shares import ONE_OF_EACH, daily
@@ -72,6 +75,9 @@ SHAPED = {
     "MoE.intermediate_size": "rows of gate and up",
     "MoE.num_experts": "rows of the router",
     "MoE.latent_size": "columns of the experts",
+    "EmbeddingBranch.size": "rows of the gate",
+    "LayerEmbeddings.size": "columns of the table",
+    "LayerEmbeddings.vocab_size": "rows of the table",
     "Mamba.inner_size": "rows of in",
     "Mamba.state_size": "columns of A_log",
     "Mamba.conv_size": "columns of the filters",
@@ -104,11 +110,13 @@ SHAPED = {
 ONE_WAY = {
     "ModelSpec.num_position_embeddings": "a table that most models do not have",
     "ModelSpec.tie_word_embeddings": "a head that tied models do not have",
+    "Attention.values_are_keys": "a matrix of values that such layers do not have",
 }
 # Fields that are off in a case and add weights when they are switched on.
 ABSENT = {"qkv_bias", "out_bias", "bias", "router_bias", "sinks", "qk_norm", "pre_norm", "post_norm"}
 ABSENT |= {"latent_bias", "q_lora_rank", "conv_bias"}
 ABSENT |= {"choice_bias", "shared", "groups"}  # the possible number of groups differs in every case
+ABSENT |= {"layer_embeddings", "embedded", "out_scale", "expert_scale"}
 ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate"}
 # Yarn rounds numbers that follow from these fields to whole pairs of a head. There are few pairs, so only one of
 # several values must move the logits.
@@ -124,7 +132,6 @@ ASLEEP = {
 }
 # Parts that no family of transformers has, with the tests that cover them.
 OURS = {
-    "SharedAttention": "test_shared_attention.py",
     **dict.fromkeys(("FirstTokens", "Dilated", "Strided", "S4", "S4D", "GatedConvolution"), "test_ours.py"),
     **dict.fromkeys(("Causal", "Blocks", "WholeSequence"), "test_sight.py"),
     "MaskedDiffusion": "test_denoise.py",
@@ -148,10 +155,10 @@ def changed(part: Any, field: str) -> Any:
         caps = dict.fromkeys(("softcap", "logit_softcap"), 2.0)
         return {
             **caps, "window": WINDOW, "scaling": LinearScaling(2.0), "pattern": FirstTokens(4), "dt_most": 0.5,
-            "inner_norm": RMSNorm(1e-2),
+            "inner_norm": RMSNorm(1e-2), "value_eps": 1.0,
         }[field]  # fmt: skip
     match field:
-        case "eps":
+        case "eps" | "value_eps":
             return 1.0  # the mean square of the stream is about one in the last layers
         case "dt_least" | "slope_scale":
             return value + 0.5  # published slopes end at almost zero
@@ -161,6 +168,8 @@ def changed(part: Any, field: str) -> Any:
             return "relu" if value == "silu" else "silu"  # the two gelus differ too little
         case "dim":
             return value - 2
+        case "source":
+            return value - 2  # another layer of the same kind
         case "window":
             return value + 1  # a frequent mistake
         case "num_experts_per_tok":
@@ -206,6 +215,8 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             continue
         if f"{type(part).__name__}.{f.name}" in ELSEWHERE:
             continue
+        if name in ("EmbeddingBranch.size", "LayerEmbeddings.size"):
+            continue  # they must be equal
         if f.name == "pattern" and part.window is None:
             continue  # keys outside a window that does not exist
         if f.name == "qk_norm_over" and not part.qk_norm:
@@ -214,6 +225,10 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             for inner, other in flips(value):
                 if isinstance(part, LatentAttention) and inner == "Rope.dim":
                     continue  # it equals qk_rope_head_dim
+                if isinstance(part, PairedMLP) and inner == "MoE.scale":
+                    continue  # the norm of the experts' result undoes it
+                if isinstance(part, SharedAttention) and inner in ("Attention.value_eps", "Attention.values_are_keys"):
+                    continue  # the values are those of another layer
                 yield f"{name}.{inner}", replace(part, **{f.name: other})
             yield from ((name, with_field(part, f.name, other)) for other in other_kinds(part, f.name))
         else:
@@ -263,11 +278,15 @@ def model_flips(spec: ModelSpec) -> Iterator[tuple[str, ModelSpec]]:
     chosen = sorted({i for x in set(layers) for i in (layers.index(x), len(layers) - 1 - layers[::-1].index(x))})
     for i in chosen:
         for name, other in (*flips(layers[i]), *reordered(layers[i])):
-            yield f"ModelSpec.layers[{i}].{name}", replace(spec, layers=(*layers[:i], other, *layers[i + 1 :]))
+            if name == "Layer.out_scale" and i == len(layers) - 1:
+                continue  # the last norm undoes it
+            with suppress(ValueError):  # layers that share keys and values must agree
+                yield f"ModelSpec.layers[{i}].{name}", replace(spec, layers=(*layers[:i], other, *layers[i + 1 :]))
     for i in range(len(layers) - 1):
         if layers[i] != layers[i + 1]:
             order = (*layers[:i], layers[i + 1], layers[i], *layers[i + 2 :])
-            yield f"ModelSpec.layers[{i}] and [{i + 1}] exchanged", replace(spec, layers=order)
+            with suppress(ValueError):
+                yield f"ModelSpec.layers[{i}] and [{i + 1}] exchanged", replace(spec, layers=order)
 
 
 def shapes_of(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -34,12 +34,15 @@ from shares import daily
 _kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 
 FREE = 1 << 30
-DENSE = ["llama_gqa", "gemma3", "qwen2_window", "gpt2", "gpt_neox", "olmo2", "llama_biases", "cla3_mqa"]
+DENSE = [
+    "llama_gqa", "gemma3", "qwen2_window", "gpt2", "gpt_neox", "olmo2", "llama_biases", "cla3_mqa",
+    "gemma4", "gemma4_keys",
+]  # fmt: skip
 RECURRENT = [
     "mamba", "falcon_mamba", "mamba2_biases", "jamba_biases", "lfm2", "qwen3_5_text", "bamba", "nemotron_h",
     "lightning", "based", "taylor", "s4", "s4d_alone",
 ]  # fmt: skip
-EXPERTS = ["qwen3_moe", "mixtral", "gpt_oss", "granitemoe", "qwen3_next"]
+EXPERTS = ["qwen3_moe", "mixtral", "gpt_oss", "granitemoe", "qwen3_next", "gemma4_experts"]
 LATENTS = ["deepseek_v2", "deepseek_v3"]
 DAILY = [*DENSE, *RECURRENT, *EXPERTS, *LATENTS]
 

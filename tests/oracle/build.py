@@ -34,7 +34,7 @@ PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 # Standard deviation of a matrix, relative to a variance-preserving draw: sharp attention reveals mistakes.
 GAIN = 1.5
 # Prefixes of the class names of norms that multiply by 1 + weight.
-FROM_ONE = ("Gemma", "Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
+FROM_ONE = ("GemmaRMSNorm", "Gemma2", "Gemma3", "Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
 
 
 # Stored buffers that follow from the config: tables of MiniMax's decays.
@@ -65,6 +65,9 @@ def redraw(model: nn.Module, seed: int) -> None:
     stored = model.state_dict()
     for name, buffer in model.named_buffers():
         if name in stored and not name.endswith(DERIVED):
+            if name.endswith("layer_scalar"):  # a factor of the stream
+                buffer.uniform_(0.5, 1.5, generator=generator)
+                continue
             # The bias of DeepSeek-V3's choice: a small part of the spread of the scores.
             buffer.normal_(0.0, 0.2, generator=generator)
     model.tie_weights()
@@ -76,7 +79,7 @@ def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generat
         value.uniform_(-2.0, 1.5, generator=generator)
     elif name.endswith("bias") and name != "dt_bias":  # dt_bias sets the length of steps
         value.normal_(0.0, 0.5, generator=generator)
-    elif name == "weight" and value.ndim == 1:  # a norm
+    elif name in ("weight", "scale", "per_expert_scale") and value.ndim == 1:  # a norm, or factors of Gemma 4's router
         kind = type(module).__name__
         low = -0.5 if kind.startswith(FROM_ONE) and not kind.endswith("Gated") else 0.5
         value.uniform_(low, low + 1.0, generator=generator)
@@ -194,14 +197,20 @@ def router_gap(model: nn.Module, sequences: Sequence[Sequence[int]]) -> float:
     logits, or in scores if logits alone do not decide.
     """
     gap = float("inf")
-    for tokens in sequences if getattr(model.config, "num_experts_per_tok", None) else ():
+    for tokens in sequences if _num_chosen(model.config) else ():
         ends = ("e_score_correction_bias", "expert_bias")
         biases = [b for name, b in model.named_buffers() if name.endswith(ends)]
         found = _forward(model, tokens, output_router_logits=True).router_logits
         for i, logits in enumerate(found):
+            logits = logits.log() if model.config.model_type == "gemma4_text" else logits  # it returns probabilities
             rated = logits.sigmoid() + biases[i] if biases else logits
             gap = min(gap, *_choice_gaps(model.config, rated))
     return gap
+
+
+def _num_chosen(config: Any) -> int:
+    """Return the number of experts of a token; 0 without experts."""
+    return getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None) or 0
 
 
 def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
@@ -221,8 +230,11 @@ def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
         yield gap(score, config.topk_group)
         closed = torch.ones_like(score).scatter(-1, score.topk(config.topk_group).indices, 0.0)
         rated = groups.masked_fill(closed[..., None].bool(), -torch.inf).flatten(-2)
-    yield gap(rated, config.num_experts_per_tok)
+    yield gap(rated, _num_chosen(config))
 
+
+# Model types that transformers 4 does not have.
+NEW_ONLY = ("gemma4_text", "gemma4")
 
 # The spelling of transformers 4 -----------------------------------------------------------------------
 
@@ -238,7 +250,9 @@ def to_v4_config(config: Mapping[str, Any]) -> dict[str, Any]:
     old["torch_dtype"] = old.pop("dtype")
     if "num_local_experts" in old and old["model_type"] == "qwen3_moe":
         old["num_experts"] = old.pop("num_local_experts")
-    rope = old.pop("rope_parameters", None)
+    if old["model_type"] == "gemma3":
+        old["text_config"] = to_v4_config({**old["text_config"], "dtype": old["torch_dtype"]})
+    rope = None if old["model_type"] in NEW_ONLY else old.pop("rope_parameters", None)
     if rope is not None:
         old.update(_v4_rope(old["model_type"], rope))
     _drop_derived(old)

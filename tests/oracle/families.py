@@ -5,12 +5,22 @@
 
 from __future__ import annotations
 
-from oracle import cases_delta, cases_dense, cases_experts, cases_hybrid, cases_linear, cases_more, cases_recurrent
+from oracle import (
+    cases_delta,
+    cases_dense,
+    cases_experts,
+    cases_gemma,
+    cases_hybrid,
+    cases_linear,
+    cases_more,
+    cases_recurrent,
+)
 from oracle.case import Case
 
 CASES: dict[str, Case] = (
     cases_dense.CASES
     | cases_more.CASES
+    | cases_gemma.CASES
     | cases_experts.CASES
     | cases_recurrent.CASES
     | cases_linear.CASES

@@ -18,10 +18,12 @@ from ridgeline.archs import family_of
 from ridgeline.archs.config import HARMLESS, Config
 
 ABSENT: Final = object()
-# Fields that identify the file or the program, which other tests cover.
+# Fields that identify the file or the program, which other tests cover, and ids of tokens that stand for images and
+# sound, which no text has.
 SKIPPED: Final = frozenset(
     "model_type architectures transformers_version auto_map _name_or_path quantization_config vision_config "
-    "_attn_implementation _experts_implementation dtype torch_dtype".split()
+    "_attn_implementation _experts_implementation dtype torch_dtype "
+    "image_token_id audio_token_id video_token_id".split()
 )
 # Values of other types, for every field.
 WRONG: Final[tuple[Any, ...]] = ("text", [], {}, [1], True)

@@ -38,13 +38,16 @@ from ridgeline.load.weights import load_weights
 from ridgeline.nn import Model
 from ridgeline.ops import open_table
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec import Attention, ModelSpec
+from ridgeline.spec import ModelSpec
 
 TOLERANCE = 1e-4
 EQUAL, BOTH, UNSERVED, LENIENT = "equal", "both refuse", "we refuse", "only we accept"
 DIFFERENT, CRASH, UNEXPLAINED = "NOT EQUAL", "CRASH", "NO REASON"
 # Families with windows: in the layers of one kind, and in all layers.
-BY_KIND = ("dots1", "exaone4", "gemma2", "gemma3_text", "gpt_oss", "olmo3", "qwen2", "qwen2_moe", "qwen3", "smollm3")
+BY_KIND = (
+    "dots1", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "qwen2", "qwen2_moe", "qwen3",
+    "smollm3",
+)  # fmt: skip
 WINDOWED = ("minimax", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2")
 BAD = (DIFFERENT, CRASH, UNEXPLAINED)
 
@@ -132,8 +135,8 @@ class Subject:
         return memory.get(Model(spec, weights, self._table, len(tokens))(DenseStep.build([tokens], memory)))
 
     def compared(self, flip: Flip, spec: ModelSpec, model: Any, theirs: np.ndarray, ours: np.ndarray) -> Verdict:
-        windows = [x.mixer.window for x in spec.layers if isinstance(x.mixer, Attention)]
-        if windows != (wanted := _windows(model.config, len(windows))):
+        windows = [own.window for own in spec.attentions(shared=True)]
+        if windows != (wanted := _windows(model.config.get_text_config(), len(windows))):
             return Verdict(DIFFERENT, f"windows {windows} for {wanted}")
         if theirs.shape != ours.shape:
             return Verdict(DIFFERENT, f"logits {ours.shape} for {theirs.shape}")

@@ -78,6 +78,9 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
     "qwen3_5": {"text_config": SIZES | KV_HEADS},
     "qwen3_5_moe": {"text_config": SIZES | KV_HEADS},
+    "gemma4_text": SIZES,
+    "gemma4": {"text_config": SIZES | HEADS},
+    "gemma3": {"text_config": {n: SIZES[n] for n in ("hidden_size", "intermediate_size", "num_hidden_layers")} | HEADS},
     "sdar": SIZES | {"block_size": 4, "mask_token_id": 3},
     "llada2_moe": SIZES | {"moe_intermediate_size": 8},
     "llada": {
@@ -95,7 +98,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
 # Further fields of a small config; without them the fields have the sizes of the family's published model.
 BAMBA = {"mamba_n_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("gemma2", "gemma3_text", "glm", "glm4", "qwen3", "sdar"), HEADS),
+    **dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text", "glm", "glm4", "qwen3", "sdar"), HEADS),
     **dict.fromkeys(("gemma", "seed_oss", "helium", "ernie4_5", "minimax_m2"), HEADS),
     **dict.fromkeys(("starcoder2", "exaone4", "qwen2_moe", "glm4_moe", "dots1"), KV_HEADS),
     "llada2_moe": KV_HEADS | {"mask_token_id": 3},
@@ -668,7 +671,7 @@ def test_shapes_of_layers() -> None:
     tied = {name for name in FAMILIES if read(name).tie_word_embeddings}
     assert tied == {
         "gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2", "lfm2_moe", "llada",
-        "ernie4_5", "starcoder2",
+        "ernie4_5", "starcoder2", "gemma3", "gemma4", "gemma4_text",
     }  # fmt: skip
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
     assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5

@@ -15,6 +15,7 @@ from ridgeline.archs import (
     deepseek,
     dense,
     gemma,
+    gemma4,
     glm,
     gpt,
     gpt_oss,
@@ -42,8 +43,8 @@ from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec, from_json
 
 MODULES = (
-    llama, dense, gemma, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi, bamba,
-    granite, nemotron, sdar, llada2, llada, routed,
+    llama, dense, gemma, gemma4, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi,
+    bamba, granite, nemotron, sdar, llada2, llada, routed,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 OUR_MODEL_TYPE = "ridgeline"

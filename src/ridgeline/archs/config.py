@@ -219,6 +219,11 @@ class Config:
         self._read.add(name)
         return self._raw.get(name)
 
+    def assume(self, defaults: Mapping[str, Any]) -> Config:
+        """Take values for fields that are absent, and return this reader."""
+        self._raw = {**defaults, **self._raw}
+        return self
+
     def expect(self, name: str, *allowed: object, null: bool = True) -> None:
         """Check a field that is supported only with these values. It may be absent, or null if `null` is set."""
         value = self.raw(name)

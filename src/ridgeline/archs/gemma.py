@@ -1,4 +1,4 @@
-"""Gemma 2 and Gemma 3 (text): norms before and after each branch, stored as weight - 1; scaled embeddings; local
+"""Gemma 2 and Gemma 3: norms before and after each branch, stored as weight - 1; scaled embeddings; local
 layers.
 """
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, layer_windows, rms_norm
-from ridgeline.archs.names import LLAMA
+from ridgeline.archs.names import LLAMA, Names
 from ridgeline.archs.rope import FULL, SLIDING, read_rope, read_ropes_by_kind
 from ridgeline.spec import GatedMLP, Layer, ModelSpec
 
@@ -75,6 +75,11 @@ def gemma3(c: Config) -> ModelSpec:
     )  # fmt: skip
 
 
+def gemma3_inside(c: Config) -> ModelSpec:
+    """Gemma 3 from 4B on, inside a model that also sees: published configs leave out what is the class's default."""
+    return gemma3(c.assume({"vocab_size": 262_208, "num_attention_heads": 8, "max_position_embeddings": 131_072}))
+
+
 NAMES = LLAMA.with_parts(
     parts={
         "mixer_post_norm": "post_attention_layernorm",
@@ -83,8 +88,30 @@ NAMES = LLAMA.with_parts(
     }
 )
 
+
+def _inside(prefix: str, head: str) -> Names:
+    """Return the names of a checkpoint whose language model is under `prefix`."""
+    return NAMES.with_parts(
+        root={"embed": f"{prefix}.embed_tokens", "norm": f"{prefix}.norm", "head": head},
+        layer=f"{prefix}.layers.{{i}}.",
+        ignore=(*NAMES.ignore, r"^(model\.)?(vision_tower|multi_modal_projector)\."),
+    )
+
+
+# Files have the names of transformers 4, and those that transformers 5 writes on request its own.
+INSIDE = _inside("language_model.model", "language_model.lm_head").with_parts(
+    others=(_inside("model.language_model", "lm_head"),)
+)
+_NOTE = "only the language model of this checkpoint is loaded, without the encoder of images"
+_WHOLE = (
+    "vision_config", "mm_tokens_per_image", "image_token_index", "boi_token_index", "eoi_token_index", "image_token_id",
+    "boi_token_id", "eoi_token_id",
+)  # fmt: skip
+_OLD = ("hidden_act", "_sliding_window_pattern")
+
 # Some configs also contain hidden_act and sliding_window_size, which the published code does not read.
 FAMILIES = (
     Family("gemma2", gemma2, NAMES, harmless=("hidden_act", "sliding_window_size")),
-    Family("gemma3_text", gemma3, NAMES, harmless=("hidden_act", "_sliding_window_pattern")),
+    Family("gemma3_text", gemma3, NAMES, harmless=_OLD),
+    Family("gemma3", gemma3_inside, INSIDE, (*_OLD, *_WHOLE), within="text_config", note=_NOTE),
 )

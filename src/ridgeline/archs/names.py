@@ -118,8 +118,9 @@ class Names:
 
     root: modules outside the layers. layer: prefix of a layer, with {i}. parts: modules or weights inside a layer.
     transposed: checkpoint modules whose matrices are stored [in, out]. ignore: regular expressions for tensors that are
-    derived (masks, frequencies) or belong to another model; {layers} is the number of layers. optional_prefix: prefix
-    of every name in some files. others: other layouts of the same model's files.
+    derived (masks, frequencies) or belong to another model; {layers} is the number of layers, {shared} matches those
+    that share keys and values. optional_prefix: prefix of every name in some files. others: other layouts of the same
+    model's files.
     """
 
     root: Mapping[str, Source]
@@ -153,7 +154,9 @@ class Names:
 
     def is_ignored(self, key: str, spec: ModelSpec) -> bool:
         layers = str(len(spec.layers))
-        return any(re.search(pattern.replace("{layers}", layers), key) for pattern in self.ignore)
+        shared = "|".join(str(i) for i in range(len(spec.layers)) if spec.state_layer(i) != i) or "none"
+        filled = (pattern.replace("{layers}", layers).replace("{shared}", f"({shared})") for pattern in self.ignore)
+        return any(re.search(pattern, key) for pattern in filled)
 
     def _read(self, name: str, shapes: Mapping[str, tuple[int, ...]], spec: ModelSpec) -> Read:
         module, _, suffix = name.rpartition(".")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from ridgeline.archs.config import REQUIRED, Config
@@ -17,6 +18,7 @@ from ridgeline.spec import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     Rope,
     RopeScaling,
     YarnScaling,
@@ -115,6 +117,27 @@ def read_ropes_by_kind(
     return ropes
 
 
+def read_ropes_of_layers(
+    c: Config, head_dims: Mapping[str, int], defaults: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Rope]:
+    """Return the rotation of each kind of layer from `rope_parameters` alone, the new spelling (Gemma 4).
+
+    head_dims: the size of a head by the kind of layer. defaults: `rope_parameters` if they are absent.
+    """
+    outer, ropes = c.sub("rope_parameters") or c.inside("rope_parameters", defaults), {}
+    for kind, head_dim in head_dims.items():
+        if (r := outer.sub(kind)) is None:
+            raise outer.error(kind, "is missing, and layers are of this kind")
+        r.get_positive("rope_theta")
+        if r.raw("rope_type") in ("llama3", "yarn"):
+            r.get_size("original_max_position_embeddings")
+        kinds: dict[str, Callable[[_Fields], RopeScaling | None]]
+        kinds = {**SCALINGS, "proportional": partial(_proportional, head_dim)}
+        ropes[kind] = _rope(c, r, head_dim, Rotation(theta_field=None, partial_field=None, kinds=kinds), outer)
+    outer.finish({FULL, SLIDING})
+    return ropes
+
+
 def stretched_context(c: Config, rope: Rope) -> int:
     """Return the longest context in tokens, for configs whose `max_position_embeddings` is the length before scaling.
 
@@ -138,7 +161,8 @@ def _rope(c: Config, r: Config, head_dim: int, rotation: Rotation, outer: Config
     if kind not in kinds:
         raise r.error("rope_type", f"is {kind!r:.100}; supported: {', '.join(sorted(kinds))}")
     scaling = kinds[kind](_Fields(c, r, outer, rotation.length))
-    rope = _plain(c, r, head_dim, rotation, scaled=scaling is not None)
+    is_scaled = scaling is not None and not isinstance(scaling, ProportionalScaling)
+    rope = _plain(c, r, head_dim, rotation, scaled=is_scaled)
     r.finish(rotation.harmless)
     if rope.odd and isinstance(scaling, YarnScaling):
         raise r.error(PARTIAL, f"rotates an odd number of the {head_dim} numbers of a head, which yarn cannot do")
@@ -242,6 +266,14 @@ def _longrope(f: _Fields) -> RopeScaling:
         _divisors(r, "short_factor"), _divisors(r, "long_factor"), original,
         r.get_float("attention_factor", default, default),
     )  # fmt: skip
+
+
+def _proportional(head_dim: int, f: _Fields) -> RopeScaling:
+    share = f.r.get_float(PARTIAL, 1.0)
+    pairs = int(share * head_dim // 2)
+    if not 0 <= pairs <= head_dim // 2:
+        raise f.r.error(PARTIAL, f"is {share}; it must be from 0 to 1")
+    return ProportionalScaling(pairs, f.r.get_positive("factor", 1.0))
 
 
 def _divisors(r: Config, name: str) -> tuple[float, ...]:

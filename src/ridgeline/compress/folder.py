@@ -27,6 +27,7 @@ from ridgeline.nn import PassingModel
 from ridgeline.ops.host.memory import dtype_of
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
 from ridgeline.spec.dtype import DTYPE_NAMES, DType
+from ridgeline.spec.parts import unchanging_part
 
 Format = Literal["auto", "family", "ridgeline"]
 READ_BACK = 1e-4  # largest difference of logits of what was computed and what was read, as a share of the largest one
@@ -37,6 +38,8 @@ def open_original(model: str, threads: int | None) -> LoadedModel:
     """Open a model that is not quantized, of which no layer stays in memory. Raises RidgelineError."""
     original = pass_model(model, LoadOptions(device="cpu", threads=threads))
     checkpoint = original.checkpoint
+    if part := unchanging_part(original.spec):
+        raise RequestError(f"{model} has {part}, which no change of an architecture knows how to keep yet")
     if checkpoint.gguf is not None:
         raise RequestError(f"{model} is a GGUF file; name the checkpoint from which it was made")
     if checkpoint.config.get("quantization_config") or original.model.formats.by_name:

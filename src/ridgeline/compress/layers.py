@@ -49,7 +49,13 @@ def parts(spec: ModelSpec) -> Iterator[Part]:
     """Yield the parts of all layers in the order in which they run."""
     for i, layer in enumerate(spec.layers):
         own = tuple(w for w in spec.weights() if w.name.startswith(f"layers.{i}."))
-        if not isinstance(layer, Layer) or layer.mixer is None or layer.mlp is None:
+        if (
+            not isinstance(layer, Layer)
+            or layer.mixer is None
+            or layer.mlp is None
+            or layer.embedded
+            or layer.out_scale
+        ):
             yield Part(i, "", spec, own)
             continue
         before, after = spec.layers[:i], spec.layers[i + 1 :]
@@ -86,7 +92,7 @@ class Calibration:
         per_batch = max(1, BATCH_TOKENS // max(map(len, sequences)))
         every = [sequences[i : i + per_batch] for i in range(0, len(sequences), per_batch)]
         self.steps: list[DenseStep] = [loaded.dense_step(some) for some in every]
-        self.streams = streams or [Stream(self._model.embed(step), None) for step in self.steps]
+        self.streams = streams or [self._model.begin(step) for step in self.steps]
 
     def first(self, num_tokens: int) -> int:
         """Return how many batches contain at least `num_tokens` tokens, at most all."""
@@ -111,7 +117,7 @@ class Calibration:
             stream = self.streams[i]
             found = block(stream, self.steps[i])
             residual = found.residual if found.delta is None else self._add(found.residual, found.delta, scale)
-            yield Stream(residual, None, found.shared)
+            yield found._replace(residual=residual, delta=None)
 
     def observe(
         self, part: Part, weights: Mapping[str, Any], table: OpsTable, capture: Capture, observer: Observer

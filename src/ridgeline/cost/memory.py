@@ -77,6 +77,8 @@ class Workspace:
         """
         size = StepSize(max(max_tokens, PROBE_TOKENS if swap_bytes else 1), max_seqs, length, self._block, self._drafts)
         stream = 2 * FLOAT * size.tokens * self._spec.hidden_size  # the residual and what is to be added to it
+        if own := self._spec.layer_embeddings:
+            stream += own.workspace(size.tokens, len(self._spec.layers))
         layers = max(_layer(size, self._spec.hidden_size, *case) for case in self._layers)
         rotaries = FLOAT * size.tokens * self._rotary_dims
         floats = stream + rotaries + max(layers, _head(size, self._spec))
@@ -120,7 +122,8 @@ def _row(size: StepSize, spec: ModelSpec, groups: Sequence[StateGroup]) -> int:
     mixers = [layer.mixer for layer in spec.layers if layer.mixer]
     recurrent = max((mixer.resident_numbers(spec.hidden_size, several=True) for mixer in mixers), default=0)
     entries = sum(group.num_pages(size.length) + 2 for group in groups)
-    numbers = spec.vocab_size + 6 * spec.hidden_size + 5 * heads + recurrent + _rotary_dims(spec)
+    embedded = 4 * spec.layer_embeddings.size * len(spec.layers) if spec.layer_embeddings else 0
+    numbers = embedded + spec.vocab_size + 6 * spec.hidden_size + 5 * heads + recurrent + _rotary_dims(spec)
     return FLOAT * numbers + INT * entries
 
 

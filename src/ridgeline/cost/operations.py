@@ -20,14 +20,16 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ridgeline.cost.precision import FLOAT_BYTES, Precision
-from ridgeline.spec import AnyLayer, ChannelMixer, ModelSpec, TokenMixer, Weight
+from ridgeline.spec import AnyLayer, ChannelMixer, Layer, ModelSpec, TokenMixer, Weight
 from ridgeline.spec.heads import LAYER, Eagle3Spec, HeadSpec, MedusaSpec
+from ridgeline.spec.per_layer import TABLE
 
 Kind = Literal["weights", "state", "other"]  # the kind of most of its bytes
 # Groups of matrices that read the same activations, by the names of their weights.
 TOGETHER = (
     ("q", "k", "v", "out_gate"), ("q_a", "kv_a"), ("in_q", "in_k", "in_v"), ("gate", "up"),
     ("experts.gate", "experts.up"), ("shared.gate", "shared.up"),
+    ("dense.gate", "dense.up"),
 )  # fmt: skip
 
 
@@ -127,6 +129,9 @@ class Forward:
         self.spec, self.precision = spec, precision
         parts: dict[_Part, int] = {}
         if isinstance(spec, ModelSpec):
+            if spec.layer_embeddings:
+                own = [w for w in spec.layer_embeddings.weights(spec.hidden_size, len(spec.layers)) if w.name != TABLE]
+                parts |= dict.fromkeys(_matrices(iter(own), precision, None, spec.hidden_size), 1)
             for layer, count in Counter(spec.layers).items():
                 for part in _parts(layer, spec.hidden_size, precision):
                     parts[part] = parts.get(part, 0) + count
@@ -242,6 +247,10 @@ def _parts(layer: AnyLayer, width: int, precision: Precision) -> Iterator[_Part]
     if layer.mlp:
         yield _Norm(width, precision)
         yield from _matrices(layer.mlp.weights(width), precision, layer.mlp, width)
+    if isinstance(layer, Layer) and layer.embedded:
+        yield _Norm(width, precision)
+        own = [Weight(f"embedded.{w.name}", w.shape, w.split) for w in layer.embedded.weights(width)]
+        yield from _matrices(iter(own), precision, None, width)
 
 
 def _head_parts(spec: HeadSpec, precision: Precision) -> Iterator[_Part]:

@@ -233,7 +233,10 @@ def step_bytes(spec: ModelSpec, run: Run, alive: int) -> int:
     """Return the bytes of a step: old and new stream with what is added to it, the largest layer's arrays, logits."""
     mixers = {layer.mixer for layer in spec.layers if layer.mixer}
     several = run.sequences > 1
-    numbers = 4 * spec.hidden_size + max(
-        (m.resident_numbers(spec.hidden_size, several=several) for m in mixers), default=0
+    embedded = 3 * spec.layer_embeddings.size * len(spec.layers) if spec.layer_embeddings else 0
+    numbers = (
+        embedded
+        + 4 * spec.hidden_size
+        + max((m.resident_numbers(spec.hidden_size, several=several) for m in mixers), default=0)
     )
     return FLOAT * (run.tokens * numbers + 2 * alive * spec.vocab_size)

@@ -11,14 +11,16 @@ from typing import Any, NamedTuple
 
 from ridgeline.errors import CheckpointError
 from ridgeline.nn.capture import EXPERTS, INPUT, Capture
+from ridgeline.nn.embedded import Branch, EmbeddedInputs, embedded_branch
 from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotations import Rotations
-from ridgeline.nn.step import NOTHING, Step, Stream
+from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, QuantizedMatrix, QuantizedStack, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import LowRank, store
 from ridgeline.spec import AnyLayer, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope, Weight
+from ridgeline.spec.per_layer import EMBEDDED_NORM, TABLE
 from ridgeline.spec.quant import AS_STORED, PLAIN, FormatTable
 from ridgeline.spec.storage import UNSCALED, KVScales
 
@@ -68,6 +70,7 @@ class Model:
         # The largest matrix is packed first: its floats are released before others are read.
         self._head = _head(spec, weights, embedding, how)
         self._lookup = self._lookup_in(embedding)
+        self._embedded = self._embedded_inputs(weights, how) if spec.layer_embeddings else None
         self._final_norm = _OuterNorm(spec.norm, "norm", weights, table)
         self._final_scale = residual_scale(spec.layers[-1])
         self._blocks = self._layers(lambda: _blocks(spec, weights, how))
@@ -94,7 +97,7 @@ class Model:
         """
         if capture is not None and capture.has_inputs and capture is not self._capture:
             raise ValueError("inputs of matrices are captured only by a model that is built for it: Model(capture=...)")
-        stream = Stream(self.embed(step), None)
+        stream = self.begin(step)
         if capture is not None:
             capture.put("embed", lambda: stream.residual)
         kept = {0: stream.residual} if 0 in aux else {}
@@ -117,10 +120,9 @@ class Model:
 
         Keys and values that several layers share are those of the layer that computes them.
         """
-        rotaries, shared = self.rotaries(step), NOTHING
+        rotaries, stream = self.rotaries(step), self.begin(step)
         for block, layer, x in zip(self._blocks, self.spec.layers, inputs, strict=True):
-            stream = self.run_block(block, Stream(x, None, shared), step, rotaries)
-            shared = stream.shared
+            stream = self.run_block(block, stream._replace(residual=x, delta=None), step, rotaries)
             yield self._whole(stream, residual_scale(layer))
 
     def _whole(self, stream: Stream, scale: float) -> Array:
@@ -158,6 +160,11 @@ class Model:
         """Return logits [n, vocabulary] of rows [n, hidden_size] that are normalized already, float32."""
         return self._head.project(x)
 
+    def begin(self, step: Step) -> Stream:
+        """Return the stream before the first layer, with the embeddings that layers have of their own."""
+        x = self.embed(step)
+        return Stream(x, None, embedded=self._embedded(x, step.token_ids) if self._embedded else None)
+
     def embed(self, step: Step) -> Array:
         """Return the residual stream before the first layer."""
         x = self.lookup(step.token_ids)
@@ -180,6 +187,15 @@ class Model:
         of_head = self._head.rows if self.spec.tie_word_embeddings else None
         return of_head or partial(self._coded_rows, embedding)
 
+    def _embedded_inputs(self, weights: Mapping[str, Array], how: How) -> EmbeddedInputs:
+        table, name = weights[TABLE], "layer_embed_project.weight"
+        project = _linear(name, weights[name], how)
+        if isinstance(table, QuantizedMatrix):
+            rows = partial(self._coded_rows, table)
+        else:
+            rows = partial(self._table_rows, table)
+        return EmbeddedInputs(self.spec, project, rows, how.table)
+
 
 class How(NamedTuple):
     """How the matrices of a model are built."""
@@ -192,7 +208,7 @@ class How(NamedTuple):
 
 
 def _check_low_rank(spec: ModelSpec, low_rank: Mapping[str, Terms]) -> None:
-    tables = ("embed.weight", "position_embed.weight")
+    tables = ("embed.weight", "position_embed.weight", TABLE)
     known = {w.name for w in spec.weights() if w.is_matrix and len(w.shape) == 2 and w.name not in tables}
     if unknown := set(low_rank).difference(known):
         raise ValueError(
@@ -264,12 +280,18 @@ class _Block:
         post = None if isinstance(layer, ParallelLayer) else layer.post_norm
         self._mixer_post = _OuterNorm(post, f"{self._name}.mixer_post_norm", weights, table)
         self._mlp_post = _OuterNorm(post, f"{self._name}.mlp_post_norm", weights, table)
-        self._add = table.primitive(api.ADD)
+        self._add, self._times = table.primitive(api.ADD), table.primitive(api.MULTIPLY)
+        self._scale, self._out_scale = residual_scale(layer), weights.get(f"{self._name}.scale.weight")
+        self._embedded: Branch | None = None
+        if spec.embedded(index):
+            own, norm_weight = _bound(weights, f"{self._name}.embedded", how), weights[EMBEDDED_NORM]
+            self._embedded = embedded_branch(spec, index, own, norm_weight, table)
+        self._embedded_post = _OuterNorm(post, f"{self._name}.embedded_post_norm", weights, table)
 
     def __call__(
         self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary], capture: Capture | None = None
     ) -> Stream:
-        residual, delta, shared, _ = stream
+        residual, delta, shared = stream.residual, stream.delta, stream.shared
         if self._mixer:
             rotary = rotaries[self._rope] if self._rope else None
             residual, delta, shared = self._mixer(stream, rotary, step)
@@ -278,12 +300,20 @@ class _Block:
             if self._mlp and self._parallel:
                 _, other = self._mlp(residual, None)
                 _capture_branch(capture, f"{self._name}.mlp", other)
-                return Stream(residual, self._add(delta, other, 1.0), shared)
+                return stream._replace(residual=residual, delta=self._add(delta, other, 1.0), shared=shared)
         if self._mlp:
             residual, delta = self._mlp(residual, delta)
             _capture_branch(capture, f"{self._name}.mlp", delta)
             delta = self._mlp_post(delta)
-        return Stream(residual, delta, shared)
+        if self._embedded and stream.embedded is not None:
+            residual, delta = self._sum(residual, delta), None
+            delta = self._embedded_post(self._embedded(residual, stream.embedded))
+        if self._out_scale is not None:
+            residual, delta = self._times(self._sum(residual, delta), self._out_scale), None
+        return stream._replace(residual=residual, delta=delta, shared=shared)
+
+    def _sum(self, residual: Array, delta: Array | None) -> Array:
+        return residual if delta is None else self._add(residual, delta, self._scale)
 
 
 class _DeepNormBlock:
@@ -317,7 +347,7 @@ class _DeepNormBlock:
         x = self._mlp_norm(self._add(self._times(x, layer.mixer_alpha), delta, layer.mixer_beta))
         _, delta = self._mlp(x, None)
         _capture_branch(capture, f"{self._name}.mlp", delta)
-        return Stream(self._times(x, layer.mlp_alpha), delta, shared)
+        return stream._replace(residual=self._times(x, layer.mlp_alpha), delta=delta, shared=shared)
 
 
 def _capture_branch(capture: Capture | None, name: str, output: Array) -> None:
@@ -407,18 +437,24 @@ def _blocks(spec: ModelSpec, weights: Mapping[str, Array], how: How) -> Iterator
             by_layer[int(name.split(".", 2)[1])].append(name)
     scale = 1.0
     for i, layer in enumerate(spec.layers):
+        names = [*by_layer[i], *((EMBEDDED_NORM,) if spec.embedded(i) else ())]
         with _named(f"layer {i}"):
-            block = build_layer(i, spec, {name: weights[name] for name in by_layer[i]}, how, scale)
+            block = build_layer(i, spec, {name: weights[name] for name in names}, how, scale)
         yield block
         scale = residual_scale(layer)
+
+
+def _linear(name: str, matrix: Array, how: How) -> Linear:
+    """Return a matrix that is not of a layer."""
+    own, term = how.formats.of(Weight(name, matrix.shape)), _term(how.low_rank.get(name), how.table)
+    return store(matrix, None, how.table, own, term)
 
 
 def _head(spec: ModelSpec, weights: Mapping[str, Array], embedding: Array, how: How) -> api.HeadStage:
     case = Head(spec.norm, residual_scale(spec.layers[-1]), spec.logit_scale, spec.logit_softcap)
     matrix = embedding if spec.tie_word_embeddings else weights["head.weight"]
     arrays = {f"norm.{kind}": weights[f"norm.{kind}"] for kind in ("weight", "bias") if f"norm.{kind}" in weights}
-    term = _term(how.low_rank.get("head.weight"), how.table)
-    linears = {"head": store(matrix, None, how.table, how.formats.of(Weight("head.weight", matrix.shape)), term)}
+    linears = {"head": _linear("head.weight", matrix, how)}
     with _named("the head"):
         return how.table.stage(api.HEAD, case, Weights(linears, arrays))
 

@@ -12,6 +12,7 @@ from ridgeline.spec import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     Regimes,
     Rope,
     YarnScaling,
@@ -69,6 +70,10 @@ def frequencies(rope: Rope, length: int) -> tuple[Floats, float]:
             return _llama3(_inverse(rope.theta, rope.period), s), 1.0
         case YarnScaling() as s:
             return _yarn(rope, s), s.attention_factor
+        case ProportionalScaling(pairs, factor):
+            inverse = _inverse(rope.theta, rope.period)
+            inverse[pairs:] = 0
+            return _single(inverse / np.float32(factor)), 1.0
         case LongRopeScaling() as s:
             divisors = np.array(s.divisors(length), np.float32)
             return _single(np.float32(1) / (divisors * _powers(rope.theta, rope.period))), s.attention_factor

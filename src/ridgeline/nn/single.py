@@ -10,6 +10,7 @@ from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable
 from ridgeline.ops.api import Array
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.per_layer import EMBEDDED_NORM
 from ridgeline.spec.quant import AS_STORED
 
 LayerBlock = Callable[[Stream, Step], Stream]
@@ -26,5 +27,7 @@ def layer_block(
         weights: the weights of this layer, by name: floats, or codes and scales.
         capture: receives the inputs of matrices that it asks for.
     """
+    if spec.embedded(index):
+        weights = {**weights, EMBEDDED_NORM: model.weights[EMBEDDED_NORM]}
     block = build_layer(index, spec, weights, How(table, AS_STORED, {}, capture, model.kv_scales), 1.0)
     return lambda stream, step: model.run_block(block, stream, step, model.rotaries(step))

@@ -15,16 +15,27 @@ Shared = Mapping[int, Rows]  # keys and values by the layer that owns them
 NOTHING: Shared = {}
 
 
+class Embedded(NamedTuple):
+    """The parts of the layers' own embeddings of the step's tokens, [T, layers * size] each.
+
+    projected: the part that the stream before the first layer gives. rows: rows of the table.
+    """
+
+    projected: Array
+    rows: Array
+
+
 class Stream(NamedTuple):
     """The residual stream, and the delta of the last branch, which the next stage adds.
 
-    shared: keys and values that later layers also read. aux: streams [T, width] before chosen layers, in the order in
-    which `Model.forward` was given their ids.
+    shared: keys and values that later layers also read. embedded: the layers' own embeddings, if they read any. aux:
+    streams [T, width] before chosen layers, in the order in which `Model.forward` was given their ids.
     """
 
     residual: Array
     delta: Array | None
     shared: Shared = NOTHING
+    embedded: Embedded | None = None
     aux: tuple[Array, ...] = ()
 
 

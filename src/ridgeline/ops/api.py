@@ -189,7 +189,8 @@ TAKE: Op[Callable[[Array, Array], Array]] = Op("take", "primitive")
 CUT: Op[Callable[[Array, int, int], Array]] = Op("cut", "primitive")
 # (a [..., n], b [..., m]) -> [..., n + m] [no case]
 JOIN: Op[Callable[[Array, Array], Array]] = Op("join", "primitive")
-# (router logits [T, experts], choice bias [experts] where there is one) -> expert ids [T, k], weights [T, k] [MoE]
+# (router logits [T, experts], choice bias [experts] and factors of the weights [experts] where there are such) ->
+# expert ids [T, k], weights [T, k] [MoE]
 ROUTE: Op[Callable[..., tuple[Array, Array]]] = Op("route", "primitive")
 # (x [T, width], expert ids [T, k], weights [T, k], expert) -> [T, width]: for each token, the weighted sum of its
 # experts' results; expert(e, x [n, width]) -> [n, width] is called once for all tokens of an expert [MoE]
@@ -245,7 +246,7 @@ LIGHTNING_ATTENTION: Op[Callable[[Array, Array, Array, Array, Array], tuple[Arra
 DELTA_RULE: Op[Callable[..., tuple[Array, Array]]] = Op("delta_rule", "primitive")
 # (y [..., H * P], z [..., H * P], weight [P]) -> norm(y), of each head, times act(z) [GatedDelta or KimiDelta]
 NORM_GATE: Op[Callable[[Array, Array, Array], Array]] = Op("norm_gate", "primitive")
-# (a, b) -> a * b [no case]
+# (a, b of the shape of a, or a single number [1]) -> a * b [no case]
 MULTIPLY: Op[Callable[[Array, Array], Array]] = Op("multiply", "primitive")
 # (y, z) -> y silu(z) [no case]
 GATE: Op[Callable[[Array, Array], Array]] = Op("gate", "primitive")

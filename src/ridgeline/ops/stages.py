@@ -12,13 +12,26 @@ from ridgeline.ops.api import Array, Op, PageTarget, QuantizedMatrix, Rotary, We
 from ridgeline.ops.codes import check_codes
 from ridgeline.ops.parts import Ops, follow_segments, recurrent_body
 from ridgeline.ops.recurrent import bind_mixer
-from ridgeline.spec import Attention, ChannelMixer, GatedMLP, LatentAttention, MoE, Norm, RecurrentMixer
+from ridgeline.spec import (
+    Attention,
+    ChannelMixer,
+    GatedMLP,
+    LatentAttention,
+    MoE,
+    Norm,
+    PairedMLP,
+    RecurrentMixer,
+    RMSNorm,
+)
 from ridgeline.spec.quant import Format
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionInput:
-    """residual += scale * delta; q, k, v = rope(qk_norm(linear(norm(residual)))); gate = linear(norm(residual))."""
+    """residual += scale * delta; x = norm(residual); q, k = rope(qk_norm(linear(x))); v, gate = linear(x).
+
+    Where values are keys, v is the result of k's matrix. Values have a norm without weights where the mixer says so.
+    """
 
     mixer: Attention
     norm: Norm | None
@@ -89,29 +102,39 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Ops) -> Call
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
-    split = table.primitive(api.SPLIT_HEADS)
+    split, linears, values = table.primitive(api.SPLIT_HEADS), weights.linears, _value_norm(m, table)
     queries = _heads(m, m.num_heads, "q", weights, table)
     keys = _heads(m, m.num_kv_heads, "k", weights, table)
-    v_linear, gate = weights.linears["v"], _gate(m, weights)
+    gate = _gate(m, weights)
 
     def run(
         residual: Array, delta: Array | None, rotary: Rotary | None, target: PageTarget | None = None
     ) -> tuple[Array, Array, Array | None, Array, Array]:
         residual = accumulate(residual, delta)
         x = norm(residual)
-        return residual, queries(x, rotary), gate(x), keys(x, rotary), split(v_linear.apply(x), m.num_kv_heads)
+        k = linears["k"].apply(x)
+        v = k if m.values_are_keys else linears["v"].apply(x)
+        values_ = values(split(v, m.num_kv_heads))
+        return residual, queries(linears["q"].apply(x), rotary), gate(x), keys(k, rotary), values_
 
     return run
 
 
+def _value_norm(m: Attention, table: Ops) -> Callable[[Array], Array]:
+    """Return the norm of values [T, K, D], which has no weights."""
+    if m.value_eps is None:
+        return lambda v: v
+    kernel, zeros = table.primitive(api.NORM, RMSNorm(m.value_eps, offset=1.0)), table.memory.zeros((m.head_dim,))
+    return lambda v: kernel(v, zeros, None)
+
+
 def _heads(m: Attention, num: int, name: str, weights: Weights, table: Ops) -> Callable[[Array, Rotary | None], Array]:
-    """Return a function from x [T, width] to queries or keys [T, num, D]: projected, normalized and rotated."""
-    linear, split = weights.linears[name], table.primitive(api.SPLIT_HEADS)
+    """Return a function from projections [T, num * D] to queries or keys [T, num, D]: normalized and rotated."""
+    split = table.primitive(api.SPLIT_HEADS)
     normalize = _norm(m.qk_norm, f"{name}_norm", weights, table)
     rope = table.primitive(api.ROPE, m.rope) if m.rope else None
 
     def run(x: Array, rotary: Rotary | None) -> Array:
-        x = linear.apply(x)
         x = split(normalize(x), num) if m.qk_norm_over == "all_heads" else normalize(split(x, num))
         return rope(x, rotary) if rope and rotary else x
 
@@ -126,12 +149,12 @@ def _query_input(case: AttentionInput, weights: Weights, table: Ops) -> Callable
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
-    queries, gate = _heads(m, m.num_heads, "q", weights, table), _gate(m, weights)
+    q_linear, queries, gate = weights.linears["q"], _heads(m, m.num_heads, "q", weights, table), _gate(m, weights)
 
     def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array, Array | None]:
         residual = accumulate(residual, delta)
         x = norm(residual)
-        return residual, queries(x, rotary), gate(x)
+        return residual, queries(q_linear.apply(x), rotary), gate(x)
 
     return run
 
@@ -188,11 +211,37 @@ def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Ops) -> Call
 def _mlp_block(case: MLPBlock, weights: Weights, table: Ops) -> Callable[..., Any]:
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
-    mlp = _moe(case.mlp, weights, table) if isinstance(case.mlp, MoE) else _mlp(case.mlp, weights, table)
+    branch = _channel_mixer(case.mlp, norm, weights, table)
 
     def run(residual: Array, delta: Array | None) -> tuple[Array, Array]:
         residual = accumulate(residual, delta)
-        return residual, mlp(norm(residual))
+        return residual, branch(residual)
+
+    return run
+
+
+def _channel_mixer(
+    case: ChannelMixer, norm: Callable[[Array], Array], weights: Weights, table: Ops
+) -> Callable[[Array], Array]:
+    """Return a function of the residual stream [T, width]. norm: the layer's own norm."""
+    if isinstance(case, PairedMLP):
+        return _paired(case, norm, weights, table)
+    mlp = _moe(case, weights, table) if isinstance(case, MoE) else _mlp(case, weights, table)
+    return lambda x: mlp(norm(x))
+
+
+def _paired(case: PairedMLP, norm: Callable[[Array], Array], weights: Weights, table: Ops) -> Callable[[Array], Array]:
+    """Return a function of the residual stream [T, width]. norm: the layer's own norm, of the dense MLP's input."""
+    add, dense = table.primitive(api.ADD), _mlp(case.dense, weights.under("dense."), table)
+    names = "router_norm", "experts_norm", "dense_post_norm", "experts_post_norm"
+    router_norm, experts_norm, dense_post, experts_post = (_norm(case.norm, n, weights, table) for n in names)
+    scale, router = table.primitive(api.SCALE), weights.linears["router"]
+    route, run_experts = _routed(case.moe, weights, table)
+
+    def run(x: Array) -> Array:
+        logits = router.apply(scale(router_norm(x), x.shape[-1] ** -0.5))
+        routed = run_experts(experts_norm(x), *route(logits))
+        return add(dense_post(dense(norm(x))), experts_post(routed), 1.0)
 
     return run
 
@@ -207,13 +256,11 @@ def _mlp(case: ChannelMixer, weights: Weights, table: Ops) -> Callable[[Array], 
 
 
 def _moe(case: MoE, weights: Weights, table: Ops) -> Callable[[Array], Array]:
-    route, router = table.primitive(api.ROUTE, case), weights.linears["router"].apply
-    experts = table.stage(api.EXPERT_BLOCK, case, Weights({}, {}, weights.experts))
-    choice_bias = weights.vector("choice.bias")
+    router, (route, experts) = weights.linears["router"].apply, _routed(case, weights, table)
     latent = (weights.linears["latent_in"], weights.linears["latent_out"]) if case.latent_size else None
 
     def run(x: Array) -> Array:
-        ids, scores = route(router(x), choice_bias)
+        ids, scores = route(router(x))
         if latent is None:
             return experts(x, ids, scores)
         into, out = latent
@@ -226,6 +273,17 @@ def _moe(case: MoE, weights: Weights, table: Ops) -> Callable[[Array], Array]:
         return lambda x: add(run(x), shared(x), 1.0)
     shared_gate, sigmoid_gate = weights.linears["shared_gate"], table.primitive(api.SIGMOID_GATE)
     return lambda x: add(run(x), sigmoid_gate(shared(x), shared_gate.apply(x)), 1.0)
+
+
+def _routed(
+    case: MoE, weights: Weights, table: Ops
+) -> tuple[Callable[[Array], tuple[Array, Array]], Callable[[Array, Array, Array], Array]]:
+    """Return the choice of experts, a function of the router's logits, and EXPERT_BLOCK."""
+    route, own = table.primitive(api.ROUTE, case), [weights.vector("choice.bias")]
+    if case.expert_scale:
+        own.append(weights.arrays["expert_scale.weight"])
+    experts = table.stage(api.EXPERT_BLOCK, case, Weights({}, {}, weights.experts))
+    return (lambda logits: route(logits, *own)), experts
 
 
 def _expert_block(case: MoE, weights: Weights, table: Ops) -> Callable[..., Array]:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ridgeline.spec.mlp import MLP, ClampedSwiGLU, ExpertGroups, GatedMLP, MoE, Ungated
     from ridgeline.spec.model import AnyLayer, DeepNormLayer, Layer, ModelSpec, ParallelLayer
     from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
+    from ridgeline.spec.paired import PairedMLP
     from ridgeline.spec.pattern import Dilated, FirstTokens, Pattern, Strided
+    from ridgeline.spec.per_layer import EmbeddingBranch, LayerEmbeddings
     from ridgeline.spec.recurrent import RecurrentMixer
     from ridgeline.spec.regimes import Regimes
     from ridgeline.spec.rope import (
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
         LinearScaling,
         Llama3Scaling,
         LongRopeScaling,
+        ProportionalScaling,
         Rope,
         RopeScaling,
         YarnScaling,
@@ -51,6 +54,7 @@ __all__ = [
     "DeltaMixer",
     "Dilated",
     "DynamicNTKScaling",
+    "EmbeddingBranch",
     "ExpertGroups",
     "FirstTokens",
     "GatedConvolution",
@@ -59,6 +63,7 @@ __all__ = [
     "KimiDelta",
     "LatentAttention",
     "Layer",
+    "LayerEmbeddings",
     "LayerNorm",
     "LightningAttention",
     "LinearScaling",
@@ -70,8 +75,10 @@ __all__ = [
     "MoE",
     "ModelSpec",
     "Norm",
+    "PairedMLP",
     "ParallelLayer",
     "Pattern",
+    "ProportionalScaling",
     "RMSNorm",
     "RecurrentMixer",
     "Regimes",
@@ -108,7 +115,9 @@ _HOMES = {
     "mlp": ("MLP", "ClampedSwiGLU", "ExpertGroups", "GatedMLP", "MoE", "Ungated"),
     "model": ("AnyLayer", "DeepNormLayer", "Layer", "ModelSpec", "ParallelLayer"),
     "norm": ("LayerNorm", "Norm", "RMSNorm"),
+    "paired": ("PairedMLP",),
     "pattern": ("Dilated", "FirstTokens", "Pattern", "Strided"),
+    "per_layer": ("EmbeddingBranch", "LayerEmbeddings"),
     "recurrent": ("RecurrentMixer",),
     "regimes": ("Regimes",),
     "rope": (
@@ -116,6 +125,7 @@ _HOMES = {
         "LinearScaling",
         "Llama3Scaling",
         "LongRopeScaling",
+        "ProportionalScaling",
         "Rope",
         "RopeScaling",
         "YarnScaling",

@@ -30,6 +30,8 @@ class Attention(Mixer):
         pattern: Which keys a token sees instead of, or in addition to, those of the window.
         out_gate: Results are multiplied by sigmoid(out_gate(x)), number by number (arXiv:2505.06708).
         sight: How far ahead a token sees. Only causal attention can have a window.
+        values_are_keys: There is no matrix for values: they are the keys before their norm and rotation (Gemma 4).
+        value_eps: Values of each head are divided by the root of their mean square and this number; None: they are not.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
@@ -49,6 +51,8 @@ class Attention(Mixer):
     pattern: Pattern | None = None
     out_gate: bool = False
     sight: Sight = CAUSAL
+    values_are_keys: bool = False
+    value_eps: float | None = None
 
     def __post_init__(self) -> None:
         heads, kv = self.num_heads, self.num_kv_heads
@@ -60,6 +64,7 @@ class Attention(Mixer):
         require(self.window is None or not ahead, "only causal attention can have a window")
         require(self.scale > 0, f"the attention scale must be positive, not {self.scale}")
         require(self.softcap is None or self.softcap > 0, f"softcap must be positive, not {self.softcap}")
+        require(self.value_eps is None or self.value_eps >= 0, f"value_eps must not be negative, not {self.value_eps}")
         if self.rope:
             require(self.rope.dim <= self.head_dim, f"rope dim {self.rope.dim} exceeds head_dim {self.head_dim}")
 
@@ -75,7 +80,8 @@ class Attention(Mixer):
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         yield from linear("q", width, q, bias=self.qkv_bias)
         yield from linear("k", width, kv, bias=self.qkv_bias)
-        yield from linear("v", width, kv, bias=self.qkv_bias)
+        if not self.values_are_keys:
+            yield from linear("v", width, kv, bias=self.qkv_bias)
         if self.out_gate:
             yield from linear("out_gate", width, q, bias=self.qkv_bias)
         yield from linear("o", q, width, bias=self.out_bias, split="in")

@@ -39,10 +39,10 @@ def mixer_folds(layer: AnyLayer, prefix: str) -> Iterator[Fold]:
     attention = mixer.attention if isinstance(mixer, SharedAttention) else mixer
     names = ["q", "out_gate"] if attention.out_gate else ["q"]
     if isinstance(mixer, Attention):
-        names += ["k", "v"]
+        names += ["k"] if mixer.values_are_keys else ["k", "v"]
     readers = tuple((f"{prefix}.mixer.{name}.weight", None) for name in names)
     yield Fold(f"{prefix}.mixer_norm", layer.pre_norm, readers)
-    if isinstance(mixer, Attention):
+    if isinstance(mixer, Attention) and not mixer.values_are_keys and mixer.value_eps is None:
         out = ((f"{prefix}.mixer.o.weight", None),)
         yield Fold(f"{prefix}.mixer.v", None, out, attention.query_group, attention.head_dim)
 

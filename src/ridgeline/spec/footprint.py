@@ -10,10 +10,11 @@ from ridgeline.spec.dtype import DTYPE_BYTES, DType
 from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.model import ModelSpec
+from ridgeline.spec.per_layer import TABLE
 from ridgeline.spec.quant import PLAIN, Format, FormatTable, coded_bytes, has_layout, packed_bytes
 from ridgeline.spec.weight import Weight
 
-TABLES = ("embed.weight", "position_embed.weight")  # tables whose rows are looked up
+TABLES = ("embed.weight", "position_embed.weight", TABLE)  # tables whose rows are looked up
 
 
 class Footprint(NamedTuple):

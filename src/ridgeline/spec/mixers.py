@@ -8,7 +8,8 @@ from __future__ import annotations
 from ridgeline.spec.attention import Attention, SharedAttention
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.mlp import MLP, GatedMLP, MoE
+from ridgeline.spec.paired import PairedMLP
 from ridgeline.spec.recurrent import RecurrentMixer
 
 TokenMixer = Attention | SharedAttention | LatentAttention | RecurrentMixer
-ChannelMixer = MLP | GatedMLP | MoE
+ChannelMixer = MLP | GatedMLP | MoE | PairedMLP

@@ -146,6 +146,8 @@ class MoE:
         shared_gate: Multiply the result of `shared` by the sigmoid of a number computed from the token (Qwen2-MoE).
         latent_size: Experts read and write vectors of this size; one matrix projects a token to it, another one back
             (Nemotron 3 Super).
+        expert_scale: The weight of each expert that was chosen is multiplied by a learned number of the expert, after
+            all else (Gemma 4).
     """
 
     num_experts: int
@@ -162,6 +164,7 @@ class MoE:
     shared: GatedMLP | MLP | None = None
     shared_gate: bool = False
     latent_size: int | None = None
+    expert_scale: bool = False
 
     def __post_init__(self) -> None:
         _check_mlp(self.intermediate_size, self.activation)
@@ -201,6 +204,8 @@ class MoE:
             yield Weight("router.bias", (experts,))
         if self.choice_bias:
             yield Weight("choice.bias", (experts,))
+        if self.expert_scale:
+            yield Weight("expert_scale.weight", (experts,))
         yield from (Weight(f"experts.{n}.weight", (experts, inner, outer), "out") for n in parts)
         yield Weight("experts.down.weight", (experts, outer, inner), "in")
         if self.bias:

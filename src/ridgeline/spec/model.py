@@ -11,6 +11,7 @@ from ridgeline.spec.diffusion import MaskedDiffusion
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 from ridgeline.spec.norm import Norm
+from ridgeline.spec.per_layer import EmbeddingBranch, LayerEmbeddings
 from ridgeline.spec.regimes import Regimes, regimes_of
 from ridgeline.spec.rope import Rope
 from ridgeline.spec.s4 import S4, S4D
@@ -22,7 +23,9 @@ from ridgeline.spec.weight import Weight, linear
 class Layer:
     """x += scale * post(mixer(pre(x))), then the same with the channel mixer. One may be missing (Mamba, Nemotron-H).
 
-    pre_norm only: Llama. Both: Gemma 2, GLM-4-0414. post_norm only: OLMo 2. residual_scale: Granite.
+    pre_norm only: Llama. Both: Gemma 2, GLM-4-0414. post_norm only: OLMo 2. residual_scale: Granite. embedded: a third
+    branch, x += post(embedded(x)), which reads the layer's own embeddings of the tokens. out_scale: the stream after
+    the layer is multiplied by a learned number (both Gemma 4).
     """
 
     mixer: TokenMixer | None
@@ -30,6 +33,8 @@ class Layer:
     pre_norm: Norm | None
     post_norm: Norm | None = None
     residual_scale: float = 1.0
+    embedded: EmbeddingBranch | None = None
+    out_scale: bool = False
 
     def __post_init__(self) -> None:
         if self.mixer is None and self.mlp is None:
@@ -40,6 +45,10 @@ class Layer:
             yield from _branch_weights("mixer", self.mixer, self.pre_norm, self.post_norm, width)
         if self.mlp:
             yield from _branch_weights("mlp", self.mlp, self.pre_norm, self.post_norm, width)
+        if self.embedded:
+            yield from _branch_weights("embedded", self.embedded, None, self.post_norm, width)
+        if self.out_scale:
+            yield Weight("scale.weight", (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ AnyLayer = Layer | ParallelLayer | DeepNormLayer
 
 
 def _branch_weights(
-    name: str, part: TokenMixer | ChannelMixer, pre: Norm | None, post: Norm | None, width: int
+    name: str, part: TokenMixer | ChannelMixer | EmbeddingBranch, pre: Norm | None, post: Norm | None, width: int
 ) -> Iterator[Weight]:
     if pre:
         yield from pre.weights(f"{name}_norm", width)
@@ -111,7 +120,7 @@ class ModelSpec:
     serve, in tokens, stretched rotations included. num_position_embeddings: rows of a learned position
     table, 0 for none (GPT-2). embedding_scale and logit_scale multiply the embeddings and the logits
     (Gemma, Granite); logit_softcap bounds the logits (Gemma 2). diffusion: how a diffusion language model fills an
-    answer; None for autoregressive models.
+    answer; None for autoregressive models. layer_embeddings: embeddings of the tokens for each layer (Gemma 4).
     """
 
     family: str
@@ -126,6 +135,7 @@ class ModelSpec:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     diffusion: MaskedDiffusion | None = None
+    layer_embeddings: LayerEmbeddings | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
@@ -142,6 +152,24 @@ class ModelSpec:
                 rule = f"channels {m.channels} is not hidden_size {self.hidden_size}"
                 raise ValueError(f"layers[{i}].mixer: {rule}, and {type(m).__name__} has no projection before it")
         self._check_sight()
+        self._check_embeddings()
+
+    def _check_embeddings(self) -> None:
+        """Raise ValueError unless the layers read embeddings of the size that the model has for each layer."""
+        own, branches = self.layer_embeddings, [self.embedded(i) for i in range(len(self.layers))]
+        read = {branch.size for branch in branches if branch}
+        if read != ({own.size} if own else set()):
+            have = f"size {own.size}" if own else "none"
+            raise ValueError(f"layers read embeddings of their own of sizes {sorted(read)}, and the model has {have}")
+        if own and own.vocab_size < self.vocab_size:
+            raise ValueError(
+                f"the table of the layers' embeddings has {own.vocab_size} rows, and there are {self.vocab_size} tokens"
+            )
+
+    def embedded(self, index: int) -> EmbeddingBranch | None:
+        """Return the branch of layer `index` that reads the layer's own embeddings; None without it."""
+        layer = self.layers[index]
+        return layer.embedded if isinstance(layer, Layer) else None
 
     def _check_sight(self) -> None:
         """Raise ValueError unless all layers see equally far ahead, and only a diffusion model sees ahead at all."""
@@ -170,6 +198,8 @@ class ModelSpec:
         yield Weight("embed.weight", (self.vocab_size, self.hidden_size), "out")
         if self.num_position_embeddings:
             yield Weight("position_embed.weight", (self.num_position_embeddings, self.hidden_size))
+        if self.layer_embeddings:
+            yield from self.layer_embeddings.weights(self.hidden_size, len(self.layers))
         for i, layer in enumerate(self.layers):
             for w in layer.weights(self.hidden_size):
                 yield Weight(f"layers.{i}.{w.name}", w.shape, w.split)

@@ -11,7 +11,8 @@ from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.mamba import Mamba, Mamba2
 from ridgeline.spec.mixers import TokenMixer
 from ridgeline.spec.mlp import MoE
-from ridgeline.spec.model import AnyLayer
+from ridgeline.spec.model import AnyLayer, ModelSpec
+from ridgeline.spec.paired import PairedMLP
 
 # Parts of a layer whose sizes can change: neurons of its MLP or of each expert, neurons of the MLP beside experts,
 # experts, query heads, KV heads with their query heads, and heads (Mamba: channels) of a state space.
@@ -21,6 +22,8 @@ PARTS: tuple[Part, ...] = ("mlp", "shared", "experts", "heads", "kv_heads", "sta
 
 def size_of(layer: AnyLayer, part: Part) -> int:
     """Return the size of a part of a layer; 0 if the layer has no such part."""
+    if isinstance(layer.mlp, PairedMLP) and part in ("mlp", "shared", "experts"):
+        return 0  # its two parts do not change yet
     if part in ("mlp", "shared", "experts"):
         mlp: Any = layer.mlp if part != "shared" or not layer.mlp else layer.mlp.shared
         return 0 if mlp is None else int(mlp.num_experts if part == "experts" else mlp.intermediate_size)
@@ -43,7 +46,7 @@ def with_size(layer: AnyLayer, part: Part, size: int) -> AnyLayer:
     """
     mixer, mlp = layer.mixer, layer.mlp
     try:
-        if part == "mlp" and mlp is not None:
+        if part == "mlp" and mlp is not None and not isinstance(mlp, PairedMLP):
             return replace(layer, mlp=replace(mlp, intermediate_size=size))
         if isinstance(mlp, MoE) and part == "experts":
             return replace(layer, mlp=replace(mlp, num_experts=size))
@@ -96,6 +99,15 @@ def groups_of(layer: AnyLayer, part: Part) -> int:
     if part == "heads" and isinstance(mixer, Attention) and mixer.query_group > 1:
         return mixer.num_kv_heads
     return 1
+
+
+def unchanging_part(spec: ModelSpec) -> str | None:
+    """Return the part of a model because of which it cannot be pruned or converted; None without such a part."""
+    if spec.layer_embeddings:
+        return "embeddings of the tokens for each layer"
+    if any(own.values_are_keys or own.value_eps is not None for own in spec.attentions(shared=False)):
+        return "values that are keys, or that have a norm"
+    return "experts beside a dense MLP" if any(isinstance(layer.mlp, PairedMLP) for layer in spec.layers) else None
 
 
 def _own(layer: AnyLayer) -> TokenMixer | None:

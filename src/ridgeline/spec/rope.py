@@ -70,7 +70,15 @@ class LongRopeScaling:
         return self.long_factor if long else self.short_factor
 
 
-RopeScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """Only the first `pairs` pairs rotate, with the frequencies of whole heads divided by `factor` (Gemma 4)."""
+
+    pairs: int
+    factor: float = 1.0
+
+
+RopeScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,8 @@ class Rope:
             raise ValueError(f"rope dim must be even and at least 2, not {self.dim}")
         if not (self.theta > 0 and math.isfinite(self.theta)):
             raise ValueError(f"rope theta must be positive, not {self.theta}")
+        if isinstance(s := self.scaling, ProportionalScaling) and not 0 <= s.pairs <= self.dim // 2:
+            raise ValueError(f"{s.pairs} pairs that rotate are not in 0..{self.dim // 2}")
         if isinstance(self.scaling, LongRopeScaling):
             for name in ("short_factor", "long_factor"):
                 if (n := len(getattr(self.scaling, name))) != self.dim // 2:

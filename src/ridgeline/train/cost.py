@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.per_layer import TABLE
 from ridgeline.system import cpu_name
 from ridgeline.train.loop import Precision, Progress
 
@@ -55,6 +56,7 @@ def flops_per_token(spec: ModelSpec, context: int) -> float:
     if not spec.tie_word_embeddings:  # a tied matrix is multiplied once, as the head; an untied embedding is only read
         multiplied -= spec.vocab_size * spec.hidden_size
     multiplied -= spec.num_position_embeddings * spec.hidden_size
+    multiplied -= sum(w.num_params for w in spec.weights() if w.name == TABLE)
     attention = sum(layer.mixer.work(context, context) for layer in spec.layers if layer.mixer) / context
     return 6.0 * (multiplied + attention)
 

@@ -154,7 +154,8 @@ class _TrainedModel(Model):
         else:
             found = super().run_block(block, stream, step, rotaries)
         delta = None if found.delta is None else self._drop(found.delta)
-        return Stream(found.residual, delta, found.shared)
+        kept: Stream = found._replace(delta=delta)
+        return kept
 
     def _drop(self, x: Any) -> Any:
         owner = self._mode[0]

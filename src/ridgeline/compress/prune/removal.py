@@ -27,10 +27,10 @@ class _Shortened(Model):
         The layer after a removed one would add the branch before it with the factor of the removed layer, so that
         branch is added here.
         """
-        rotaries, before = self.rotaries(step), Stream(self.embed(step), None)
+        rotaries, before = self.rotaries(step), self.begin(step)
         blocks, scales = list(self._blocks), [residual_scale(layer) for layer in self.spec.layers]
         for i, block in enumerate(blocks):
-            stream = Stream(self._whole(before, scales[i - 1]), None, before.shared)
+            stream = before._replace(residual=self._whole(before, scales[i - 1]), delta=None)
             for later in blocks[i + 1 :]:
                 stream = self.run_block(later, stream, step, rotaries)
             yield stream

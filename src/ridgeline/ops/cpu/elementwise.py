@@ -53,7 +53,8 @@ def _with_number(kernel: Callable[..., None], pool: Pool) -> Callable[[Floats, f
 
 
 def multiply(case: None, pool: Pool) -> Callable[[Floats, Floats], Floats]:
-    return _of_two(_kernels.multiply, pool)
+    of_two, with_number = _of_two(_kernels.multiply, pool), scale(None, pool)
+    return lambda a, b: with_number(a, float(b[0])) if b.shape == (1,) else of_two(a, b)
 
 
 def gate(case: None, pool: Pool) -> Callable[[Floats, Floats], Floats]:

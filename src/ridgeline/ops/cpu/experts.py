@@ -24,10 +24,15 @@ def route(case: MoE, pool: Pool) -> Callable[..., tuple[Ints, Floats]]:
     how = (groups.count, groups.chosen, groups.score == "best_two") if groups else (0, 0, False)
     scores = case.scores == "sigmoid", case.normalize, case.scale
 
-    def choose(logits: Floats, choice_bias: Floats | None = None) -> tuple[Ints, Floats]:
+    def choose(logits: Floats, choice_bias: Floats | None = None, factors: Floats | None = None) -> tuple[Ints, Floats]:
         ids, weights = integers(pool, len(logits), count), empty(pool, len(logits), count)
         _kernels.route(pool, *how, *scores, rows_of(logits), choice_bias, ids, weights)
-        return ids, weights
+        if factors is None:
+            return ids, weights
+        own, scaled = empty(pool, ids.size, 1), empty(pool, *weights.shape)
+        _kernels.embed(pool, factors.reshape(-1, 1), "float32", ids.reshape(-1), own)
+        _kernels.multiply(pool, weights, own.reshape(weights.shape), scaled)
+        return ids, scaled
 
     return choose
 

@@ -24,7 +24,7 @@ Name = Literal["fp32", "bf16", "fp16"]
 
 PLAIN: dict[Kind, Name] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 # Matrices that one kernel multiplies with at once, by their names in a stage.
-TOGETHER = (("q", "k", "v"), ("gate", "up"), ("shared.gate", "shared.up"))
+TOGETHER = (("q", "k", "v"), ("gate", "up"), ("shared.gate", "shared.up"), ("dense.gate", "dense.up"))
 
 
 def kind_of(array: Ndarray) -> Kind:

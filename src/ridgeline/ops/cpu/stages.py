@@ -7,17 +7,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ridgeline._kernels import Heads, Matrix, Mlp, Norm, Pool, Projection
+from ridgeline._kernels import Heads, Matrix, Mlp, Norm, Pool, Projection, rotate
+from ridgeline._kernels import scale as copy
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, PageTarget, Rotary, Weights
 from ridgeline.ops.cpu.coded import order_of, packing_key
-from ridgeline.ops.cpu.elementwise import add, sigmoid_gate
+from ridgeline.ops.cpu.elementwise import add, scale, sigmoid_gate
 from ridgeline.ops.cpu.experts import build_experts, experts, route
 from ridgeline.ops.cpu.kernel import empty, never
-from ridgeline.ops.cpu.linear import Product, activation_of
+from ridgeline.ops.cpu.linear import Product, activation_of, rows_of
 from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm, refuses_format
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
-from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, MoE, RMSNorm
+from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, MoE, PairedMLP, RMSNorm
 
 PANEL = 32  # a head of this many rows needs no rotation or norm of its own
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -32,17 +33,52 @@ class Stage(NamedTuple):
 
 def attention_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[..., Any]:
     m = case.mixer
+    if m.values_are_keys:
+        return _shared_input(case, weights, pool)
     run, q, kv = _heads(case, weights, pool, "qkv"), (m.num_heads, m.head_dim), (m.num_kv_heads, m.head_dim)
-    gate = _gate(case, weights, pool)
+    gate, value_norm = _gate(case, weights, pool), _value_norm(m)
 
     def stage(
         residual: Floats, delta: Floats | None, rotary: Rotary | None, target: PageTarget | None = None
     ) -> tuple[Floats, Floats, Floats | None, Floats, Floats]:
         outs: list[Floats] = [empty(pool, len(residual), *shape) for shape in (q, kv, kv)]
         total = run(residual, delta, rotary, outs)
+        if value_norm:
+            value_norm(pool, rows_of(outs[2]), rows_of(outs[2]))
         return total, outs[0], gate(residual, delta), outs[1], outs[2]
 
     return stage
+
+
+def _shared_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[..., Any]:
+    """Build the input of attention whose values are the keys before their norm and rotation."""
+    m = case.mixer
+    run, q, kv = _heads(case, weights, pool, "qk", 1), (m.num_heads, m.head_dim), (m.num_kv_heads, m.head_dim)
+    gate, value_norm = _gate(case, weights, pool), _value_norm(m)
+    key_norm = norm_of(m.qk_norm, "k_norm", weights)
+
+    def stage(
+        residual: Floats, delta: Floats | None, rotary: Rotary | None, target: PageTarget | None = None
+    ) -> tuple[Floats, Floats, Floats | None, Floats, Floats]:
+        queries, keys, values = (empty(pool, len(residual), *shape) for shape in (q, kv, kv))
+        total = run(residual, delta, rotary, [queries, keys])
+        if value_norm:
+            value_norm(pool, rows_of(keys), rows_of(values))
+        else:
+            copy(pool, rows_of(keys), 1.0, rows_of(values))
+        if key_norm:
+            key_norm(pool, rows_of(keys), rows_of(keys))
+        if m.rope and rotary:
+            cos, sin = np.asarray(rotary.cos), np.asarray(rotary.sin)
+            rotate(pool, keys, m.head_dim, 0, m.rope.dim, m.rope.interleaved, cos, sin)
+        return total, queries, gate(residual, delta), keys, values
+
+    return stage
+
+
+def _value_norm(m: Attention) -> Norm | None:
+    """Return the norm of values, which has no weights, or None."""
+    return None if m.value_eps is None else Norm("rms", m.value_eps, np.ones(m.head_dim, np.float32), None)
 
 
 def query_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[..., Any]:
@@ -72,11 +108,14 @@ def _gate(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[[Float
 
 
 def _heads(
-    case: AttentionInput, weights: Weights, pool: Pool, names: str
+    case: AttentionInput, weights: Weights, pool: Pool, names: str, num_rotated: int = 2
 ) -> Callable[[Floats, Floats | None, Rotary | None, list[Floats]], Floats]:
-    """Return a function that writes the projections `names` into outputs and returns the residual."""
+    """Return a function that writes the projections `names` into outputs and returns the residual.
+
+    num_rotated: how many of them, from the first on, are normalized and rotated at most.
+    """
     m = case.mixer
-    rotated = names.replace("v", "")
+    rotated = names.replace("v", "")[:num_rotated]
     norms = [norm_of(m.qk_norm, f"{name}_norm", weights) for name in rotated] if m.qk_norm else []
     rope_dim, pairs = (m.rope.dim, m.rope.interleaved) if m.rope else (0, False)
     kernel = Heads(
@@ -111,6 +150,8 @@ def attention_output(
 
 
 def mlp_block(case: MLPBlock, weights: Weights, pool: Pool) -> Callable[..., Any]:
+    if isinstance(case.mlp, PairedMLP):
+        return _paired_block(case, case.mlp, weights, pool)
     if isinstance(case.mlp, MoE):
         return _moe_block(case, case.mlp, weights, pool)
     kernel = _mlp(case.mlp, weights, norm_of(case.norm, "norm", weights), case.residual_scale, pool)
@@ -135,18 +176,41 @@ def _moe_block(case: MLPBlock, moe: MoE, weights: Weights, pool: Pool) -> Callab
     scores = Products(
         weights, ("router", "shared_gate") if moe.shared_gate else ("router",), norm, case.residual_scale, pool
     )
-    choose, choice_bias = route(moe, pool), weights.vector("choice.bias")
+    choose, own = route(moe, pool), (weights.vector("choice.bias"), weights.vector("expert_scale.weight"))
     shared = _mlp(moe.shared, weights.under("shared."), norm, 1.0, pool) if moe.shared else None
     routed = (_latent_experts if moe.latent_size else _experts)(moe, weights, norm, pool)
 
     def stage(residual: Floats, delta: Floats | None) -> tuple[Floats, Floats]:
         total, (logits, *gate) = scores(residual, delta)
-        ids, shares = choose(logits, choice_bias)
+        ids, shares = choose(logits, *own)
         also = None
         if shared:
             also = empty(pool, *total.shape)
             shared(total, None, None, also)
         return total, routed(total, ids, shares, also, gate[0] if gate else None)
+
+    return stage
+
+
+def _paired_block(case: MLPBlock, both: PairedMLP, weights: Weights, pool: Pool) -> Callable[..., Any]:
+    """Build a dense MLP beside experts: the MLP with the residual sum, the router, the experts, and their norms."""
+    dense = _mlp(both.dense, weights.under("dense."), norm_of(case.norm, "norm", weights), case.residual_scale, pool)
+    names = "router_norm", "experts_norm", "dense_post_norm", "experts_post_norm"
+    router_norm, experts_norm, dense_post, experts_post = (norm_of(both.norm, name, weights) for name in names)
+    logits, choose = Products(weights, ("router",), router_norm, 1.0, pool), route(both.moe, pool)
+    own = weights.vector("choice.bias"), weights.vector("expert_scale.weight")
+    routed, plus, times = _experts(both.moe, weights, experts_norm, pool), add(None, pool), scale(None, pool)
+    assert dense_post and experts_post
+
+    def stage(residual: Floats, delta: Floats | None) -> tuple[Floats, Floats]:
+        total, out = _sum_of(pool, residual, delta), empty(pool, *residual.shape)
+        dense(residual, delta, total, out)
+        x = residual if total is None else total
+        chosen = choose(times(logits(x)[1][0], x.shape[-1] ** -0.5), *own)
+        also = routed(x, *chosen, None, None)
+        dense_post(pool, out, out)
+        experts_post(pool, also, also)
+        return x, plus(out, also, 1.0)
 
     return stage
 

@@ -18,7 +18,9 @@ def route(case: MoE) -> Callable[..., tuple[Ndarray, Ndarray]]:
     plain = case.scores == "softmax" and not case.choice_bias and case.groups is None
     count = case.num_experts_per_tok
 
-    def choose(logits: Ndarray, choice_bias: Ndarray | None = None) -> tuple[Ndarray, Ndarray]:
+    def choose(
+        logits: Ndarray, choice_bias: Ndarray | None = None, factors: Ndarray | None = None
+    ) -> tuple[Ndarray, Ndarray]:
         if plain:
             ids = _best(logits, count)
             found = _chosen(logits, ids)
@@ -32,7 +34,8 @@ def route(case: MoE) -> Callable[..., tuple[Ndarray, Ndarray]]:
             chosen = _chosen(scores, ids)
             if case.normalize:
                 chosen = chosen / chosen.sum(-1, keepdims=True)
-        return ids, chosen * case.scale if case.scale != 1.0 else chosen
+        chosen = chosen * case.scale if case.scale != 1.0 else chosen
+        return ids, chosen if factors is None else chosen * factors[ids]
 
     return choose
 

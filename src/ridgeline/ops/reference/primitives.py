@@ -225,7 +225,9 @@ def route(case: MoE):
     # Where only the order matters, experts are chosen by logits: a softmax rounds some unequal logits to equal scores.
     plain = case.scores == "softmax" and not case.choice_bias and case.groups is None
 
-    def choose(logits: Tensor, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def choose(
+        logits: Tensor, choice_bias: Tensor | None = None, factors: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         if plain:
             ids = _best(logits, case.num_experts_per_tok)
             chosen = logits.gather(-1, ids).softmax(-1) if case.normalize else logits.softmax(-1).gather(-1, ids)
@@ -238,7 +240,8 @@ def route(case: MoE):
             chosen = scores.gather(-1, ids)
             if case.normalize:
                 chosen = chosen / chosen.sum(-1, keepdim=True)
-        return ids, chosen * case.scale if case.scale != 1.0 else chosen
+        chosen = chosen * case.scale if case.scale != 1.0 else chosen
+        return ids, chosen if factors is None else chosen * factors[ids]
 
     return choose
 

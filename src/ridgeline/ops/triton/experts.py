@@ -33,7 +33,7 @@ from ridgeline.ops.triton.products import (
     whole_block,
 )
 from ridgeline.ops.triton.stages import Begin, Mlp, Stage, mlp_block, refuses_begin
-from ridgeline.spec import MoE
+from ridgeline.spec import MoE, PairedMLP
 from ridgeline.spec.mlp import ClampedSwiGLU, Ungated
 
 MOST_EXPERTS = 1023  # counts of all experts lie in the registers of one program
@@ -43,6 +43,8 @@ MOST_SORTED = 512  # visits that the program of one token sorts alone, beside it
 
 def refuses_route(case: MoE | None) -> str | None:
     """Return why no kernel chooses experts; None if one does, and without a case if one serves some."""
+    if case is not None and case.expert_scale:
+        return "no kernel multiplies the weights of experts with learned numbers"
     if case is not None and case.num_experts > MOST_EXPERTS:
         return f"there are {case.num_experts} experts; kernels take {MOST_EXPERTS} at most"
     return None
@@ -284,6 +286,8 @@ def moe_block(case: MLPBlock, weights: Weights, launch: Launch) -> Callable[...,
 
 def refuses_block(case: MLPBlock) -> str | None:
     """Return why no kernel serves an MLP or experts; None if one does."""
+    if isinstance(case.mlp, PairedMLP):
+        return "no kernel serves experts beside a dense MLP"
     return (refuses_route(case.mlp) if isinstance(case.mlp, MoE) else None) or refuses_begin(case)
 
 

@@ -1,0 +1,72 @@
+"""Define a channel mixer that is a dense MLP and a mixture of experts side by side, each between norms of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ridgeline.spec.mixer import require
+from ridgeline.spec.mlp import GatedMLP, MoE
+from ridgeline.spec.norm import RMSNorm
+from ridgeline.spec.weight import Weight
+from ridgeline.spec.workspace import FLOAT
+
+
+@dataclass(frozen=True, slots=True)
+class PairedMLP:
+    """dense_post_norm(dense(norm(x))) + experts_post_norm(moe(experts_norm(x))) (Gemma 4).
+
+    x is the residual stream, and norm(x) the layer's own norm. The router reads router_norm(x) / sqrt(width).
+
+    Args:
+        dense: The MLP that every token visits.
+        moe: The experts and their router.
+        norm: The kind of all norms: of the router's input, of the experts' input, and of both results.
+    """
+
+    dense: GatedMLP
+    moe: MoE
+    norm: RMSNorm
+
+    shared: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        plain = self.moe.shared is None and self.moe.latent_size is None
+        require(plain, "experts beside a dense MLP have neither a shared MLP nor a latent space")
+
+    @property
+    def num_experts(self) -> int:
+        return self.moe.num_experts
+
+    @property
+    def num_experts_per_tok(self) -> int:
+        return self.moe.num_experts_per_tok
+
+    @property
+    def intermediate_size(self) -> int:
+        """Return the larger size of the two."""
+        return max(self.dense.intermediate_size, self.moe.intermediate_size)
+
+    @property
+    def gated_parts(self) -> tuple[str, ...]:
+        """Return the prefixes of a gate and an up matrix that kernels interleave."""
+        return ("dense.", *self.moe.gated_parts)
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        yield from (Weight(f"dense.{w.name}", w.shape, w.split) for w in self.dense.weights(width))
+        yield from self.norm.weights("dense_post_norm", width)
+        yield from self.norm.weights("router_norm", width)
+        yield from self.moe.weights(width)
+        yield from self.norm.weights("experts_norm", width)
+        yield from self.norm.weights("experts_post_norm", width)
+
+    def active_params(self, width: int) -> int:
+        """Return the number of parameters that one token is multiplied with."""
+        whole = sum(w.num_params for w in self.weights(width))
+        return whole - sum(w.num_params for w in self.moe.weights(width)) + self.moe.active_params(width)
+
+    def workspace(self, tokens: int, width: int) -> int:
+        """Return an upper bound in bytes on the memory of the reference ops, one part after the other."""
+        stream = FLOAT * tokens * width
+        return 3 * stream + max(self.dense.workspace(tokens, width), self.moe.workspace(tokens, width))
