@@ -116,8 +116,10 @@ class LLM:
             self.no_tokenizer = self._open_tokenizer(tokenizer)
         self.config: EngineConfig | None = None
         self.draft_spec: ModelSpec | HeadSpec | None = None  # of the draft model or head
-        source: generator.Generator = open_naive(self.loaded)
-        if cache == "on":
+        source: generator.Generator
+        if cache == "off":
+            source = open_naive(self.loaded)
+        else:
             draft = self._load_draft(options.speculative, progress_bar)
             self.draft_spec = None if draft is None else draft.spec
             reason = STATIC if batching == "static" else OWN if proposer is not None else None

@@ -54,7 +54,7 @@ _text(
 )
 _text(
     "gemma4_tied",
-    1,
+    6,
     "tied, with per-layer embeddings and shared keys that are values; bases of rotations by default",
     dims(layers=6, **_SIZES, **_TABLE, **_SHARED, **_KEYS, **_TYPES, **TIED),
     greedy_tokens=0,

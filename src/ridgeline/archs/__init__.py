@@ -14,6 +14,7 @@ from ridgeline.archs import (
     bamba,
     deepseek,
     dense,
+    diffusion_gemma,
     gemma,
     gemma4,
     glm,
@@ -44,7 +45,7 @@ from ridgeline.spec import ModelSpec, from_json
 
 MODULES = (
     llama, dense, gemma, gemma4, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi,
-    bamba, granite, nemotron, sdar, llada2, llada, routed,
+    bamba, granite, nemotron, sdar, llada2, llada, diffusion_gemma, routed,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 OUR_MODEL_TYPE = "ridgeline"
@@ -108,6 +109,8 @@ def _part(c: Config, family: Family, name: str) -> ModelSpec:
         raise c.error(name, "is missing")
     spec = replace(family.spec(text), family=family.model_type)
     text.finish(HARMLESS | set(family.harmless))
+    if family.around is not None:
+        spec = family.around(c, spec)
     tied = c.get_bool("tie_word_embeddings", spec.tie_word_embeddings)
     if tied == spec.tie_word_embeddings:
         return spec

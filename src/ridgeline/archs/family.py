@@ -12,11 +12,11 @@ from ridgeline.archs.rope import FULL, SLIDING, stretched_context
 from ridgeline.spec import (
     AnyLayer,
     Attention,
+    Diffusion,
     ExpertGroups,
     GatedMLP,
     Layer,
     LayerEmbeddings,
-    MaskedDiffusion,
     ModelSpec,
     Norm,
     RMSNorm,
@@ -30,7 +30,8 @@ class Family:
 
     harmless: fields of its configs, besides the common ones, that change nothing in a forward pass. packings: values of
     `quant_method` that the loader can unpack. within: the config field that describes the language model, if that is
-    one of several parts. note: message about the parts that are then left out.
+    one of several parts. note: message about the parts that are then left out. around: adds to the language model what
+    the fields around its own say.
     """
 
     model_type: str
@@ -40,6 +41,7 @@ class Family:
     packings: tuple[str, ...] = ()
     within: str | None = None
     note: str = ""
+    around: Callable[[Config, ModelSpec], ModelSpec] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def layer_windows(c: Config, default: Callable[[int], bool], window: int | None)
 def decoder(
     c: Config, layers: tuple[AnyLayer, ...], norm: Norm, *, tied: bool = False, max_len: int | None = None,
     embedding_scale: float = 1.0, logit_scale: float = 1.0, logit_softcap: float | None = None,
-    diffusion: MaskedDiffusion | None = None, layer_embeddings: LayerEmbeddings | None = None,
+    diffusion: Diffusion | None = None, layer_embeddings: LayerEmbeddings | None = None,
 ) -> ModelSpec:  # fmt: skip
     """Return the model around the layers. tied: the family's default for `tie_word_embeddings`."""
     rope = next((layer.mixer.rope for layer in layers if layer.mixer and layer.mixer.rope), None)

@@ -34,7 +34,7 @@ _ROPES: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Kinds:
+class Kinds:
     """The kind of each layer, the heads of each kind, and their rotations."""
 
     layers: list[str]
@@ -42,7 +42,7 @@ class _Kinds:
     ropes: Mapping[str, Rope]
 
     @classmethod
-    def read(cls, c: Config, *, keys_are_values: bool) -> _Kinds:
+    def read(cls, c: Config, *, keys_are_values: bool) -> Kinds:
         """Read the fields. keys_are_values: whether global layers may have another number of KV heads."""
         layers = _layer_kinds(c)
         heads = {kind: _heads_of(c, layers, kind, keys_are_values) for kind in dict.fromkeys(layers)}
@@ -105,12 +105,12 @@ def gemma4(c: Config) -> ModelSpec:
     c.expect("use_bidirectional_attention", "vision")  # images see themselves whole; a text does not
     c.expect("expert_intermediate_size")
     norm, shared = rms_norm(c), c.get_bool("attention_k_eq_v", False)
-    kinds, branch, embeddings = _Kinds.read(c, keys_are_values=shared), *_embeddings(c, norm)
+    kinds, branch, embeddings = Kinds.read(c, keys_are_values=shared), *_embeddings(c, norm)
     count, num_shared = len(kinds.layers), c.get_int("num_kv_shared_layers", 0)
     if not 0 <= num_shared < count:
         raise c.error("num_kv_shared_layers", f"is {num_shared}; it must be from 0 to {count - 1}, fewer than layers")
     sources = [kinds.source(i, count - num_shared) for i in range(count)]
-    mixers, mlps = _mixers(c, kinds, norm, shared), _mlps(c, norm)
+    mixers, mlps = mixers_of(c, kinds, norm, shared), _mlps(c, norm)
     layers = tuple(
         Layer(
             mixers[kind] if source is None else _shared(c, i, source, mixers[kind]), mlps[source is not None],
@@ -131,7 +131,7 @@ def _shared(c: Config, index: int, source: int, own: Attention) -> TokenMixer:
     return SharedAttention(source, own)
 
 
-def _mixers(c: Config, kinds: _Kinds, norm: RMSNorm, shared: bool) -> dict[str, Attention]:
+def mixers_of(c: Config, kinds: Kinds, norm: RMSNorm, shared: bool) -> dict[str, Attention]:
     """Return the attention of each kind of layer. shared: whether the values of global layers are their keys."""
     bias, window = c.get_bool("attention_bias", False), c.get_size("sliding_window", 512)
     return {

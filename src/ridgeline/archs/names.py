@@ -64,6 +64,13 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A complete tensor name that does not begin with the prefix of layers, with the layer's number at {i}."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class AllExperts:
     """All experts in one tensor: matrices [expert, in, out] under `module`, biases [expert, out] under `module`_bias.
     This weight has the output at `index` of every `count` neighboring ones (GPT-OSS).
@@ -84,7 +91,7 @@ class ExpertPart:
     names: tuple[str, ...]
 
 
-Source = str | FusedRows | HeadPart | GroupPart | Each | Flat | Tensor | AllExperts | ExpertPart
+Source = str | FusedRows | HeadPart | GroupPart | Each | Flat | Tensor | Elsewhere | AllExperts | ExpertPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +178,8 @@ class Names:
         if isinstance(source, Each):
             keys = tuple(f"{prefix}{source.module.format(e=e)}.{suffix}" for e in range(shape[0]))
             return Read(keys, stacked=True)
+        if isinstance(source, Elsewhere):
+            return Read((source.name.format(i=match[1] if match else ""),))
         if isinstance(source, Tensor):
             return Read((f"{prefix}{source.name}",), axes=source.axes)
         if isinstance(source, AllExperts):

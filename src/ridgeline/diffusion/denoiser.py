@@ -274,18 +274,19 @@ class Denoiser:
 class Edits:
     """The changes of scores that do not depend on other tokens: masks and biases."""
 
-    def __init__(self, row: SampleRow, mask_token: int) -> None:
+    def __init__(self, row: SampleRow, mask_token: int | None) -> None:
         params: SamplingParams = row.params
         allowed = params.allowed_token_ids
         self._allowed = None if allowed is None else np.array(allowed, np.int64)
         single = [sequence[0] for sequence in params.bad_token_sequences]
-        self._bad = np.array([mask_token, *params.bad_token_ids, *single], np.int64)
+        masks = [] if mask_token is None else [mask_token]
+        self._bad = np.array([*masks, *params.bad_token_ids, *single], np.int64)
         self._ends, self._min_tokens = np.array(sorted(row.ends), np.int64), params.min_tokens
         self._biased = np.array([token for token, _ in params.logit_bias], np.int64)
         self._bias = np.array([bias for _, bias in params.logit_bias], np.float32)
 
     def apply(self, scores: Floats, indices: Sequence[int]) -> None:
-        """Edit scores [n, vocabulary] of the answer's tokens at `indices` in place; the mask token is never left."""
+        """Edit scores [n, vocabulary] of the answer's tokens at `indices` in place; a mask token is never left."""
         if self._allowed is not None:
             kept = scores[:, self._allowed]
             scores.fill(-np.inf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ridgeline.errors import RequestError
-from ridgeline.spec.diffusion import IN_ORDER, MaskedDiffusion
+from ridgeline.spec.diffusion import IN_ORDER, CanvasDiffusion, Diffusion
 from ridgeline.spec.request import SAMPLING, Params, SamplingParams
 from ridgeline.spec.sight import BEYOND
 
@@ -19,11 +19,14 @@ ONLY_WHOLE = {
     "cfg_scale": "guidance needs passes without the prompt, and this model would have to keep its final rows twice; "
     "leave it out",
 }
+NO_CANVAS = (
+    "remasking", "confidence_threshold", "confidence_factor", "edit_threshold", "block_length", "cfg_scale"
+)  # fmt: skip
 COUNTS = ("confidence_threshold", "confidence_factor", "entropy_bound")  # each says how many tokens a pass keeps
 _DEFAULTS = {name: default for name, default, _ in SAMPLING}
 
 
-def check_params(params: Params, model: MaskedDiffusion | None, prompt: Sequence[int], block: int = 1) -> None:
+def check_params(params: Params, model: Diffusion | None, prompt: Sequence[int], block: int = 1) -> None:
     """Raise RequestError for a parameter, or a prompt, that a model cannot serve.
 
     model: None if autoregressive. block: tokens of a block; BEYOND if the model sees whole sequences.
@@ -50,6 +53,9 @@ def check_params(params: Params, model: MaskedDiffusion | None, prompt: Sequence
             "bad_token_sequences of several tokens need the tokens before a token, but a diffusion model fills them in "
             "any order; give single tokens"
         )
+    if isinstance(model, CanvasDiffusion):
+        _check_canvas(params, model)
+        return
     if len(counts := [name for name in COUNTS if getattr(params, name) is not None]) > 1:
         raise RequestError(f"{' and '.join(counts)} all say how many tokens a pass keeps; give one")
     if block < BEYOND and (found := _given(params, tuple(ONLY_WHOLE))):
@@ -66,6 +72,19 @@ def check_params(params: Params, model: MaskedDiffusion | None, prompt: Sequence
             continue
         raise RequestError(
             f"the {name} has the mask token {model.mask_token}, which stands for unknown tokens; take it out"
+        )
+
+
+def _check_canvas(params: SamplingParams, model: CanvasDiffusion) -> None:
+    if found := _given(params, NO_CANVAS):
+        raise RequestError(
+            f"{found} is {getattr(params, found)}, but a pass over a canvas keeps the tokens that are nearly "
+            "independent, and draws all others again; of this kind, only denoising_passes and entropy_bound apply"
+        )
+    if _given(params, SUFFIX):
+        raise RequestError(
+            f"suffix needs a model that sees whole sequences; a token of this model sees its canvas of {model.canvas}, "
+            "and nothing after it; leave it out"
         )
 
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ridgeline.diffusion import Denoiser
+from ridgeline.diffusion import CanvasDenoiser, Denoiser, Softens
 from ridgeline.engine.answers import Answer
 from ridgeline.runtime.generator import Event
 from ridgeline.sample.logits import Floats
 from ridgeline.sample.sampler import SampleRow
 from ridgeline.sched.sequence import Sequence
 from ridgeline.sched.work import Result, Work
-from ridgeline.spec.diffusion import MaskedDiffusion
+from ridgeline.spec.diffusion import CanvasDiffusion, Diffusion
 from ridgeline.spec.request import TokenLogprobs
 
 
@@ -22,12 +22,19 @@ from ridgeline.spec.request import TokenLogprobs
 class BlockAnswer(Answer):
     """One answer of a diffusion model. Its open block is in the drafts of its sequence."""
 
-    denoiser: Denoiser
+    denoiser: Denoiser | CanvasDenoiser
 
     @classmethod
-    def begin(cls, request: int, index: int, row: SampleRow, sequence: Sequence, model: MaskedDiffusion) -> BlockAnswer:
-        """Return an answer without tokens. row: its row at the end of the prompt."""
-        denoiser = Denoiser(model, sequence.block, row, sequence.num_prompt, sequence.max_length)
+    def begin(
+        cls, request: int, index: int, row: SampleRow, sequence: Sequence, model: Diffusion, soften: Softens | None
+    ) -> BlockAnswer:
+        """Return an answer without tokens. row: its row at the end of the prompt. soften: that of a canvas."""
+        denoiser: Denoiser | CanvasDenoiser
+        if isinstance(model, CanvasDiffusion):
+            assert soften is not None
+            denoiser = CanvasDenoiser(model, row, sequence.max_length, soften)
+        else:
+            denoiser = Denoiser(model, sequence.block, row, sequence.num_prompt, sequence.max_length)
         answer = cls(request, index, row, sequence, denoiser=denoiser)
         answer.open_block()
         return answer
@@ -35,7 +42,10 @@ class BlockAnswer(Answer):
     def open_block(self) -> None:
         """Give the sequence its open block, as it is after the last pass that was committed."""
         self.sequence.propose(self.denoiser.open_block(self.sequence.tokens))
-        self.sequence.wanted = self.denoiser.wanted
+        if isinstance(self.denoiser, CanvasDenoiser):
+            self.sequence.signal = self.denoiser.signal
+        else:
+            self.sequence.wanted = self.denoiser.wanted
 
     @property
     def needs_host(self) -> bool:

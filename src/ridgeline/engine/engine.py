@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Generic
 
+from ridgeline.diffusion import Softens
 from ridgeline.engine.answers import Answer, OpenRequest
 from ridgeline.engine.beams import Beams
 from ridgeline.engine.blocks import BlockAnswer
@@ -41,7 +42,7 @@ from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.sched.work import Result, StepPlan, Update, Work
 from ridgeline.settings import EngineConfig, PreemptCost
 from ridgeline.settings.config import CHAINS_ONLY
-from ridgeline.spec.diffusion import MaskedDiffusion
+from ridgeline.spec.diffusion import CanvasDiffusion, Diffusion
 from ridgeline.spec.regimes import NO_REGIMES, Regimes
 from ridgeline.spec.request import BeamSearchParams, SamplingParams
 from ridgeline.spec.trees import as_parents
@@ -52,16 +53,17 @@ class RequestLoop(Generic[R]):
 
     vocab_size: the number of the model's tokens. eos: its end-of-sequence tokens. proposer: proposes draft tokens;
     without one, `propose` takes them. regimes: how rotary frequencies depend on the length of a sequence. drafting: a
-    draft model of the runner, instead of a proposer. diffusion: how a diffusion model fills answers.
+    draft model of the runner, instead of a proposer. diffusion: how a diffusion model fills answers. soften: computes
+    mean embeddings, for a model with a canvas.
     """
 
     def __init__(
         self, runner: R, config: EngineConfig, vocab_size: int, eos: frozenset[int], *,
         proposer: Proposer | None = None, swap_cost: PreemptCost | None = None, regimes: Regimes = NO_REGIMES,
-        drafting: Drafting | None = None, diffusion: MaskedDiffusion | None = None,
+        drafting: Drafting | None = None, diffusion: Diffusion | None = None, soften: Softens | None = None,
     ) -> None:  # fmt: skip
         self.config = config
-        self._diffusion, self._block = diffusion, max(group.block for group in config.groups)
+        self._diffusion, self._soften, self._block = diffusion, soften, max(group.block for group in config.groups)
         self._runner, self._vocab_size, self._eos, self._swap_cost = runner, vocab_size, eos, swap_cost
         self._regimes = regimes
         self._ids = count()
@@ -107,6 +109,9 @@ class RequestLoop(Generic[R]):
         prompt, params = list(request.prompt_token_ids), request.params
         after = params.suffix_token_ids if isinstance(params, SamplingParams) else ()
         room = self.config.max_model_len - len(prompt) - len(after)
+        canvas = self._diffusion if isinstance(self._diffusion, CanvasDiffusion) else None
+        if canvas:
+            room = canvas.rest_of(len(prompt), self.config.max_model_len)
         max_tokens = max(room, 1) if params.max_tokens is None else params.max_tokens
         if max_tokens > room:
             raise RequestError(
@@ -125,7 +130,7 @@ class RequestLoop(Generic[R]):
         for index, key in enumerate(request.noise):
             sequence = Sequence(
                 next(self._ids), prompt, max_tokens, request.priority, root, block=self._block, waits=waits,
-                after=len(after),
+                after=canvas.positions(max_tokens) - max_tokens if canvas else len(after),
             )  # fmt: skip
             answers.append(self._answer(request_id, index, row.again(key), sequence))
         first, *others = (answer.sequence for answer in answers)
@@ -139,7 +144,7 @@ class RequestLoop(Generic[R]):
     def _answer(self, request: int, index: int, row: SampleRow, sequence: Sequence) -> Answer:
         if self._diffusion is None:
             return Answer(request, index, row, sequence)
-        return BlockAnswer.begin(request, index, row, sequence, self._diffusion)
+        return BlockAnswer.begin(request, index, row, sequence, self._diffusion, self._soften)
 
     def _root(self, salt: str, alone: str = "") -> bytes:
         return hash_root(cache_salt=salt, state_precision=self.config.kv_cache_dtype, alone=alone)
@@ -397,6 +402,7 @@ class Engine(RequestLoop[DeviceRunner]):
             loaded.eos_token_ids,
             drafting=_drafting(loaded, config, proposer, runner, draft),
             diffusion=loaded.spec.diffusion,
+            soften=loaded.model.soften if loaded.spec.canvas else None,
             swap_cost=swap_cost,
             regimes=loaded.spec.regimes(config.max_model_len),
         )

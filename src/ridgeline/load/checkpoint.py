@@ -13,7 +13,7 @@ from ridgeline.archs.quantization import SIDE_FILES, Quantization
 from ridgeline.errors import ConfigError
 from ridgeline.load.gguf.model import GgufModel, open_gguf
 from ridgeline.load.gguf.paths import is_gguf
-from ridgeline.spec import ModelSpec
+from ridgeline.spec import CanvasDiffusion, ModelSpec
 from ridgeline.spec.diffusion import IN_ORDER
 from ridgeline.spec.folders import read_json
 from ridgeline.spec.request import SAMPLING
@@ -33,6 +33,14 @@ _OTHER_FIELDS = frozenset(
 _NEUTRAL_AT_ONE = frozenset(
     "num_beams num_beam_groups length_penalty encoder_repetition_penalty repetition_penalty".split()
 )
+
+
+# generation_config.json: how DiffusionGemma fills a canvas, by our names.
+_CANVAS_FIELDS = {
+    "max_denoising_steps": "passes", "t_min": "t_min", "t_max": "t_max", "stability_threshold": "stable_passes",
+    "confidence_threshold": "confident", "sampler_config": "",
+}  # fmt: skip
+ENTROPY_SAMPLER = "EntropyBoundSamplerConfig"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     spec = spec_from_config(config)
     path = folder / "generation_config.json"
     generation = read_json(path) if path.exists() else {}
+    if isinstance(spec.diffusion, CanvasDiffusion):
+        spec = replace(spec, diffusion=_with_settings(spec.diffusion, generation))
+        generation = {name: value for name, value in generation.items() if name not in _CANVAS_FIELDS}
     fields = tuple(name for name in SAMPLING_FIELDS if spec.diffusion is None or name not in IN_ORDER)
     family = family_of(config)
     language = config if family.within is None else {**config, **config[family.within]}
@@ -84,6 +95,24 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         ),
         quantization=scheme,
     )  # fmt: skip
+
+
+def _with_settings(canvas: CanvasDiffusion, generation: Mapping[str, Any]) -> CanvasDiffusion:
+    """Return how a canvas is filled, with the settings of generation_config.json. Raises ConfigError."""
+    sampler = generation.get("sampler_config") or {}
+    if not isinstance(sampler, Mapping) or sampler.get("_cls_name", ENTROPY_SAMPLER) != ENTROPY_SAMPLER:
+        raise ConfigError(f"generation_config.json: sampler_config {sampler!r:.100} is not an {ENTROPY_SAMPLER}")
+    given = {ours: generation.get(name) for name, ours in _CANVAS_FIELDS.items() if ours}
+    given["entropy_bound"] = sampler.get("entropy_bound")
+    found = {name: value for name, value in given.items() if value is not None}
+    for name, value in found.items():
+        whole = isinstance(getattr(canvas, name), int)
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            raise ConfigError(f"generation_config.json: {name} is {value!r:.100}; it must be a number")
+    try:
+        return replace(canvas, **found)
+    except ValueError as e:
+        raise ConfigError(f"generation_config.json: {e}") from None
 
 
 def _open_gguf(path: Path) -> Checkpoint:

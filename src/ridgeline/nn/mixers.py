@@ -34,7 +34,8 @@ def build_mixer(
         case Attention():
             later = range(layer + 1, len(spec.layers))
             is_shared = any(spec.state_layer(i) == layer for i in later)
-            return build_attention(layer, mixer, norm, weights, table, scale, kv_scales, is_shared)
+            canvas = mixer.over_canvas(spec.canvas) if spec.canvas else None
+            return build_attention(layer, mixer, norm, weights, table, scale, kv_scales, is_shared, canvas)
         case SharedAttention():
             return _shared_attention(mixer, norm, weights, table, scale)
         case LatentAttention():
@@ -45,19 +46,25 @@ def build_mixer(
 
 def build_attention(
     layer: int, mixer: Attention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float,
-    kv_scales: KVScales, is_shared: bool,
+    kv_scales: KVScales, is_shared: bool, canvas: Attention | None = None,
 ) -> Mixer:  # fmt: skip
-    """Build softmax attention. norm: the norm before it; is_shared: whether later layers read its keys and values."""
+    """Build softmax attention.
+
+    norm: the norm before it. is_shared: whether later layers read its keys and values. canvas: how a pass over a canvas
+    attends.
+    """
     into, out = weights.parted("o")
     before = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, norm, scale), into)
     write, attend = table.primitive(api.WRITE_PAGES, mixer), _attend(mixer, weights.vector("sinks"), out, table)
+    within = None if canvas is None else _attend(canvas, weights.vector("sinks"), out, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         target = step.target(layer, kv_scales)
         residual, q, gate, k, v = before(stream.residual, stream.delta, rotary, target)
         parts = () if k is None or v is None else (k, v)  # a kernel wrote them
         state = step.append_kv(layer, write, kv_scales, *parts)
-        return residual, attend(q, gate, state), {**stream.shared, layer: state} if is_shared else stream.shared
+        attended = attend if step.signal is None or within is None else within
+        return residual, attended(q, gate, state), {**stream.shared, layer: state} if is_shared else stream.shared
 
     return run
 

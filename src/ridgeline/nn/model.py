@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ridgeline.errors import CheckpointError
+from ridgeline.nn.canvas import Conditioning, Soften
 from ridgeline.nn.capture import EXPERTS, INPUT, Capture
 from ridgeline.nn.embedded import Branch, EmbeddedInputs, embedded_branch
 from ridgeline.nn.mixers import build_mixer
@@ -19,7 +20,7 @@ from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, QuantizedMatrix, QuantizedStack, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import LowRank, store
-from ridgeline.spec import AnyLayer, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope, Weight
+from ridgeline.spec import AnyLayer, CanvasDiffusion, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope, Weight
 from ridgeline.spec.per_layer import EMBEDDED_NORM, TABLE
 from ridgeline.spec.quant import AS_STORED, PLAIN, FormatTable
 from ridgeline.spec.storage import UNSCALED, KVScales
@@ -71,6 +72,11 @@ class Model:
         self._head = _head(spec, weights, embedding, how)
         self._lookup = self._lookup_in(embedding)
         self._embedded = self._embedded_inputs(weights, how) if spec.layer_embeddings else None
+        self._conditioning: Conditioning | None = None
+        if isinstance(spec.diffusion, CanvasDiffusion):
+            own = {name: weights[name] for name in weights if name.startswith("conditioning")}
+            self._conditioning = Conditioning(spec.diffusion, spec.hidden_size, _bound(own, "conditioning", how), table)
+            self.soften = Soften(spec, self.lookup, table)
         self._final_norm = _OuterNorm(spec.norm, "norm", weights, table)
         self._final_scale = residual_scale(spec.layers[-1])
         self._blocks = self._layers(lambda: _blocks(spec, weights, how))
@@ -163,6 +169,8 @@ class Model:
     def begin(self, step: Step) -> Stream:
         """Return the stream before the first layer, with the embeddings that layers have of their own."""
         x = self.embed(step)
+        if step.signal is not None and self._conditioning is not None:
+            x = self._conditioning(x, step.signal)
         return Stream(x, None, embedded=self._embedded(x, step.token_ids) if self._embedded else None)
 
     def embed(self, step: Step) -> Array:
@@ -282,6 +290,7 @@ class _Block:
         self._mlp_post = _OuterNorm(post, f"{self._name}.mlp_post_norm", weights, table)
         self._add, self._times = table.primitive(api.ADD), table.primitive(api.MULTIPLY)
         self._scale, self._out_scale = residual_scale(layer), weights.get(f"{self._name}.scale.weight")
+        self._canvas_scale = weights.get(f"{self._name}.canvas_scale.weight")
         self._embedded: Branch | None = None
         if spec.embedded(index):
             own, norm_weight = _bound(weights, f"{self._name}.embedded", how), weights[EMBEDDED_NORM]
@@ -308,8 +317,9 @@ class _Block:
         if self._embedded and stream.embedded is not None:
             residual, delta = self._sum(residual, delta), None
             delta = self._embedded_post(self._embedded(residual, stream.embedded))
-        if self._out_scale is not None:
-            residual, delta = self._times(self._sum(residual, delta), self._out_scale), None
+        factor = self._out_scale if step.signal is None else self._canvas_scale
+        if factor is not None:
+            residual, delta = self._times(self._sum(residual, delta), factor), None
         return stream._replace(residual=residual, delta=delta, shared=shared)
 
     def _sum(self, residual: Array, delta: Array | None) -> Array:

@@ -53,6 +53,11 @@ class Step(Protocol):
         ...
 
     @property
+    def signal(self) -> Array | None:
+        """Return the mean embedding of each token's last prediction, [T, width], in a pass over canvases; else None."""
+        ...
+
+    @property
     def segments(self) -> Segments:
         """Return the division of the tokens into sequences."""
         ...

@@ -177,6 +177,8 @@ MOVE_ROWS: Op[Callable[[Sequence[Array], Array, Array, Array, Array], None]] = O
 STORE_ROWS: Op[Callable[[Array, float], Array]] = Op("store_rows", "primitive")
 # (x) -> act(x) [MLP, ungated MoE]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or ClampedSwiGLU of both
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
+# (weights [T, n], rows [n, width]) -> [T, width]: the weighted sums of the rows [no case]
+MIX: Op[Callable[[Array, Array], Array]] = Op("mix", "primitive")
 # (a, b, scale) -> a + scale * b [no case]
 ADD: Op[Callable[[Array, Array, float], Array]] = Op("add", "primitive")
 # (x, factor) -> factor * x [no case]
@@ -317,7 +319,7 @@ HEAD: Op[HeadStage] = Op("head", "stage")
 PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
     LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
-    WRITE_PAGES, MOVE_ROWS, STORE_ROWS, ACTIVATION, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
+    WRITE_PAGES, MOVE_ROWS, STORE_ROWS, ACTIVATION, MIX, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
     ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR, QUANTIZED_ROWS,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,

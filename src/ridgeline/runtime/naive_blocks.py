@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ridgeline.diffusion import Denoiser
+from ridgeline.errors import RequestError
 from ridgeline.runtime.generator import Event, GenerationRequest, Generator
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.naive import MAX_STEP_LOGITS, MAX_STEP_TOKENS, NaiveGenerator
@@ -18,7 +19,7 @@ from ridgeline.sample.logits import Floats
 from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.sched.stats import StepShape
 from ridgeline.sched.work import Work
-from ridgeline.spec.diffusion import MaskedDiffusion
+from ridgeline.spec.diffusion import CanvasDiffusion, MaskedDiffusion
 from ridgeline.spec.request import FinishReason, SamplingParams
 
 
@@ -150,4 +151,9 @@ class NaiveBlocks:
 def open_naive(loaded: LoadedModel) -> Generator:
     """Return the generator that keeps no state, for the kind of the model."""
     model = loaded.spec.diffusion
+    if isinstance(model, CanvasDiffusion):
+        raise RequestError(
+            "cache is off, but a canvas reads the rows of the tokens before it, which are computed in another way; "
+            "leave --cache out"
+        )
     return NaiveGenerator(loaded) if model is None else NaiveBlocks(loaded, model)

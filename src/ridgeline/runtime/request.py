@@ -14,7 +14,7 @@ from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sample.breakers import BreakerIndex
 from ridgeline.sample.sampler import NoiseKey
-from ridgeline.spec import ModelSpec
+from ridgeline.spec import CanvasDiffusion, ModelSpec
 from ridgeline.spec.prompt import OPTION_KEYS, PromptOptions, Side, truncated
 from ridgeline.spec.request import Params, SamplingParams
 
@@ -205,6 +205,8 @@ class Frontend:
         limit = self._max_model_len
         after = len(params.suffix_token_ids) if isinstance(params, SamplingParams) else 0
         room, given = limit - len(ids) - after, f"the prompt's {len(ids)} tokens"
+        if isinstance(canvas := self._spec.diffusion, CanvasDiffusion):
+            room, given = canvas.rest_of(len(ids), limit), f"{given}, canvases of {canvas.canvas}"
         if room < 1:
             has = f"{len(ids)} tokens" + (f", and the suffix {after}" if after else "")
             raise RequestError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, PagedLayout, SnapshotLayout
 from ridgeline.ops.draws import Draw, pack_draws, pack_trials
 from ridgeline.runtime.arena import Arena, Bytes
+from ridgeline.runtime.canvases import build_canvas_layout, canvas_places, on_device, over_canvases
 from ridgeline.runtime.drafter import Place
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.features import is_decode
@@ -25,7 +25,7 @@ from ridgeline.runtime.graphs import Decoded, DecodeGraphs
 from ridgeline.runtime.heads import LoadedHead
 from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout
 from ridgeline.runtime.load import LoadedModel
-from ridgeline.runtime.moves import RowMover
+from ridgeline.runtime.moves import RowMover, by_group, least_seconds
 from ridgeline.runtime.open_drafter import open_drafter
 from ridgeline.runtime.padding import Tokens
 from ridgeline.runtime.sampled import Ahead, SampledTokens, is_drawn, sampled_ahead
@@ -43,7 +43,7 @@ from ridgeline.runtime.sampling import (
 from ridgeline.runtime.step import DenseStep, PagedStep
 from ridgeline.sample.rejection import Distribution
 from ridgeline.sample.sampler import Best, SampleRow
-from ridgeline.sched.work import LAST, PageCopy, Result, StepPlan, Work
+from ridgeline.sched.work import LAST, Result, StepPlan, Work
 from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
 from ridgeline.spec.request import TokenLogprobs
@@ -61,7 +61,8 @@ class Forward:
     """The forward pass of a step, up to the head. Its logits must be read before the next step runs.
 
     Rows are the tokens of the works, one work after the other. decoded: set if the step was run from a recording,
-    which includes the head for all rows. features: [T, hidden_size], which the drafter's tap takes from it.
+    which includes the head for all rows. features: [T, hidden_size], which the drafter's tap takes from it. places: of
+    each token in the stream, which then has those of canvases alone.
     """
 
     model: Model
@@ -69,6 +70,7 @@ class Forward:
     table: OpsTable
     decoded: Decoded | None = None
     features: Array | None = None
+    places: Ints | None = None
 
     def logits(self, rows: Ints | None = None) -> Floats:
         """Return the logits [n, vocabulary] of n of the step's tokens (None: of all)."""
@@ -76,6 +78,8 @@ class Forward:
 
     def on_device(self, rows: Ints | None = None) -> Array:
         """Return these logits on the device."""
+        if rows is not None and self.places is not None:
+            rows = self.places[rows]
         given = None if rows is None else self.table.memory.integers(rows)
         if self.decoded is None:
             return self.model.logits(self.stream, given)
@@ -161,6 +165,7 @@ class DeviceRunner:
         self._sampled = SampledTokens(lines, loaded.table) if runs_ahead else None
         self._draw, self._accept = loaded.table.primitive(api.DRAW), loaded.table.primitive(api.ACCEPT)
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
+        self._canvas = loaded.spec.canvas
         self._num_host_pages = num_host_pages[0]
         self._last, self._acceptance = np.full(max_seqs, LAST if runs_ahead else 0), acceptance
         self._inputs = DraftInputs(lines, num_drafts, loaded.table)
@@ -262,8 +267,8 @@ class DeviceRunner:
             self.arena.swap_in(0, pages, pages)
             self.arena.swap_out(0, pages, pages)  # also waits for swap_in
 
-        computed = _seconds(lambda: self._memory.get(self._model(prompt, last)))
-        moved = _seconds(move)
+        computed = least_seconds(lambda: self._memory.get(self._model(prompt, last)))
+        moved = least_seconds(move)
         return computed / count, moved / (2 * len(pages) * page_bytes)
 
     # ---- one step ---------------------------------------------------------------------------------------
@@ -389,6 +394,8 @@ class DeviceRunner:
             self.drafter.follow(plan)
         if not plan.works:
             return None
+        if self._canvas:
+            return self._over_canvases(plan.works)
         tokens = self._tokens(plan.works)
         slices = self._slices(plan.works)
         decoded = self._decode(plan.works, slices, tokens, ahead)
@@ -404,6 +411,12 @@ class DeviceRunner:
             except Exception as e:  # a step of the target must not end with its draft
                 self.drafter.lost = e
         return forward
+
+    def _over_canvases(self, works: Sequence[Work]) -> Forward:
+        def run(some: Sequence[Work], signal: Floats | None) -> Stream:
+            return self._model.forward(self._step(self._slices(some), self._tokens(some), signal))
+
+        return Forward(self._model, over_canvases(works, run), self._table, places=canvas_places(works))
 
     def _tokens(self, works: Sequence[Work]) -> Ints:
         """Return the ids of a step's tokens [T]; LAST for those that only the device knows."""
@@ -438,7 +451,13 @@ class DeviceRunner:
             trees,
         )
 
-    def _step(self, slices: Slices, tokens: Ints) -> PagedStep:
+    def _step(self, slices: Slices, tokens: Ints, signal: Floats | None = None) -> PagedStep:
+        """Return a step. signal: of the tokens of canvases, if the step is a pass over such."""
+        own = zip(self._groups, self._tables, strict=True)
+        if signal is None:
+            layouts = [self._layout(slices, group, table) for group, table in own]
+        else:
+            layouts = [build_canvas_layout(slices, table, group, self._canvas, self._memory) for group, table in own]
         ids = self._memory.integers(tokens)
         if self._sampled is not None and (tokens == LAST).any():
             ids = self._sampled.known(ids, self._memory.integers(np.repeat(slices.rows, slices.lengths)))
@@ -446,10 +465,11 @@ class DeviceRunner:
             ids,
             self._memory.integers(slices.positions()),
             slices,
-            [self._layout(slices, group, table) for group, table in zip(self._groups, self._tables, strict=True)],
+            layouts,
             self.arena,
             self._inputs,
             self._table,
+            signal=None if signal is None else on_device(signal, self._table),
         )
 
     def _layout(self, slices: Slices, group: StateGroup, table: Ints) -> PagedLayout | SnapshotLayout:
@@ -459,11 +479,11 @@ class DeviceRunner:
 
     def _move(self, plan: StepPlan) -> None:
         """Move whole pages in the order that plans promise: out to the host, in from it, copies on the device."""
-        for group, source, target in _by_group(plan.swap_out):
+        for group, source, target in by_group(plan.swap_out):
             self.arena.swap_out(group, source, target)
-        for group, source, target in _by_group(plan.swap_in):
+        for group, source, target in by_group(plan.swap_in):
             self.arena.swap_in(group, source, target)
-        for group, source, target in _by_group(plan.copies):
+        for group, source, target in by_group(plan.copies):
             self.arena.copy(group, source, target)
 
 
@@ -472,22 +492,3 @@ def _prompt_logprobs(forward: Forward, prompt: PromptTokens) -> tuple[TokenLogpr
         return forward.logits(np.arange(first, first + count))
 
     return tuple(prompt_entries(logits, prompt.first, prompt.following, prompt.count))
-
-
-def _by_group(copies: Sequence[PageCopy]) -> list[tuple[int, list[int], list[int]]]:
-    moves: dict[int, tuple[list[int], list[int]]] = {}
-    for copy in copies:
-        source, target = moves.setdefault(copy.group, ([], []))
-        source.append(copy.src)
-        target.append(copy.dst)
-    return [(group, *move) for group, move in moves.items()]
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    """Return the least time of a few runs: disturbances only make a run longer. The first run loads kernels."""
-    times: list[float] = []
-    while len(times) < 2 or (len(times) < 5 and sum(times) < 1):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)

@@ -49,6 +49,7 @@ class DenseStep:
     memory: Memory
     store: StoreRows | None = None
     prompts: tuple[int, ...] | None = None
+    signal: None = None
 
     @classmethod
     def build(
@@ -100,6 +101,7 @@ class PagedStep:
     layouts: one per state group of the arena. inputs: recurrent layers' inputs for drafts, of this step and before.
     recorded_rows, recorded_segments: frequency rows and segments of a recorded step; None: they follow from the slices.
     recorded_kept: where a recorded step finds inputs of accepted drafts, and keeps those of its drafts, if it has any.
+    signal: the mean embedding of each token's last prediction, in a pass over canvases.
     """
 
     token_ids: Array
@@ -112,6 +114,7 @@ class PagedStep:
     recorded_rows: Array | None = None
     recorded_segments: Segments | None = None
     recorded_kept: tuple[Array, Array | None] | None = None
+    signal: Array | None = None
 
     @cached_property
     def segments(self) -> Segments:

@@ -15,8 +15,9 @@ from ridgeline.ops.noise import SPREAD, Key, Words, gumbel, parts_of, scramble
 from ridgeline.sample.logits import Floats, Ints
 
 # Numbers of the streams of noise at one position: the token; whether XTC acts; in rejection sampling the draft, whether
-# it is accepted, and the token in place of a rejected one; in a pass of a diffusion model the order of positions.
-PURPOSE_SAMPLE, PURPOSE_XTC, PURPOSE_DRAFT, PURPOSE_ACCEPT, PURPOSE_RESIDUAL, PURPOSE_ORDER = range(6)
+# it is accepted, and the token in place of a rejected one; in a pass of a diffusion model the order of positions, and
+# the random token of a canvas.
+PURPOSE_SAMPLE, PURPOSE_XTC, PURPOSE_DRAFT, PURPOSE_ACCEPT, PURPOSE_RESIDUAL, PURPOSE_ORDER, PURPOSE_CANVAS = range(7)
 
 _BLOCK = 1 << 14  # words that are scrambled at once: they and their copy fit a core's cache
 _IDS: Words = np.arange(_BLOCK, dtype=np.uint32) * SPREAD

@@ -4,7 +4,8 @@ A work runs whole blocks of known tokens, whose rows are final, and then the ope
 last whole block, and masks. No draft is ever accepted: their rows are computed again, in place, in the next pass. Once
 the open block is done, its tokens join those of the sequence, and their rows are computed as final together with the
 first pass over the block after it. In a model that sees whole sequences no row is ever final, so that all tokens are
-drafts, those of the prompt too; `wanted` says which of them are predicted.
+drafts, those of the prompt too; `wanted` says which of them are predicted. In a model with a canvas, blocks have one
+token, as known tokens are computed causally, and the drafts are the canvas.
 
              start              settled            settled + block
         ------|------------------|------------------|
@@ -59,8 +60,11 @@ class BlockScheduler(Scheduler):
     def _append_block(self, seq: Sequence, tokens: tuple[int, ...], count: int, deltas: tuple[PageDelta, ...]) -> int:
         """Append a work whose last `count` tokens are the open block."""
         start, limit = seq.planned, seq.planned + len(tokens) - count
-        sample = limit == seq.settled
+        is_canvas = seq.signal is not None  # the known tokens before it have no logits
+        sample = bool(count) if is_canvas else limit == seq.settled
         work = Work(seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, count, deltas, seq.floor)
+        if is_canvas and count:
+            work = work._replace(wanted=(len(tokens) - count, len(tokens)), signal=seq.signal)
         self._works.append(work if seq.wanted is None else work._replace(wanted=seq.wanted))
         seq.pending += sample
         self._cache.newest_step = seq.last_step = self._step

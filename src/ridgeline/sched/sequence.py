@@ -16,6 +16,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.regimes import Regimes
@@ -56,7 +57,8 @@ class Sequence:
     parents: tuple[int, ...] = ()  # of the drafts, if they form a tree (trees.py)
     waits: bool = False  # its tokens are known when a step is committed, not before: until then it runs no more
     wanted: tuple[int, int] | None = None  # drafts whose logits are sampled; None: all
-    after: int = 0  # known tokens that follow the answer, in whole sequences
+    after: int = 0  # known tokens that follow the answer, in whole sequences, or the rest of its last canvas
+    signal: Any = None  # of the drafts, if they are a canvas (work.py)
     block: int = 1  # tokens whose rows are final together; above 1 only in diffusion models (blocks.py)
     # progress
     row: int = -1  # -1: not running

@@ -30,7 +30,7 @@ step before. The drafts begin at limit = start + len(tokens) - num_draft.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ridgeline.errors import RequestError
 from ridgeline.spec.request import TokenLogprobs
@@ -63,6 +63,8 @@ class Work(NamedTuple):
     in flight. epoch: a number that changes with each preemption, so that old results are ignored. sample: the logits of
     the last known token, and of the drafts, are sampled. parents: the parent of each draft of a tree (trees.py).
     wanted: the first and the end of the tokens whose logits are sampled instead, if most drafts are not predicted.
+    signal: if the drafts are a canvas, which is a pass of its own: the mean embedding of each token's last prediction,
+    float32 [num_draft, hidden size].
     """
 
     sequence: int
@@ -77,6 +79,12 @@ class Work(NamedTuple):
     floor: int = 0
     parents: tuple[int, ...] = ()
     wanted: tuple[int, int] | None = None
+    signal: Any = None
+
+    @property
+    def known(self) -> int:
+        """Return the number of tokens that are no drafts."""
+        return len(self.tokens) - self.num_draft
 
     @property
     def rows(self) -> range:

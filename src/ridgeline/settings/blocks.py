@@ -40,8 +40,9 @@ def check_tokens(spec: ModelSpec, tokens: int, length: int = 1) -> None:
             f"max_num_batched_tokens (--max-num-batched-tokens) is {tokens}, but this model computes whole sequences "
             f"of up to {length} tokens in a step; raise it to that, or lower max_model_len (--max-model-len)"
         )
-    if spec.diffusion is not None and tokens < spec.block < BEYOND:
+    if spec.diffusion is not None and tokens < spec.open_tokens < BEYOND:
+        part = "canvas" if spec.canvas else "block"
         raise RequestError(
-            f"max_num_batched_tokens (--max-num-batched-tokens) is {tokens}, but a block of this model has "
-            f"{spec.block} tokens, which a step computes together; raise it to that, or free some memory"
+            f"max_num_batched_tokens (--max-num-batched-tokens) is {tokens}, but a {part} of this model has "
+            f"{spec.open_tokens} tokens, which a step computes together; raise it to that, or free some memory"
         )

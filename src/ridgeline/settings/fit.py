@@ -93,7 +93,7 @@ class Problem:
         """Return settings with the fewest tokens and sequences of a step."""
         drafts = self.options.num_speculative_tokens or 0
         if isinstance(self.spec, ModelSpec) and self.spec.diffusion:
-            drafts = min(self.spec.block, self.max_model_len)  # a pass has logits for the whole block
+            drafts = min(self.spec.open_tokens, self.max_model_len)  # a pass has logits for all of them
         groups = own = self._groups(self.spec, page_tokens)
         count = partial(Workspace, on_cpu=self.on_host, drafts=drafts, float_bytes=self.float_bytes)
         counts: list[Workspace | HeadWorkspace] = [count(self.spec, own)]

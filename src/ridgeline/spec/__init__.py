@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ridgeline.spec.codec import from_json, to_json
     from ridgeline.spec.convolution import GatedConvolution, ShortConvolution
     from ridgeline.spec.delta import DeltaMixer, GatedDelta, KimiDelta
-    from ridgeline.spec.diffusion import MaskedDiffusion
+    from ridgeline.spec.diffusion import CanvasDiffusion, Diffusion, MaskedDiffusion
     from ridgeline.spec.latent import LatentAttention
     from ridgeline.spec.lightning import LightningAttention
     from ridgeline.spec.mamba import Mamba, Mamba2
@@ -47,11 +47,13 @@ __all__ = [
     "AnyLayer",
     "Attention",
     "Blocks",
+    "CanvasDiffusion",
     "Causal",
     "ChannelMixer",
     "ClampedSwiGLU",
     "DeepNormLayer",
     "DeltaMixer",
+    "Diffusion",
     "Dilated",
     "DynamicNTKScaling",
     "EmbeddingBranch",
@@ -107,7 +109,7 @@ _HOMES = {
     "codec": ("from_json", "to_json"),
     "convolution": ("GatedConvolution", "ShortConvolution"),
     "delta": ("DeltaMixer", "GatedDelta", "KimiDelta"),
-    "diffusion": ("MaskedDiffusion",),
+    "diffusion": ("CanvasDiffusion", "Diffusion", "MaskedDiffusion"),
     "latent": ("LatentAttention",),
     "lightning": ("LightningAttention",),
     "mamba": ("Mamba", "Mamba2"),

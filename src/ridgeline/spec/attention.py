@@ -10,7 +10,7 @@ from ridgeline.spec.mixer import AnyMixer, Cut, Mixer, Traffic, require
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.pattern import Pattern, capped
 from ridgeline.spec.rope import Rope
-from ridgeline.spec.sight import CAUSAL, Causal, Sight
+from ridgeline.spec.sight import CAUSAL, Causal, Sight, WholeSequence
 from ridgeline.spec.state import ALL, State
 from ridgeline.spec.weight import Weight, linear
 from ridgeline.spec.workspace import FLOAT, INT, KeysRead, Phases, StepSize
@@ -120,6 +120,16 @@ class Attention(Mixer):
 
     def cut(self) -> Cut:
         return Cut(self.num_heads, self.num_kv_heads)
+
+    def over_canvas(self, canvas: int) -> Self:
+        """Return the attention of a pass over a canvas, whose tokens all see the same keys.
+
+        With a window, a query counts as the last token of the canvas, and a window that is longer by the canvas gives
+        it the keys that the first token sees, and the canvas. Without one, it sees the whole sequence.
+        """
+        if self.window is None:
+            return replace(self, sight=WholeSequence())
+        return replace(self, window=self.window - 1 + canvas)
 
     def seeing(self, sight: Sight) -> Self:
         return replace(self, sight=sight)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ridgeline.errors import RequestError
 from ridgeline.spec.attention import Attention, SharedAttention
-from ridgeline.spec.diffusion import MaskedDiffusion
+from ridgeline.spec.diffusion import CanvasDiffusion, Diffusion, MaskedDiffusion
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 from ridgeline.spec.norm import Norm
@@ -25,7 +25,8 @@ class Layer:
 
     pre_norm only: Llama. Both: Gemma 2, GLM-4-0414. post_norm only: OLMo 2. residual_scale: Granite. embedded: a third
     branch, x += post(embedded(x)), which reads the layer's own embeddings of the tokens. out_scale: the stream after
-    the layer is multiplied by a learned number (both Gemma 4).
+    the layer is multiplied by a learned number (both Gemma 4). canvas_scale: a pass over a canvas has another number
+    (DiffusionGemma).
     """
 
     mixer: TokenMixer | None
@@ -35,10 +36,13 @@ class Layer:
     residual_scale: float = 1.0
     embedded: EmbeddingBranch | None = None
     out_scale: bool = False
+    canvas_scale: bool = False
 
     def __post_init__(self) -> None:
         if self.mixer is None and self.mlp is None:
             raise ValueError("a layer needs a mixer or an mlp")
+        if self.canvas_scale and not self.out_scale:
+            raise ValueError("canvas_scale is another number in place of that of out_scale, which is off")
 
     def weights(self, width: int) -> Iterator[Weight]:
         if self.mixer:
@@ -49,6 +53,8 @@ class Layer:
             yield from _branch_weights("embedded", self.embedded, None, self.post_norm, width)
         if self.out_scale:
             yield Weight("scale.weight", (1,))
+        if self.canvas_scale:
+            yield Weight("canvas_scale.weight", (1,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
-    diffusion: MaskedDiffusion | None = None
+    diffusion: Diffusion | None = None
     layer_embeddings: LayerEmbeddings | None = None
 
     def __post_init__(self) -> None:
@@ -176,7 +182,7 @@ class ModelSpec:
         sights = {self._sight_of(i) for i, layer in enumerate(self.layers) if layer.mixer}
         if len(sights) > 1:
             raise ValueError("all layers must see equally far ahead: one `sight`, and no other mixer beside it")
-        if self.sight != CAUSAL and self.diffusion is None:
+        if self.sight != CAUSAL and not isinstance(self.diffusion, MaskedDiffusion):
             raise ValueError("a model whose tokens see those after them needs `diffusion`: it fills masked tokens")
         if self.diffusion is None:
             return
@@ -186,9 +192,21 @@ class ModelSpec:
             raise ValueError("a diffusion model has no recurrent layers: their state cannot take a token back")
         if any(rope.follows_length for rope in self.ropes()):
             raise ValueError("a diffusion model has no rotations that depend on the length of a sequence")
+        if self.canvas and not self._has_canvas_layers():
+            raise ValueError("a model with a canvas has softmax attention of its own in each layer, without a pattern")
         if self.sight.block < BEYOND and self.max_position_embeddings < self.sight.block:
             size = self.max_position_embeddings
             raise ValueError(f"max_position_embeddings {size} is shorter than a block of {self.sight.block}")
+        if self.canvas >= self.max_position_embeddings:
+            size = self.max_position_embeddings
+            raise ValueError(
+                f"max_position_embeddings {size} leaves no room for a prompt before a canvas of {self.canvas}"
+            )
+
+    def _has_canvas_layers(self) -> bool:
+        """Return whether a pass over a canvas can run through the layers."""
+        mixers = [layer.mixer for layer in self.layers if layer.mixer]
+        return all(isinstance(m, Attention) and m.pattern is None and not m.sinks for m in mixers)
 
     def _sight_of(self, index: int) -> Sight:
         own = self.attention(index)
@@ -203,6 +221,8 @@ class ModelSpec:
         for i, layer in enumerate(self.layers):
             for w in layer.weights(self.hidden_size):
                 yield Weight(f"layers.{i}.{w.name}", w.shape, w.split)
+        if isinstance(self.diffusion, CanvasDiffusion):
+            yield from self.diffusion.weights(self.hidden_size)
         yield from self.norm.weights("norm", self.hidden_size)
         if not self.tie_word_embeddings:
             yield from linear("head", self.hidden_size, self.vocab_size)
@@ -217,7 +237,17 @@ class ModelSpec:
         """Return how many neighboring tokens see each other: 1 in autoregressive models."""
         return self.sight.block
 
-    def seeing(self, sight: Sight, diffusion: MaskedDiffusion | None) -> ModelSpec:
+    @property
+    def canvas(self) -> int:
+        """Return the tokens of the canvas of a diffusion model that has one; 0 for all other models."""
+        return self.diffusion.canvas if isinstance(self.diffusion, CanvasDiffusion) else 0
+
+    @property
+    def open_tokens(self) -> int:
+        """Return how many tokens a pass of a diffusion model predicts together: those of a canvas or of a block."""
+        return self.canvas or self.block
+
+    def seeing(self, sight: Sight, diffusion: Diffusion | None) -> ModelSpec:
         """Return the model whose tokens see so far ahead. Raises ValueError if they cannot."""
         layers = tuple(
             replace(layer, mixer=layer.mixer.seeing(sight)) if layer.mixer else layer for layer in self.layers

@@ -16,6 +16,7 @@ from ridgeline.sample.filters import Uniform, filter_scores
 from ridgeline.sample.logits import Floats
 from ridgeline.sample.noise import PURPOSE_SAMPLE
 from ridgeline.sample.sampler import NoiseKey, SampleRow
+from ridgeline.spec import MaskedDiffusion
 from ridgeline.spec.request import SamplingParams
 from ridgeline.verify.requests import params_of
 
@@ -85,7 +86,7 @@ class Baseline:
         computed again a few times, with all logits moved at random by as little as rounding may move them.
         """
         model, params = self._loaded.spec.diffusion, replace(params_of(request), n=1)
-        assert model is not None
+        assert isinstance(model, MaskedDiffusion)
         wanted = (*self.answer(request, choice).tokens[:position], token)
         for seed in range(NUDGES):
             generator = NaiveBlocks(self._loaded, model, partial(_moved, np.random.default_rng(seed)))

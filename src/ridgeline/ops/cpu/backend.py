@@ -14,6 +14,7 @@ from ridgeline.ops.cpu.primitives import KERNELS
 from ridgeline.ops.cpu.stages import FUSED
 
 STAGES = {**FUSED, **BLOCKS}
+_PRODUCT = "is a product of two arrays of the step, as numpy computes it"
 _MOVES = (
     api.SPLIT_HEADS, api.TAKE, api.CUT, api.GATHER, api.SPLIT,
 )  # fmt: skip
@@ -32,6 +33,8 @@ class CpuBackend:
             return KERNELS[op].refuses(case)
         if op in STAGES:
             return STAGES[op].refuses(case)
+        if op is api.MIX:
+            return _PRODUCT
         return "moves numbers only, as numpy does" if op in _MOVES else "is part of a fused kernel"
 
     def refuses_weights(self, op: Op[Any], weights: Weights) -> str | None:

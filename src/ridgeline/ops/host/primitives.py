@@ -181,6 +181,10 @@ def clamped_swiglu(case: ClampedSwiGLU) -> Callable[[Ndarray, Ndarray], Ndarray]
 # ---- element by element ----------------------------------------------------------------------------------------------
 
 
+def mix(weights: Ndarray, rows: Ndarray) -> Ndarray:
+    return weights @ rows
+
+
 def add(a: Ndarray, b: Ndarray, scale: float) -> Ndarray:
     return a + scale * b if scale != 1.0 else a + b
 

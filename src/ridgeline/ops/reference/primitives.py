@@ -167,6 +167,10 @@ def clamped_swiglu(case: ClampedSwiGLU):
     return act
 
 
+def mix(weights: Tensor, rows: Tensor) -> Tensor:
+    return weights.to(rows.dtype) @ rows
+
+
 def add(a: Tensor, b: Tensor, scale: float) -> Tensor:
     return a + scale * b if scale != 1.0 else a + b
 
