@@ -36,7 +36,7 @@ from ridgeline.settings import EngineOptions
 from ridgeline.spec import CanvasDiffusion
 
 CANVAS, SEED, SHARPNESS = 8, 11, 0.3
-KV_BYTES = 160_000  # little more than the pages of the longest request
+KV_BYTES = 90_000  # a little more than the pages of the longest request
 TEXT: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 88, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 24, "num_global_key_value_heads": 1,
@@ -194,6 +194,8 @@ def test_company_chunks_and_preemption_change_nothing() -> None:
         assert [output.outputs[0].token_ids for output in found] == alone
         again = llm.generate(prompts, params)  # prompts are in the prefix cache
         assert [output.outputs[0].token_ids for output in again] == alone
+    stats = llm.stats()
+    assert stats is not None and stats.preempted_recompute
 
 
 def test_answers_end_at_the_end_token_and_at_max_tokens() -> None:

@@ -51,6 +51,7 @@ INSTEAD: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {"text_config": SIZES},
     "gemma3": {"text_config": SIZES},
     "gemma4": {"text_config": SIZES},
+    "diffusion_gemma": {"text_config": {**SIZES, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 500}},
     "nemotron_h": {
         "vocab_size": 1000,
         "hidden_size": 64 * 24,

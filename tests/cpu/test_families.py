@@ -53,8 +53,8 @@ def test_logits_of_the_reference_device_equal_transformers(name: str, tmp_path: 
 def test_every_family_has_a_case() -> None:
     respelled = {"minimax_text_01", "minimax_m1"}  # other spellings of minimax, see pure/test_archs.py
     # transformers has Qwen 3, which test_sdar.py gives another mask; the other diffusion models have definitions in
-    # oracle/llada.py and oracle/llada2.py
-    elsewhere = {"sdar", "llada2_moe", "llada", "Dream"}
+    # oracle/llada.py and oracle/llada2.py; transformers' DiffusionGemma is in test_canvas.py
+    elsewhere = {"sdar", "llada2_moe", "llada", "Dream", "diffusion_gemma"}
     assert {case.model_type for case in CASES.values()} == set(FAMILIES) - respelled - elsewhere
 
 

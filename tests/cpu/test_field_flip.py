@@ -135,9 +135,14 @@ OURS = {
     **dict.fromkeys(("FirstTokens", "Dilated", "Strided", "S4", "S4D", "GatedConvolution"), "test_ours.py"),
     **dict.fromkeys(("Causal", "Blocks", "WholeSequence"), "test_sight.py"),
     "MaskedDiffusion": "test_denoise.py",
+    "CanvasDiffusion": "test_canvas.py",
 }
 # Fields that make another kind of model, so that no other field stays as it is, with the tests that cover them.
-ELSEWHERE = {"Attention.sight": "test_sight.py", "ModelSpec.diffusion": "test_denoise.py"}
+ELSEWHERE = {
+    "Attention.sight": "test_sight.py",
+    "ModelSpec.diffusion": "test_denoise.py",
+    "Layer.canvas_scale": "test_canvas.py",
+}
 # Exported types that are not part of a ModelSpec, with the reason.
 DERIVED = {
     "State": "an answer of a mixer", "Weight": "an answer of every part", "Regimes": "an answer of a model",

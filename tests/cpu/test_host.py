@@ -67,6 +67,8 @@ def token_by_token(n: int) -> Iterator[Problem]:
     yield Problem(api.ADD, None, (x, normal(n, 24, seed=1), 0.3))
     yield Problem(api.SCALE, None, (x, 1.7))
     yield Problem(api.SOFTCAP, None, (5 * x, 3.0))
+    yield Problem(api.MIX, None, (x, normal(24, 5, seed=1)), 1e-5)
+    yield Problem(api.MULTIPLY, None, (x, normal(1, seed=1)))
     yield Problem(api.MULTIPLY, None, (x, normal(n, 24, seed=1)))
     yield Problem(api.GATE, None, (x, 5 * normal(n, 24, seed=1)))
     yield Problem(api.SIGMOID_GATE, None, (x, 5 * normal(n, 24, seed=1)))

@@ -159,6 +159,7 @@ def test_elementwise(size: int) -> None:
     check(call(api.ADD, None, tensor(a), tensor(b), 0.22), wide + 0.22 * other)
     check(call(api.SCALE, None, tensor(a), 1.7), 1.7 * wide)
     check(call(api.SOFTCAP, None, tensor(a), 4.0), 4.0 * np.tanh(wide / 4.0))
+    check(call(api.MIX, None, tensor(a), tensor(b.T)), wide @ other.T, rtol=1e-4, atol=1e-3)
     rows = np.array([2, 0, 2])
     check(call(api.TAKE, None, tensor(a), tensor(rows, torch.int64)), wide[rows], rtol=0, atol=0)
     split = call(api.SPLIT_HEADS, None, tensor(np.tile(a, 4)), 4)
@@ -485,6 +486,7 @@ DIFFERENTIABLE: dict[str, tuple[Any, object, list[tuple[int, ...]], Callable[...
     "add": (api.ADD, None, [(3, 5), (3, 5)], lambda a, b: (a, b, 0.3)),
     "scale": (api.SCALE, None, [(3, 5)], lambda x: (x, 0.3)),
     "softcap": (api.SOFTCAP, None, [(3, 5)], lambda x: (x, 0.8)),
+    "mix": (api.MIX, None, [(3, 5), (5, 2)], lambda *a: a),
     "take": (api.TAKE, None, [(4, 3)], lambda x: (x, torch.tensor([2, 0, 2]))),
     "clamped": (api.ACTIVATION, MoE(2, 1, 4, ClampedSwiGLU(1.3, 0.8)), [(3, 5), (3, 5)], lambda *a: a),
     "route": (api.ROUTE, MoE(5, 2, 4), [(4, 5)], lambda x: (x,)),

@@ -79,6 +79,10 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "qwen3_5": {"text_config": SIZES | KV_HEADS},
     "qwen3_5_moe": {"text_config": SIZES | KV_HEADS},
     "gemma4_text": SIZES,
+    "diffusion_gemma": {
+        "text_config": SIZES | HEADS | {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8},
+        "canvas_length": 8,
+    },
     "gemma4": {"text_config": SIZES | HEADS},
     "gemma3": {"text_config": {n: SIZES[n] for n in ("hidden_size", "intermediate_size", "num_hidden_layers")} | HEADS},
     "sdar": SIZES | {"block_size": 4, "mask_token_id": 3},
@@ -671,7 +675,7 @@ def test_shapes_of_layers() -> None:
     tied = {name for name in FAMILIES if read(name).tie_word_embeddings}
     assert tied == {
         "gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2", "lfm2_moe", "llada",
-        "ernie4_5", "starcoder2", "gemma3", "gemma4", "gemma4_text",
+        "ernie4_5", "starcoder2", "gemma3", "gemma4", "gemma4_text", "diffusion_gemma",
     }  # fmt: skip
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
     assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5

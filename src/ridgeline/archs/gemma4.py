@@ -87,7 +87,7 @@ def _heads_of(c: Config, layers: list[str], kind: str, keys_are_values: bool) ->
 def _overrides(c: Config, count: int) -> dict[int, tuple[int, int]] | None:
     """Return the size of a head and the number of KV heads of layers that `per_layer_config` names; None without it."""
     if (each := c.sub("per_layer_config")) is None:
-        return {} if c.is_null("per_layer_config") else None
+        return None
     common, found = Heads.read(c, num_kv_heads=4, head_dim_default=256, null_kv=False), {}
     for name in each.fields():
         own = each.sub(name)

@@ -153,10 +153,12 @@ def _diffusion(spec: ModelSpec) -> dict[str, Any] | None:
 
     block: number of tokens that are filled together; None for the whole sequence.
     """
-    from ridgeline.spec import WholeSequence
+    from ridgeline.spec import CanvasDiffusion, WholeSequence
 
     if spec.diffusion is None:
         return None
+    if isinstance(spec.diffusion, CanvasDiffusion):
+        return {"sight": "Canvas", "block": spec.canvas, "mask_token": None, "passes": spec.diffusion.passes}
     return {
         "sight": type(spec.sight).__name__,
         "block": None if isinstance(spec.sight, WholeSequence) else spec.block,
@@ -254,6 +256,12 @@ def _diffusion_rows(found: dict[str, Any] | None) -> list[tuple[str, str]]:
     if found is None:
         return []
     block = found["block"]
+    if found["mask_token"] is None:
+        return [
+            ("diffusion", f"a canvas of {block} random tokens; logits are for the token at the same position"),
+            ("a token sees", "all tokens before it; in a pass over its canvas also the whole canvas"),
+            ("passes", f"at most {found['passes']} for a canvas; --denoising-passes sets it"),
+        ]
     sees = f"its own block of {block}, and all blocks before it"
     passes = f"at most {block} for a block, with one token each; --confidence-threshold makes fewer"
     if block is None:

@@ -47,8 +47,8 @@ class Deployment:
 
     page_tokens: tokens of a page of the KV cache. chunk: prompt tokens in one step. prefix_hit: share of each prompt
     that is in the prefix cache. offload: shares of weights and state in the host's memory. diffusion: passes over the
-    blocks of a diffusion model; None: one token a pass if the model is one. Raises RequestError for values out of
-    range.
+    blocks of a diffusion model; None: one token a pass if the model is one, or the most passes over a canvas. Raises
+    RequestError for values out of range.
     """
 
     spec: ModelSpec
@@ -76,7 +76,7 @@ class Deployment:
     def blocks(self) -> BlockPasses | None:
         """Return the passes over blocks; None if the model is autoregressive."""
         if self.diffusion is None and self.spec.diffusion is not None and self.spec.block < BEYOND:
-            return BlockPasses(self.spec.block)
+            return BlockPasses(self.spec.open_tokens, self.spec.diffusion.tokens_per_pass)
         return self.diffusion
 
     @property

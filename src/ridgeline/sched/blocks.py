@@ -47,7 +47,8 @@ class BlockScheduler(Scheduler):
             return 0
         deltas: tuple[PageDelta, ...] = ()
         if end > seq.covered:
-            reach = self._reach(seq, min(start + seq.block, end), end)
+            whole = seq.signal is not None and start == seq.settled  # a canvas runs whole, or not at all
+            reach = self._reach(seq, end if whole else min(start + seq.block, end), end)
             if reach < end:
                 end, block = min(settled, reach // seq.block * seq.block), ()
             if end <= start:

@@ -33,6 +33,8 @@ class MaskedDiffusion:
         edits: The weights were trained to replace tokens that were kept (LLaDA2.1).
     """
 
+    tokens_per_pass: ClassVar[float] = 1.0  # that a pass keeps at least
+
     mask_token: int
     predicts_next: bool = False
     schedule: Schedule = "equal"
@@ -89,6 +91,11 @@ class CanvasDiffusion:
             raise ValueError(f"temperatures must fall from t_max to t_min above 0, not {self.t_max} to {self.t_min}")
         if self.entropy_bound < 0 or self.confident < 0:
             raise ValueError(f"entropy_bound {self.entropy_bound} and confident {self.confident} must not be negative")
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Return how many tokens a pass gives at least, with the most passes over a canvas."""
+        return max(1.0, self.canvas / self.passes)
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield its parameters."""

@@ -60,6 +60,7 @@ class StateGroup:
     slots: the content of a page, layer by layer in the model's order; the scheduler does not use it.
     first_tokens: first tokens of a sequence that every later token reads; their pages are kept as long as the sequence.
     block: tokens whose rows are final together. page_tokens is a multiple of it, unless it is longer than any sequence.
+    canvas: tokens of a canvas, which are computed together and read the rows before the first one; 0: there is none.
     """
 
     name: str
@@ -70,6 +71,7 @@ class StateGroup:
     slots: tuple[LayerSlot, ...] = ()
     first_tokens: int = 0
     block: int = 1
+    canvas: int = 0
 
     def __post_init__(self) -> None:
         if self.page_tokens < 1 or self.lookback < 0 or self.page_bytes < 0:
@@ -136,10 +138,13 @@ class StateGroup:
         return num_cached >= self.num_pages(position) - self.first_live_page(position)
 
     def most_pages(self, num_tokens: int) -> int:
-        """Return how many pages always suffice to finish a sequence of `num_tokens` tokens, one token at a time."""
+        """Return how many pages always suffice to finish a sequence of `num_tokens` tokens.
+
+        Its tokens are computed one at a time, and those of a canvas together.
+        """
         if self.snapshot:
             return 2  # the state that a step reads and the one that it leaves
-        window = (min(self.lookback, num_tokens) + self.page_tokens - 1) // self.page_tokens + 1
+        window = (min(self.lookback + self.canvas, num_tokens) + self.page_tokens - 1) // self.page_tokens + 1
         return min(self.num_pages(num_tokens), self.first_pages + window)
 
 
@@ -148,6 +153,8 @@ class HasLayers(Protocol):
 
     @property
     def layers(self) -> Sequence[AnyLayer]: ...
+    @property
+    def canvas(self) -> int: ...
 
 
 def state_groups(
@@ -185,6 +192,7 @@ def state_groups(
             slots=tuple(slots),
             first_tokens=first_tokens,
             block=block,
+            canvas=spec.canvas,
         )
         for (lookback, first_tokens, snapshot), slots in members.items()
     )

@@ -55,6 +55,7 @@ class Head:
 
     kind: ClassVar[str]
     layers: ClassVar[tuple[Layer, ...]] = ()  # layers that keep state, for spec.groups.state_groups
+    canvas: ClassVar[int] = 0
     tie_word_embeddings: ClassVar[bool] = False
     uses_target_head: ClassVar[bool] = False
 

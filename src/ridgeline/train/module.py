@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ridgeline.errors import RequestError
 from ridgeline.nn import Capture, Model
 from ridgeline.nn.step import Stream
 from ridgeline.ops import OpsTable
@@ -40,6 +41,8 @@ class LanguageModel(nn.Module):
         self, spec: ModelSpec, table: OpsTable, max_len: int, *, seed: int = 0, dropout: float = 0.0,
         checkpointing: bool = False, adapters: int = 0,
     ) -> None:  # fmt: skip
+        if spec.canvas:
+            raise RequestError(f"{spec.family} fills a canvas of {spec.canvas} tokens, for which there is no training")
         super().__init__()
         self.spec, self.table, self.dropout, self._memory = spec, table, dropout, table.memory
         self._max_len, self._checkpointing = max_len, checkpointing

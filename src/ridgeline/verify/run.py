@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ridgeline.engine import Engine
+from ridgeline.errors import RequestError
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.propose import NgramProposer
 from ridgeline.runtime.load import LoadedModel
@@ -48,6 +49,11 @@ def verify(
     for prompts, noise, arrivals and combinations. new_tokens: tokens of each answer. An exception in a case becomes the
     result of the case. Raises RequestError for a model that the engine does not serve.
     """
+    if loaded.spec.canvas:
+        raise RequestError(
+            "verify compares with passes that compute the whole history again, and a canvas reads rows that are "
+            "computed in another way than its own; this model cannot be verified"
+        )
     start = time.perf_counter()
     scale = scale_of(loaded, tokenizer, quick, new_tokens)
     prompts = _prompts(loaded, tokenizer, seed)
