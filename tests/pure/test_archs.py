@@ -80,8 +80,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {"text_config": SIZES | KV_HEADS},
     "gemma4_text": SIZES,
     "diffusion_gemma": {
-        "text_config": SIZES | HEADS | {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8},
-        "canvas_length": 8,
+        "text_config": SIZES
+        | {"max_position_embeddings": 512, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8}
     },
     "gemma4": {"text_config": SIZES | HEADS},
     "gemma3": {"text_config": {n: SIZES[n] for n in ("hidden_size", "intermediate_size", "num_hidden_layers")} | HEADS},
@@ -106,6 +106,7 @@ EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma", "seed_oss", "helium", "ernie4_5", "minimax_m2"), HEADS),
     **dict.fromkeys(("starcoder2", "exaone4", "qwen2_moe", "glm4_moe", "dots1"), KV_HEADS),
     "llada2_moe": KV_HEADS | {"mask_token_id": 3},
+    "diffusion_gemma": {"canvas_length": 8},
     "Dream": KV_HEADS | {"mask_token_id": 3},
     "gpt_oss": HEADS | EXPERTS | {"num_local_experts": 4},
     "lfm2": {"num_key_value_heads": 4},

@@ -28,7 +28,10 @@ class BlockAnswer(Answer):
     def begin(
         cls, request: int, index: int, row: SampleRow, sequence: Sequence, model: Diffusion, soften: Softens | None
     ) -> BlockAnswer:
-        """Return an answer without tokens. row: its row at the end of the prompt. soften: that of a canvas."""
+        """Return an answer without tokens.
+
+        row: its row at the end of the prompt. soften: computes mean embeddings for a canvas.
+        """
         denoiser: Denoiser | CanvasDenoiser
         if isinstance(model, CanvasDiffusion):
             assert soften is not None

@@ -1,4 +1,4 @@
-"""What a pass over a canvas adds to a model: the signal of the last pass, and the mean embedding of a prediction."""
+"""The parts of a pass over a canvas: the signal of the last pass, and the mean embedding of a prediction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 4096  # rows of the embedding that are looked up at once
 class Conditioning:
     """Adds what the last pass predicted to the stream before the first layer: norm(x + mlp(norm(signal))).
 
-    weights: those of the MLP, and of the norm before it under "norm".
+    weights: matrices of the MLP, and the weights of the norm before it under "norm".
     """
 
     def __init__(self, canvas: CanvasDiffusion, width: int, weights: Weights, table: OpsTable) -> None:

@@ -44,12 +44,12 @@ def canvas_passes(works: Sequence[Work]) -> Iterator[list[Work]]:
     yield from (some for some in (known, canvases) if some)
 
 
-def canvas_places(works: Sequence[Work]) -> Ints:
+def canvas_rows(works: Sequence[Work]) -> Ints:
     """Return the index of each of a step's tokens among those of its canvases, [T]; -1 for known tokens."""
     lengths, known = np.array([len(w.tokens) for w in works]), np.array([w.known for w in works])
     is_open = ranges(lengths) >= np.repeat(known, lengths)
-    places: Ints = np.where(is_open, np.cumsum(is_open) - 1, -1)
-    return places
+    rows: Ints = np.where(is_open, np.cumsum(is_open) - 1, -1)
+    return rows
 
 
 def build_canvas_layout(

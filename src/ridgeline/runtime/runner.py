@@ -16,7 +16,7 @@ from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, PagedLayout, SnapshotLayout
 from ridgeline.ops.draws import Draw, pack_draws, pack_trials
 from ridgeline.runtime.arena import Arena, Bytes
-from ridgeline.runtime.canvases import build_canvas_layout, canvas_places, on_device, over_canvases
+from ridgeline.runtime.canvases import build_canvas_layout, canvas_rows, on_device, over_canvases
 from ridgeline.runtime.drafter import Place
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.features import is_decode
@@ -61,8 +61,8 @@ class Forward:
     """The forward pass of a step, up to the head. Its logits must be read before the next step runs.
 
     Rows are the tokens of the works, one work after the other. decoded: set if the step was run from a recording,
-    which includes the head for all rows. features: [T, hidden_size], which the drafter's tap takes from it. places: of
-    each token in the stream, which then has those of canvases alone.
+    which includes the head for all rows. features: [T, hidden_size], which the drafter's tap takes from it.
+    canvas_rows: index of each token in the stream, if the stream is that of the canvases alone.
     """
 
     model: Model
@@ -70,7 +70,7 @@ class Forward:
     table: OpsTable
     decoded: Decoded | None = None
     features: Array | None = None
-    places: Ints | None = None
+    canvas_rows: Ints | None = None
 
     def logits(self, rows: Ints | None = None) -> Floats:
         """Return the logits [n, vocabulary] of n of the step's tokens (None: of all)."""
@@ -78,8 +78,8 @@ class Forward:
 
     def on_device(self, rows: Ints | None = None) -> Array:
         """Return these logits on the device."""
-        if rows is not None and self.places is not None:
-            rows = self.places[rows]
+        if rows is not None and self.canvas_rows is not None:
+            rows = self.canvas_rows[rows]
         given = None if rows is None else self.table.memory.integers(rows)
         if self.decoded is None:
             return self.model.logits(self.stream, given)
@@ -416,7 +416,7 @@ class DeviceRunner:
         def run(some: Sequence[Work], signal: Floats | None) -> Stream:
             return self._model.forward(self._step(self._slices(some), self._tokens(some), signal))
 
-        return Forward(self._model, over_canvases(works, run), self._table, places=canvas_places(works))
+        return Forward(self._model, over_canvases(works, run), self._table, canvas_rows=canvas_rows(works))
 
     def _tokens(self, works: Sequence[Work]) -> Ints:
         """Return the ids of a step's tokens [T]; LAST for those that only the device knows."""
@@ -452,7 +452,7 @@ class DeviceRunner:
         )
 
     def _step(self, slices: Slices, tokens: Ints, signal: Floats | None = None) -> PagedStep:
-        """Return a step. signal: of the tokens of canvases, if the step is a pass over such."""
+        """Return a step. signal: each token's signal, in a pass over canvases."""
         own = zip(self._groups, self._tables, strict=True)
         if signal is None:
             layouts = [self._layout(slices, group, table) for group, table in own]
