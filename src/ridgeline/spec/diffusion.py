@@ -70,7 +70,7 @@ class CanvasDiffusion:
 
     mask_token: ClassVar[int] = -1  # there is none
     predicts_next: ClassVar[bool] = False
-    trained_block: ClassVar[None] = None
+    trained_blocks: ClassVar[tuple[int, ...]] = ()
     edits: ClassVar[bool] = False
 
     canvas: int

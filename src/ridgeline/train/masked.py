@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from ridgeline.errors import RequestError
 from ridgeline.nn import Model
 from ridgeline.spec import Blocks, MaskedDiffusion, ModelSpec, WholeSequence
+from ridgeline.spec.diffusion import CanvasDiffusion
 from ridgeline.spec.sight import BEYOND
 from ridgeline.train.module import LanguageModel, sum_in_blocks
 from ridgeline.train.objectives import Objective
@@ -47,8 +48,8 @@ class BlockDenoising(Objective):
     def __init__(self, student: LanguageModel) -> None:
         super().__init__(student)
         spec = student.spec
-        assert spec.diffusion is not None, "a diffusion model"
-        self._diffusion: MaskedDiffusion = spec.diffusion
+        assert isinstance(spec.diffusion, MaskedDiffusion), "check_trains refuses others"
+        self._diffusion = spec.diffusion
         self.sizes = lengths_of(spec)
         self._models: dict[int, Model] = {}
         for size in self.sizes:
@@ -100,8 +101,13 @@ def copies(spec: ModelSpec) -> int:
     return 2 if spec.diffusion and spec.block < BEYOND else 1
 
 
-def check_context(spec: ModelSpec, context: int) -> None:
-    """Raise RequestError for training rows that are too long for a diffusion model."""
+def check_trains(spec: ModelSpec, context: int) -> None:
+    """Raise RequestError for a diffusion model without an objective, and for training rows that are too long for it."""
+    if isinstance(spec.diffusion, CanvasDiffusion):
+        raise RequestError(
+            f"{spec.family} fills canvases, for which there is no objective; train a model with blocks or whole "
+            "sequences"
+        )
     if spec.diffusion and context >= spec.max_position_embeddings:
         raise RequestError(
             f"context (--context) is {context}; it must be below the model's {spec.max_position_embeddings} positions, "

@@ -18,7 +18,7 @@ from ridgeline.train.curve import read_log
 from ridgeline.train.data.batches import Batch, Batches
 from ridgeline.train.data.shards import Shard
 from ridgeline.train.loop import LOG, Progress, Trainer, TrainOptions
-from ridgeline.train.masked import check_context, copies, objective_of
+from ridgeline.train.masked import check_trains, copies, objective_of
 from ridgeline.train.module import LanguageModel
 from ridgeline.train.objectives import Objective, freeze
 from ridgeline.train.ranks import Ranks
@@ -124,7 +124,7 @@ def train(
     on_start is called with the run, and returns a function that is called after every step.
     """
     spec, options = job.spec, job.options
-    check_context(spec, options.context)
+    check_trains(spec, options.context)
     table = open_table(ranks.device)
     model = LanguageModel(
         spec, table, options.context + 1, seed=options.seed, dropout=options.dropout,

@@ -32,7 +32,7 @@ from ridgeline.train.data.folder import check_room
 from ridgeline.train.distill.data import Encoder
 from ridgeline.train.distill.produce import check_student
 from ridgeline.train.loop import TrainOptions
-from ridgeline.train.masked import BlockDenoising, check_context
+from ridgeline.train.masked import BlockDenoising, check_trains
 from ridgeline.train.module import LanguageModel
 from ridgeline.train.output import StoredType, write_with_weights
 from ridgeline.train.ranks import Ranks
@@ -118,7 +118,7 @@ def train_blocks(
     data = prepare_blocks(corpus, out / TRAINING / DATA, encoder, together, held_out)
     mask = _mask_token(mask_token, data, loaded, encoder)
     options = options_of(loaded.spec, data.train.info.num_tokens)
-    check_context(as_blocks(loaded.spec, max(lengths), mask), options.context)
+    check_trains(as_blocks(loaded.spec, max(lengths), mask), options.context)
     check_room(data.train, options.batch_tokens)
     watch.say(f"token {mask} becomes the mask; blocks have {', '.join(map(str, lengths))} tokens")
     return _Run(model, loaded, data, mask, lengths, options, out, dtype, watch, together).make()
