@@ -24,7 +24,7 @@ _EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 3, "moe
 
 _text(
     "gemma4",
-    28,
+    179,
     "per-layer embeddings; the last two layers share keys and have wide MLPs; wide heads in global layers",
     dims(layers=6, **_SIZES, **_TYPES, **_TABLE, **_SHARED, **_TURNED),
     {"hidden_activation": "gelu"},
@@ -67,7 +67,7 @@ def _inside(text: dict[str, Any], **parts: Any) -> dict[str, Any]:
 
 _whole(
     "gemma4_whole",
-    28,
+    179,
     "the language model of one that could see and hear",
     _inside(dims(layers=6, **_SIZES, **_TYPES, **_TABLE, **_SHARED, **_TURNED)),
 )
