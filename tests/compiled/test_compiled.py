@@ -133,7 +133,7 @@ def test_the_input_of_latents(target: GPUTarget) -> None:
 
 QWEN3 = MoE(128, 8, 768)
 GROUPED = MoE(160, 6, 1536, normalize=False, groups=ExpertGroups(8, 3, "best"), scale=16.0)
-EXPERT_KERNELS = {"choose_experts", "sort_visits", "expert_product"}
+EXPERT_KERNELS = {"rate_and_choose", "choose_experts", "sort_visits", "expert_product"}
 
 
 @pytest.mark.slow
@@ -145,12 +145,14 @@ EXPERT_KERNELS = {"choose_experts", "sort_visits", "expert_product"}
 )
 def test_experts(case: MoE, width: int, name: str, tokens: int, target: GPUTarget) -> None:
     launches = l.experts(case, width, PLAIN if name == "auto" else format_of(name), tokens)
-    assert len(launches) == (1 if tokens == 1 else 2) + (6 if name.startswith("int") and tokens > 8 else 4)
+    assert len(launches) == 3 if tokens == 1 else 8 if name.startswith("int") else 6
     for launched in {str(launched.key): launched for launched in launches}.values():
         kernel, unit = launched.kernel.fn.__name__, None
         if kernel == "expert_product":
             is_low = launched.arguments["BLOCK_R"] < 64
             unit = "HGMMA" if not launched.arguments["WHOLE"] else "IMMA" if is_low else "IGMMA"
+        if kernel == "rate_and_choose":
+            unit = "HGMMA"
         if kernel in EXPERT_KERNELS:
             check(launched, target, unit, is_wide=kernel not in ("choose_experts", "sort_visits"))
 
@@ -158,11 +160,14 @@ def test_experts(case: MoE, width: int, name: str, tokens: int, target: GPUTarge
 @pytest.mark.slow
 @TARGETS
 @pytest.mark.parametrize(("case", "tokens"), [(QWEN3, 8), (QWEN3, 64), (GROUPED, 64)], ids=str)
-def test_a_choice_that_sorts_visits(case: MoE, tokens: int, target: GPUTarget) -> None:
-    """64 tokens have the most visits that are sorted beside the choice."""
+def test_a_router_of_few_tokens(case: MoE, tokens: int, target: GPUTarget) -> None:
+    """64 tokens have the most visits that are sorted beside the choice: attention and experts start 7 kernels."""
     launches = l.experts(case, 2048, PLAIN, tokens)
+    assert [x.kernel.fn.__name__ for x in launches] == ["rate_and_choose", "expert_product", "expert_product"]
+    check(launches[0], target, "HGMMA")
+    launches = l.experts(case, 16384, PLAIN, tokens)
     names = ["normalize", "dense_product", "choose_experts", "expert_product", "expert_product"]
-    assert [launched.kernel.fn.__name__ for launched in launches] == names
+    assert [x.kernel.fn.__name__ for x in launches] == names  # a row does not fit into a program of the product
     check(launches[2], target, is_wide=False)
 
 

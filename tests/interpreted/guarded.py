@@ -26,6 +26,7 @@ OUTPUTS = {
     "cut_rows": ("tops", "likely", "cuts"), "try_drafts": ("taken",),
     "draw_of_parts": ("part_ids", "part_values", "ids"),
     "choose_experts": ("ids", "weights", "visits", "table", "num_blocks"),
+    "rate_and_choose": ("total", "x", "logits", "parts", "ids", "weights", "visits", "table", "num_blocks"),
     "sort_visits": ("visits", "table", "num_blocks"),
     "expert_product": ("out", "sums"),
     "convolve": ("y",), "linear_scan": ("y",), "selective_scan": ("y",), "delta_scan": ("y",),

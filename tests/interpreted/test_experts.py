@@ -12,10 +12,11 @@ from interpreted.guarded import guarded, interpreted, nightly, reference, serves
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Weights
 from ridgeline.ops.stages import MLPBlock
-from ridgeline.ops.triton import experts
+from ridgeline.ops.triton import experts, products, routing
 from ridgeline.ops.triton.launch import CountingLaunch
+from ridgeline.ops.triton.stages import Begin
 from ridgeline.quant import StoredLinear
-from ridgeline.spec import MLP, ClampedSwiGLU, ExpertGroups, GatedMLP, MoE, RMSNorm, Ungated
+from ridgeline.spec import MLP, ClampedSwiGLU, ExpertGroups, GatedMLP, LayerNorm, MoE, Norm, RMSNorm, Ungated
 from ridgeline.spec.quant import PLAIN, Format, format_of
 
 TABLE, REFERENCE = interpreted(), reference()
@@ -143,7 +144,7 @@ def test_visits_are_sorted_beside_the_choice(case: MoE, tokens: int) -> None:
     block = experts.Experts(case, Weights({}, {}, matrices(case, TABLE, PLAIN)), launch)
     logits, visits = drawn(tokens, case.num_experts), block.unsorted(tokens, torch.device("cpu"))
     logits[: tokens // 3] = 0.0  # these tokens share their experts, which so have several blocks
-    choose = experts.route(case, launch)
+    choose = routing.route(case, launch)
     alone, _ = choose(logits)
     wanted = block._sorted(alone)
     for _ in range(2):  # the counter begins with zero again
@@ -191,6 +192,31 @@ def test_a_block_is_its_composition(case: MoE) -> None:
         torch.testing.assert_close(a, b, rtol=3e-4, atol=3e-4)
     for a, b in zip(stage(residual[62:], delta[62:]), got, strict=True):
         assert torch.equal(a[0], b[62])
+
+
+@pytest.mark.parametrize(("case", "norm"), [(BLOCKS[0], RMSNorm()), (BLOCKS[1], LayerNorm()), (BLOCKS[2], RMSNorm())])
+def test_one_launch_of_a_router_is_its_parts(case: MoE, norm: Norm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum, norm, choice and order have the bits of kernels of their own, with splits of columns, too."""
+    monkeypatch.setattr(products, "SPLIT_TILES", 1)
+    monkeypatch.setattr(f"{__name__}.WIDTH", 300)
+    weights, launch = block_weights(case, TABLE), CountingLaunch(guarded)
+    weights.arrays["norm.bias"] = drawn(WIDTH, seed=4)
+    routed = experts._Routed(case, weights, launch)
+    begin = Begin(MLPBlock(case, norm, 0.7), weights, launch)
+    router = routing.Router(case, begin, weights, routed.unsorted, launch)
+    assert router._product.dense and router._product.dense._splits == 4
+    residual, delta = drawn(5, WIDTH, seed=20), drawn(5, WIDTH, seed=21)
+    for given in (delta, delta, None):  # counters begin with zero again
+        total, x, choice = router(residual, given)
+        with monkeypatch.context() as patch:
+            patch.setattr(routing, "APART_TOKENS", 0)
+            same, y, wanted = router(residual, given)
+        found, expected = (
+            [c.ids, c.weights, c.visits.order, c.visits.num_blocks, c.visits.table[:, : int(c.visits.num_blocks)]]
+            for c in (choice, wanted) if c.visits
+        )  # fmt: skip
+        assert all(map(torch.equal, [total, x, *found], [same, y, *expected]))
+        assert choice.gate is None or torch.equal(choice.gate, wanted.gate)
 
 
 def test_other_cases_are_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

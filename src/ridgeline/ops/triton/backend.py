@@ -13,7 +13,7 @@ from ridgeline.ops.driver import Driver
 from ridgeline.ops.reference.backend import open_reference, torch_device
 from ridgeline.ops.table import GPU_BACKEND, NO_KERNEL
 from ridgeline.ops.torchlib.backend import TorchlibBackend, chosen_ops
-from ridgeline.ops.triton import experts, latent, recurrent, stages, state
+from ridgeline.ops.triton import experts, latent, recurrent, routing, stages, state
 from ridgeline.ops.triton.launch import CountingLaunch, Launch, launch
 from ridgeline.ops.triton.layouts import decode_layout, keep, known
 from ridgeline.ops.triton.packing import refuses_format
@@ -49,7 +49,7 @@ PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.WRITE_STATE: Primitive(never, lambda case, launch: state.write_state),
     **{op: Primitive(recurrent.refuses_states, make) for op, make in recurrent.RECURRENCES.items()},
     **{op: Primitive(never, make) for op, make in recurrent.ROWS.items()},
-    api.ROUTE: Primitive(experts.refuses_route, experts.route),
+    api.ROUTE: Primitive(routing.refuses_route, routing.route),
     api.DECODE_LAYOUT: Primitive(never, lambda case, launch: decode_layout(launch)),
     api.KNOWN_TOKENS: Primitive(never, lambda case, launch: known(launch)),
     api.KEEP_TOKENS: Primitive(never, lambda case, launch: keep(launch)),

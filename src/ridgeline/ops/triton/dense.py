@@ -75,22 +75,18 @@ def chain(
 
 
 @triton.jit
-def dense_product(
-    x, codes, scales, zero_points, bias, out, parts, arrived, cos, sin, keys, values, gates, pages, slots, key_scales,
-    value_scales, q_weight, k_weight, whole, finished, tokens, rows, columns, x_stride, tiles, groups, split_tiles,
-    page_stride, slot_stride, head_stride, scale_stride, k_scale, v_scale, offset, eps, KIND: tl.constexpr,
-    LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr, APART: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
+def sum_splits(
+    x, codes, scales, zero_points, bias, parts, arrived, row, token, is_token, rows, columns, x_stride, tiles, groups,
+    split_tiles, KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    SLICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr,
+    SPLITS: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """Compute x[tokens, columns] @ matrix.T + bias, and store it as `finish.store` says.
+    """Return products of a block of rows with a block of tokens, scales and bias included, and whether they are whole.
 
-    APART: whether each split is a program; the one that ends last adds up their sums.
+    APART: whether each split is a program; the one that ends last has the whole sums.
     """
-    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
-    is_token = token < tokens
-    token = token.to(tl.int64)
+    BLOCK_R: tl.constexpr = row.shape[0]
+    BLOCK_T: tl.constexpr = token.shape[0]
     total = tl.zeros([BLOCK_R, BLOCK_T], tl.float32)
     is_last = True
     if APART:
@@ -122,6 +118,31 @@ def dense_product(
             total *= tl.load(scales + row)[:, None]
         if HAS_BIAS:
             total += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
+    return total, is_last
+
+
+@triton.jit
+def dense_product(
+    x, codes, scales, zero_points, bias, out, parts, arrived, cos, sin, keys, values, gates, pages, slots, key_scales,
+    value_scales, q_weight, k_weight, whole, finished, tokens, rows, columns, x_stride, tiles, groups, split_tiles,
+    page_stride, slot_stride, head_stride, scale_stride, k_scale, v_scale, offset, eps, KIND: tl.constexpr,
+    LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr, APART: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
+):  # fmt: skip
+    """Compute x[tokens, columns] @ matrix.T + bias, and store it as `finish.store` says.
+
+    APART: whether each split is a program; the one that ends last adds up their sums.
+    """
+    token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    is_token = token < tokens
+    token = token.to(tl.int64)
+    total, is_last = sum_splits(
+        x, codes, scales, zero_points, bias, parts, arrived, row, token, is_token, rows, columns, x_stride, tiles,
+        groups, split_tiles, KIND, LOW, HAS_ZEROS, HAS_BIAS, SLICES, ROWS, COLUMNS, HALVES, GROUP, SPLITS, APART,
+    )  # fmt: skip
+    if is_last:
         store(
             total, tl.program_id(1), token, tokens, rows, out, gates, (cos, sin),
             (

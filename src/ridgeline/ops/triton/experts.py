@@ -1,4 +1,4 @@
-"""Mixtures of experts in few launches: ROUTE, EXPERT_BLOCK, and MLP_BLOCK around them."""
+"""Mixtures of experts in few launches: EXPERT_BLOCK, and MLP_BLOCK around it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ridgeline.ops.api import Linear, Op, Weights
 from ridgeline.ops.reference.primitives import add
 from ridgeline.ops.reference.recurrent import sigmoid_gate
 from ridgeline.ops.stages import MLPBlock
-from ridgeline.ops.triton.grouped import choose_experts, expert_product, sort_visits
+from ridgeline.ops.triton.choice import sort_visits
+from ridgeline.ops.triton.grouped import expert_product
 from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.packing import ROWS, Packed, refuses_format
 from ridgeline.ops.triton.paged import power_above
@@ -32,66 +33,10 @@ from ridgeline.ops.triton.products import (
     slices_of,
     whole_block,
 )
+from ridgeline.ops.triton.routing import SORT_BLOCK, Choice, Router, Visits, refuses_route
 from ridgeline.ops.triton.stages import Begin, Mlp, Stage, mlp_block, refuses_begin
 from ridgeline.spec import MoE, PairedMLP
 from ridgeline.spec.mlp import ClampedSwiGLU, Ungated
-
-MOST_EXPERTS = 1023  # counts of all experts lie in the registers of one program
-SORT_BLOCK = 1024  # visits that a program of `sort_visits` counts at once
-MOST_SORTED = 512  # visits that the program of one token sorts alone, beside its choice
-
-
-def refuses_route(case: MoE | None) -> str | None:
-    """Return why no kernel chooses experts; None if one does, and without a case if one serves some."""
-    if case is not None and case.expert_scale:
-        return "no kernel multiplies the weights of experts with learned numbers"
-    if case is not None and case.num_experts > MOST_EXPERTS:
-        return f"there are {case.num_experts} experts; kernels take {MOST_EXPERTS} at most"
-    return None
-
-
-class Visits(NamedTuple):
-    """The pairs of a token and an expert of a step, in the order of experts; see `grouped.sort_visits`."""
-
-    tokens: int
-    order: Tensor
-    table: Tensor
-    num_blocks: Tensor
-    block_tokens: int
-
-
-def route(case: MoE, launch: Launch) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return ROUTE, one launch. With `visits` it sorts them, too."""
-    counters = Counters()
-    groups = case.groups
-    count, chosen = (groups.count, groups.chosen) if groups else (1, 1)
-    # The definition chooses by logits where only their order matters.
-    plain = case.scores == "softmax" and not case.choice_bias and groups is None
-
-    def choose(
-        logits: Tensor, choice_bias: Tensor | None = None, visits: Visits | None = None
-    ) -> tuple[Tensor, Tensor]:
-        shape = logits.shape[0], case.num_experts_per_tok
-        ids = torch.empty(shape, dtype=torch.int64, device=logits.device)
-        weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
-        if shape[0]:
-            launch(
-                choose_experts, (shape[0],), Compiled(1 if case.num_experts <= 256 else 4),
-                logits=logits if logits.stride(-1) == 1 else logits.contiguous(), choice_bias=choice_bias, ids=ids,
-                weights=weights, visits=visits and visits.order, table=visits and visits.table,
-                num_blocks=visits and visits.num_blocks, arrived=visits and counters(1, logits.device),
-                stride=logits.stride(0), scale=case.scale, pairs=ids.numel(),
-                most_blocks=visits.table.shape[1] if visits else 0, EXPERTS=case.num_experts, CHOSEN=shape[1],
-                GROUPS=count, OPEN=chosen, BEST_TWO=groups is not None and groups.score == "best_two",
-                SIGMOID=case.scores == "sigmoid", NORMALIZE=case.normalize, PLAIN=plain,
-                HAS_BIAS=choice_bias is not None, BLOCK_G=power_above(count),
-                BLOCK_E=power_above(case.num_experts // count), BLOCK_K=power_above(shape[1]),
-                BLOCK_T=visits.block_tokens if visits else 1, BLOCK_P=power_above(ids.numel()) if visits else 1,
-                BLOCK_C=power_above(case.num_experts + 1),
-            )  # fmt: skip
-        return ids, weights
-
-    return choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,20 +194,15 @@ class _Routed:
     """The experts that a router chooses, with the projections into and out of their own space if there are some."""
 
     def __init__(self, case: MoE, weights: Weights, launch: Launch) -> None:
-        self._experts, self._has_gate = Experts(case, weights, launch), case.shared_gate
-        names = ("router", "shared_gate") if case.shared_gate else ("router",)
-        self._router = StoredProduct([weights.linears[n] for n in names], launch)
-        self._route, self._choice_bias = route(case, launch), weights.vector("choice.bias")
-        self._count, self._chosen = case.num_experts, case.num_experts_per_tok
+        self._experts = Experts(case, weights, launch)
         inside = ("latent_in", "latent_out") if case.latent_size else ()
         self._latent = [StoredProduct([weights.linears[n]], launch) for n in inside]
 
-    def __call__(self, x: Tensor, shared: Tensor | None) -> Tensor:
-        rated = self._router(x)
-        few = len(x) * self._chosen <= MOST_SORTED
-        visits = self._experts.unsorted(len(x), x.device) if few else None
-        ids, scores = self._route(rated[:, : self._count], self._choice_bias, visits)
-        gate = rated[:, self._count :] if self._has_gate else None
+    def unsorted(self, tokens: int, device: torch.device) -> Visits:
+        return self._experts.unsorted(tokens, device)
+
+    def __call__(self, x: Tensor, choice: Choice, shared: Tensor | None) -> Tensor:
+        ids, scores, gate, visits = choice
         if not self._latent:
             return self._experts(x, ids, scores, shared, gate, visits)
         into, out_of = self._latent
@@ -274,12 +214,13 @@ class _Routed:
 
 def moe_block(case: MLPBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
     moe: Any = case.mlp
-    begin, routed = Begin(case, weights, launch), _Routed(moe, weights, launch)
+    routed = _Routed(moe, weights, launch)
+    router = Router(moe, Begin(case, weights, launch), weights, routed.unsorted, launch)
     shared = Mlp(moe.shared, weights.under("shared."), launch) if moe.shared else None
 
     def stage(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        total, x = begin(residual, delta)
-        return total, routed(x, shared(x) if shared else None)
+        total, x, choice = router(residual, delta)
+        return total, routed(x, choice, shared(x) if shared else None)
 
     return stage
 

@@ -70,6 +70,12 @@ def sum_pairs(x):
 
 
 @triton.jit
+def sum_row(x):
+    """Return the sum of x [n], as `sum_pairs` adds it up."""
+    return tl.sum(sum_pairs(tl.reshape(x, [1, x.shape[0]])), 0)
+
+
+@triton.jit
 def tanh(x):
     """Return the hyperbolic tangent of float32, to a few units of its last bit."""
     square = x * x

@@ -171,22 +171,29 @@ class Dense:
         self._arrived = torch.zeros(packed.row_tiles, dtype=torch.int32, device=packed.codes.device)
 
     def __call__(self, x: Tensor, out: Tensor, finish: Finish = STORED) -> None:
-        packed, t = self._packed, self._packed.tiling
-        tokens, splits, block = x.shape[0], self._splits, dense_block(x.shape[0])
-        blocks = -(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)
-        is_apart = splits > 1 and tokens <= APART_TOKENS
-        cells = blocks[0] * blocks[1] * splits * block.tokens * block.rows if is_apart else 1
-        grid = (*blocks, splits) if is_apart else blocks
+        tokens, block = x.shape[0], dense_block(x.shape[0])
+        arguments, grid = self.arguments(x, -(-tokens // block.tokens), block)
         self._launch(
             dense_product, grid, block.compiled,
-            x=x, codes=packed.codes, scales=packed.scales, zero_points=packed.zero_points, bias=self._bias, out=out,
-            parts=x.new_empty(cells), arrived=self._arrived, tokens=tokens, rows=packed.rows, columns=packed.columns,
-            x_stride=x.stride(0), tiles=packed.tiles, groups=packed.groups, split_tiles=-(-packed.tiles // splits),
-            KIND=t.kind, LOW=low_of(packed), HAS_ZEROS=packed.zero_points is not None, HAS_BIAS=self._bias is not None,
-            SLICES=slices_of(packed), ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves, GROUP=t.group, SPLITS=splits,
-            APART=is_apart, BLOCK_T=block.tokens, BLOCK_R=block.rows,
-            **finish.arguments(self._counters, blocks[0] * blocks[1]),
+            **arguments, out=out, arrived=self._arrived, tokens=tokens, x_stride=x.stride(0), BLOCK_T=block.tokens,
+            **finish.arguments(self._counters, grid[0] * grid[1]),
         )  # fmt: skip
+
+    def arguments(self, x: Tensor, token_blocks: int, block: Block) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """Return the arguments of a kernel that calls `dense.sum_splits`, and its grid."""
+        packed, t, splits = self._packed, self._packed.tiling, self._splits
+        blocks = token_blocks, -(-packed.row_tiles * ROWS // block.rows)
+        is_apart = splits > 1 and x.shape[0] <= APART_TOKENS
+        cells = blocks[0] * blocks[1] * splits * block.tokens * block.rows if is_apart else 1
+        found = {
+            "x": x, "codes": packed.codes, "scales": packed.scales, "zero_points": packed.zero_points,
+            "bias": self._bias, "parts": x.new_empty(cells), "rows": packed.rows, "columns": packed.columns,
+            "tiles": packed.tiles, "groups": packed.groups, "split_tiles": -(-packed.tiles // splits), "KIND": t.kind,
+            "LOW": low_of(packed), "HAS_ZEROS": packed.zero_points is not None, "HAS_BIAS": self._bias is not None,
+            "SLICES": slices_of(packed), "ROWS": ROWS, "COLUMNS": t.columns, "HALVES": t.halves, "GROUP": t.group,
+            "SPLITS": splits, "APART": is_apart, "BLOCK_R": block.rows,
+        }  # fmt: skip
+        return found, (*blocks, splits) if is_apart else blocks
 
 
 def round_rows(packed: Packed, x: Tensor, launch: Launch) -> Rounded:
@@ -261,6 +268,11 @@ class StoredProduct:
     def rows(self) -> int:
         """Return the number of rows of all matrices."""
         return self._packed.rows
+
+    @property
+    def dense(self) -> Dense | None:
+        """Return the kernel if it takes exact tokens, for kernels that multiply with the matrix themselves."""
+        return self._multiply if isinstance(self._multiply, Dense) else None
 
     @property
     def rounds(self) -> Packed | None:

@@ -4,7 +4,35 @@ import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.activation import activated
-from ridgeline.ops.triton.numbers import nearest, step_sizes, steps_of
+from ridgeline.ops.triton.numbers import nearest, step_sizes, steps_of, sum_row
+
+
+@triton.jit
+def normalized(x, weight, bias, at, inside, width, offset, eps, HAS_BIAS: tl.constexpr, IS_LAYER: tl.constexpr):
+    """Return the norm of a row x, which has zeros behind its `width` numbers. Sums are sums of pairs, so the norm has
+    the same bits in every kernel.
+    """
+    if IS_LAYER:
+        x = tl.where(inside, x - sum_row(x) / width, 0.0)
+    x *= tl.rsqrt(sum_row(x * x) / width + eps)
+    x *= offset + tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        x += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def sum_and_norm(
+    residual, delta, total, source, row, at, inside, is_owner, width, stride, scale, weight, bias, offset, eps,
+    HAS_DELTA: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_BIAS: tl.constexpr, IS_LAYER: tl.constexpr,
+):  # fmt: skip
+    """Return the norm of the sum of row `source` of two arrays. Its owner stores the sum as row `row` of total."""
+    x = tl.load(residual + source * stride + at, mask=inside, other=0.0)
+    if HAS_DELTA:
+        x += scale * tl.load(delta + source * width + at, mask=inside, other=0.0)
+    if HAS_TOTAL:
+        tl.store(total + row * width + at, x, mask=inside & is_owner)
+    return normalized(x, weight, bias, at, inside, width, offset, eps, HAS_BIAS, IS_LAYER)
 
 
 @triton.jit
@@ -24,17 +52,10 @@ def normalize(
         source = tl.load(rows + row).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < width
-    x = tl.load(residual + source * stride + at, mask=inside, other=0.0)
-    if HAS_DELTA:
-        x += scale * tl.load(delta + source * width + at, mask=inside, other=0.0)
-    if HAS_TOTAL:
-        tl.store(total + row * width + at, x, mask=inside)
-    if IS_LAYER:
-        x = tl.where(inside, x - tl.sum(x, 0) / width, 0.0)
-    x *= tl.rsqrt(tl.sum(x * x, 0) / width + eps)
-    x *= offset + tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        x += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    x = sum_and_norm(
+        residual, delta, total, source, row, at, inside, True, width, stride, scale, weight, bias, offset, eps,
+        HAS_DELTA, HAS_TOTAL, HAS_BIAS, IS_LAYER,
+    )  # fmt: skip
     if ROUNDS:
         size = tl.where(inside, tl.abs(x), 0.0)
         is_finite = tl.min((size < float("inf")).to(tl.int32), 0) == 1

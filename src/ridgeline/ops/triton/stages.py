@@ -47,6 +47,15 @@ class Begin:
         """Return the sum, and its norm: a Tensor, or tokens that are rounded for the product."""
         return self._norm(residual, delta, self._scale, rows)
 
+    @property
+    def fits_in(self) -> bool:
+        """Return whether another kernel can begin the stage: a row fits into its registers."""
+        return self._norm.fits_in
+
+    def inside(self, residual: Tensor, delta: Tensor | None) -> tuple[dict[str, Any], Tensor, Tensor]:
+        """Return the arguments of a kernel that begins the stage itself, and room for the sum and its norm."""
+        return self._norm.inside(residual, delta, self._scale)
+
 
 def refuses_begin(case: Case) -> str | None:
     """Return why no kernel begins a stage as its case says; None if one does."""

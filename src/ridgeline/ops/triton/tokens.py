@@ -26,6 +26,7 @@ DRAW_BLOCK = 1024  # logits that one program draws from at once
 LIKELY = -10.0  # score of tokens that filters look at first: 4.5e-5 of the best one's probability
 MOST_LIKELY = 4096  # such tokens of a row for which there is room; with more of them, filters look at the whole row
 MOST_WIDTH = 2**15  # numbers of a row that one program keeps in registers
+MOST_INSIDE = 2**13  # the same for a program of 128 threads that also multiplies
 
 
 class Normalizer:
@@ -65,6 +66,24 @@ class Normalizer:
                 ROUNDS=packed is not None, HAS_SCALE=given is not None, BLOCK=power_above(out.shape[1]),
             )  # fmt: skip
         return residual if total is None else total, rounded or out
+
+    @property
+    def fits_in(self) -> bool:
+        """Return whether a kernel that also multiplies can normalize a row."""
+        return self._weight.shape[-1] <= MOST_INSIDE
+
+    def inside(self, residual: Tensor, delta: Tensor | None, scale: float) -> tuple[dict[str, Any], Tensor, Tensor]:
+        """Return the arguments of a kernel that calls `rows.sum_and_norm`, and room for the sum and its norm."""
+        residual, width = residual if residual.stride(-1) == 1 else residual.contiguous(), residual.shape[-1]
+        total, out = (residual.new_empty((len(residual), width), dtype=torch.float32) for _ in range(2))
+        found = {
+            "residual": residual, "delta": None if delta is None else delta.contiguous(), "norm_weight": self._weight,
+            "norm_bias": self._bias, "total": None if delta is None else total, "stride": residual.stride(0),
+            "residual_scale": scale, "offset": self._offset, "eps": self._eps, "HAS_DELTA": delta is not None,
+            "HAS_TOTAL": delta is not None, "HAS_NORM_BIAS": self._bias is not None, "IS_LAYER": self._is_layer,
+            "BLOCK_N": power_above(width),
+        }  # fmt: skip
+        return found, residual if delta is None else total, out
 
 
 def norm(case: RMSNorm | LayerNorm, launch: Launch) -> Callable[..., Tensor]:
