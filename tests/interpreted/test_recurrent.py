@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from interpreted.guarded import interpreted, reference, serves
+from interpreted.guarded import guarded, interpreted, reference, serves
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Weights
+from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend
 from ridgeline.ops.stages import RecurrentBlock
 from ridgeline.ops.triton import recurrent
+from ridgeline.ops.triton.backend import TritonBackend
+from ridgeline.ops.triton.launch import Compiled
 from ridgeline.quant import StoredLinear
 from ridgeline.runtime.layout import Slices, build_segments
 from ridgeline.spec import (
@@ -208,8 +211,8 @@ class Block:
     def __init__(self, mixer: Any, table: OpsTable) -> None:
         self.table, self.case = table, RecurrentBlock(mixer, RMSNorm(), 0.7)
         self.stage = table.stage(api.RECURRENT_BLOCK, self.case, weights_of(mixer, table))
-        self.pages = [torch.full((3, *shape), NAN) for shape in mixer.state().parts]
-        self.seen = [0, 0]
+        self.pages = [torch.full((4, *shape), NAN) for shape in mixer.state().parts]
+        self.seen = [0, 0, 0]
 
     def step(self, counts: dict[int, int]) -> list[torch.Tensor]:
         """Return the results of the next tokens of some sequences; the state of sequence i is in page i + 1."""
@@ -246,6 +249,31 @@ def test_blocks_are_their_compositions_in_any_steps(name: str) -> None:
         assert torch.equal(a[1], b[1])
         torch.testing.assert_close(b[1], c[1], rtol=1e-3, atol=1e-3)
         assert a[0].isnan().all()
+
+
+ONE_TOKEN = {"mamba2": "ssd_step", "delta": "delta_step", "kimi": "delta_step", "short": "convolution_step",
+             "gated": "convolution_step"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_TOKEN)
+def test_one_token_is_one_launch_between_the_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens one by one have the bits of a chunk, from the first one on. Several programs share a head."""
+    monkeypatch.setattr(recurrent, "STATE_NUMBERS", 16)
+    names: list[str] = []
+
+    def launch(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments: Any) -> None:
+        names.append(kernel.fn.__name__)
+        guarded(kernel, grid, compiled, **arguments)
+
+    table = OpsTable(TABLE.memory, (TritonBackend(launch), SdpaBackend(), ReferenceBackend()))
+    whole, each = Block(MIXERS[name], TABLE), Block(MIXERS[name], table)
+    steps = [each.step({0: 1, 2: 1, 1: 1}) for _ in range(3)]
+    for own, parts in zip(whole.step({0: 3, 2: 3, 1: 3}), zip(*steps, strict=True), strict=True):
+        assert torch.equal(torch.cat(parts), own)
+    for a, b in zip(each.pages, whole.pages, strict=True):
+        assert torch.equal(a[1:], b[1:]) and a[0].isnan().all()
+    between = [n for n in names if n not in ("normalize", "dense_product")]
+    assert between == [ONE_TOKEN[name]] * 3
 
 
 def test_large_states_are_refused_with_a_reason() -> None:

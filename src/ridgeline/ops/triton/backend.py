@@ -13,7 +13,7 @@ from ridgeline.ops.driver import Driver
 from ridgeline.ops.reference.backend import open_reference, torch_device
 from ridgeline.ops.table import GPU_BACKEND, NO_KERNEL
 from ridgeline.ops.torchlib.backend import TorchlibBackend, chosen_ops
-from ridgeline.ops.triton import experts, latent, recurrent, routing, stages, state
+from ridgeline.ops.triton import experts, latent, mixers, recurrent, routing, stages, state
 from ridgeline.ops.triton.launch import CountingLaunch, Launch, launch
 from ridgeline.ops.triton.layouts import decode_layout, keep, known
 from ridgeline.ops.triton.packing import refuses_format
@@ -55,7 +55,7 @@ PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.KEEP_TOKENS: Primitive(never, lambda case, launch: keep(launch)),
 }
 STAGES: Mapping[Op[Any], Stage] = {
-    **stages.STAGES, **latent.STAGES, **experts.STAGES, **recurrent.STAGES,
+    **stages.STAGES, **latent.STAGES, **experts.STAGES, **mixers.STAGES,
 }  # fmt: skip
 
 

@@ -1,8 +1,4 @@
-"""Recurrent primitives, and RECURRENT_BLOCK as few launches.
-
-Where a step only decodes, or has one prompt, states are read and written in their pages. Other steps, and steps with
-drafts, copy the states of each bucket, as the definition does. Both give the same bits.
-"""
+"""Recurrent primitives. States are read and written in their pages, or in copies. Both give the same bits."""
 
 from __future__ import annotations
 
@@ -15,32 +11,21 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops import api
-from ridgeline.ops.api import Linear, Op, Segments, Weights
-from ridgeline.ops.parts import Along, Follow, follow_segments, recurrent_body
-from ridgeline.ops.recurrent import bind_mixer, input_matrices
-from ridgeline.ops.reference.backend import ReferenceBackend, TorchMemory
-from ridgeline.ops.reference.primitives import take
-from ridgeline.ops.reference.recurrent import gather
+from ridgeline.ops.api import Op
 from ridgeline.ops.s4 import token_terms
-from ridgeline.ops.stages import RecurrentBlock
 from ridgeline.ops.triton import scans
 from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.paged import power_above
-from ridgeline.ops.triton.products import StoredProduct, refuses_together
 from ridgeline.ops.triton.rows import activate
-from ridgeline.ops.triton.stages import Begin, Stage, refuses_begin
 from ridgeline.ops.triton.state import State, locate
-from ridgeline.ops.triton.tokens import norm
 from ridgeline.spec import (
     S4,
     S4D,
-    GatedConvolution,
     GatedDelta,
     KimiDelta,
     LightningAttention,
     Mamba,
     Mamba2,
-    ShortConvolution,
     TaylorAttention,
 )
 
@@ -316,115 +301,3 @@ ROWS: Makers = {
     api.SHORT_CONV: short_conv, api.GATED_NORM: gated_norm, api.NORM_GATE: gated_norm, api.MULTIPLY: multiply("none"),
     api.GATE: multiply("silu"), api.SIGMOID_GATE: multiply("sigmoid"),
 }  # fmt: skip
-MAKERS: Makers = {**RECURRENCES, **ROWS, api.NORM: norm, api.ACTIVATION: activation}
-# Kernels that also compute the activation of their results, by the mixers in which it follows them.
-ACTIVATING: Mapping[Op[Any], Callable[[Any, Launch, str], Scan]] = {
-    api.SHORT_CONV: short_conv, api.STATE_SPACE: state_space,
-}  # fmt: skip
-ACTIVATED: Mapping[type[Any], Op[Any]] = {
-    Mamba: api.SHORT_CONV, Mamba2: api.SHORT_CONV, GatedDelta: api.SHORT_CONV, KimiDelta: api.SHORT_CONV,
-    GatedConvolution: api.SHORT_CONV, S4: api.STATE_SPACE, S4D: api.STATE_SPACE,
-}  # fmt: skip
-
-
-class _Table:
-    """The primitives of a mixer's composition. An activation that follows a kernel of ACTIVATING is a part of it."""
-
-    def __init__(self, mixer: Any, launch: Launch, device: torch.device) -> None:
-        self._mixer, self._launch, self._definitions = mixer, launch, ReferenceBackend()
-        self.memory = TorchMemory(str(device))
-
-    def primitive(self, op: Op[Any], case: object = None) -> Any:
-        activating = ACTIVATED.get(type(self._mixer))
-        if activating is not None and op is activating:
-            return ACTIVATING[op](case, self._launch, self._mixer.activation)
-        if activating is not None and op is api.ACTIVATION:
-            return lambda x: x
-        if op in MAKERS:
-            return MAKERS[op](case, self._launch)
-        return self._definitions.primitive(op, case)
-
-
-class _Computed:
-    """A matrix whose product is one of several that were computed at once; `apply` picks it by its index."""
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-
-    def apply(self, x: Sequence[Tensor]) -> Tensor:
-        return x[self._index]
-
-
-class Products:
-    """Multiplies one input with several matrices; those that can be packed as one take one launch."""
-
-    def __init__(self, linears: Sequence[Linear], launch: Launch) -> None:
-        self._alike: list[list[int]] = []
-        for index, linear in enumerate(linears):
-            for members in self._alike:
-                if refuses_together([linears[members[0]], linear]) is None:
-                    members.append(index)
-                    break
-            else:
-                self._alike.append([index])
-        self._rows = [linear.data.shape[0] for linear in linears]
-        self._products = [StoredProduct([linears[i] for i in members], launch) for members in self._alike]
-
-    def __call__(self, x: Tensor) -> list[Tensor]:
-        found: dict[int, Tensor] = {}
-        for members, product in zip(self._alike, self._products, strict=True):
-            parts = product(x).split([self._rows[i] for i in members], -1)
-            found.update(zip(members, parts, strict=True))
-        return [found[i] for i in range(len(found))]
-
-
-def recurrent_block(case: RecurrentBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
-    names = input_matrices(case.mixer)
-    begin, products = Begin(case, weights, launch), Products([weights.linears[n] for n in names], launch)
-    own: dict[str, Any] = {name: _Computed(i) for i, name in enumerate(names)}
-    others = {name: linear for name, linear in weights.linears.items() if name not in own}
-    for linear in others.values():
-        linear.prepare()
-    device = weights.arrays["norm.weight"].device
-    parts = bind_mixer(case.mixer, Weights({**own, **others}, weights.arrays), _Table(case.mixer, launch, device))
-
-    def first(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | list[Tensor]]:
-        total, x = begin(residual, delta)
-        return total, products(x) if names else x
-
-    follow = _follow_rectangle(parts.along, follow_segments(parts.along, take, gather))
-    return recurrent_body(first, parts, follow, take)
-
-
-def _follow_rectangle(along: Along, otherwise: Follow) -> Follow:
-    """Return a function that runs n sequences of m tokens each without copies, and all other steps by `otherwise`."""
-
-    def follow(own: Any, states: Any, kept: Any, segments: Segments) -> tuple[Any, Any]:
-        tokens = own[0].shape[0]
-        if kept or not _is_rectangle(segments, tokens):
-            return otherwise(own, states, kept, segments)
-        (bucket,) = segments.buckets
-        y, left = along([a.unflatten(0, bucket.rows.shape) for a in own], states, bucket.lengths)
-        return y.flatten(0, 1), left
-
-    return follow
-
-
-def _is_rectangle(segments: Segments, tokens: int) -> bool:
-    """Return whether the tokens are n sequences of m each, without drafts: then their rows are in order.
-
-    Steps that only decode, and steps of a single prompt, are of this kind. Nothing is read from the device.
-    """
-    if len(segments.buckets) != 1 or segments.drafts or segments.keep is not None:
-        return False
-    return bool(segments.buckets[0].rows.numel() == tokens)
-
-
-def refuses_block(case: RecurrentBlock) -> str | None:
-    """Return why no kernel serves a recurrent block; None if one does."""
-    if not isinstance(case.mixer, GatedConvolution | ShortConvolution) and (reason := refuses_states(case.mixer)):
-        return reason
-    return refuses_begin(case)
-
-
-STAGES: Mapping[Op[Any], Stage] = {api.RECURRENT_BLOCK: Stage(refuses_block, recurrent_block)}

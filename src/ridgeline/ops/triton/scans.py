@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.activation import activated, sigmoid
-from ridgeline.ops.triton.numbers import sum_pairs
+from ridgeline.ops.triton.numbers import sum_pairs, sum_row
 
 
 @triton.jit
@@ -56,6 +56,42 @@ def load_input(
 
 
 @triton.jit
+def filtered(
+    x, weight, bias, before, read, fresh, sequence, t, at, inside, x_stride, before_stride, channels,
+    KEPT: tl.constexpr, IN_PAGES: tl.constexpr, HAS_BIAS: tl.constexpr, NAME: tl.constexpr,
+):  # fmt: skip
+    """Return the filtered and activated channels of token t. x: the channels of token 0."""
+    total = tl.zeros([at.shape[0]], tl.float32)
+    for j in tl.static_range(KEPT + 1):
+        seen = t + j - KEPT
+        given = load_input(
+            x, before, read, fresh, sequence, seen, at, inside, x_stride, before_stride, channels, KEPT, IN_PAGES
+        )  # fmt: skip
+        total += given * tl.load(weight + at * (KEPT + 1) + j, mask=inside, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
+    if NAME != "none":
+        total = activated(total, NAME)
+    return total
+
+
+@triton.jit
+def keep_inputs(
+    x, before, after, read, fresh, write, sequence, length, at, inside, x_stride, before_stride, after_stride, channels,
+    KEPT: tl.constexpr, IN_PAGES: tl.constexpr,
+):  # fmt: skip
+    """Write the last KEPT inputs of a sequence of `length` tokens. x: the channels of token 0."""
+    target = state_of(after, write, sequence, after_stride, IN_PAGES)
+    for j in tl.static_range(KEPT):  # row j comes from a later row, so that both may be one page
+        seen = length + j - KEPT
+        given = load_input(
+            x, before, read, fresh, sequence, seen, at, inside, x_stride, before_stride, channels, KEPT, IN_PAGES
+        )  # fmt: skip
+        tl.debug_barrier()  # all threads have read before one of them writes
+        tl.store(target + j * channels + at, given, mask=inside)
+
+
+@triton.jit
 def convolve(
     x, weight, bias, y, before, after, read, fresh, write, lengths, m, x_stride, before_stride, after_stride, channels,
     KEPT: tl.constexpr, IN_PAGES: tl.constexpr, HAS_BIAS: tl.constexpr, NAME: tl.constexpr, TOKENS: tl.constexpr,
@@ -71,27 +107,23 @@ def convolve(
     x += sequence * m * x_stride + at
     first = tl.program_id(1) * TOKENS
     for t in range(first, tl.minimum(first + TOKENS, length)):
-        total = tl.zeros([BLOCK], tl.float32)
-        for j in tl.static_range(KEPT + 1):
-            seen = t + j - KEPT
-            given = load_input(
-                x, before, read, fresh, sequence, seen, at, inside, x_stride, before_stride, channels, KEPT, IN_PAGES
-            )  # fmt: skip
-            total += given * tl.load(weight + at * (KEPT + 1) + j, mask=inside, other=0.0).to(tl.float32)
-        if HAS_BIAS:
-            total += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-        if NAME != "none":
-            total = activated(total, NAME)
-        tl.store(y + (sequence * m + t) * channels + at, total, mask=inside)
+        found = filtered(
+            x, weight, bias, before, read, fresh, sequence, t, at, inside, x_stride, before_stride, channels, KEPT,
+            IN_PAGES, HAS_BIAS, NAME,
+        )  # fmt: skip
+        tl.store(y + (sequence * m + t) * channels + at, found, mask=inside)
     if first == 0:
-        target = state_of(after, write, sequence, after_stride, IN_PAGES)
-        for j in tl.static_range(KEPT):  # row j comes from a later row, so that both may be one page
-            seen = length + j - KEPT
-            given = load_input(
-                x, before, read, fresh, sequence, seen, at, inside, x_stride, before_stride, channels, KEPT, IN_PAGES
-            )  # fmt: skip
-            tl.debug_barrier()  # all threads have read before one of them writes
-            tl.store(target + j * channels + at, given, mask=inside)
+        keep_inputs(
+            x, before, after, read, fresh, write, sequence, length, at, inside, x_stride, before_stride, after_stride,
+            channels, KEPT, IN_PAGES,
+        )  # fmt: skip
+
+
+@triton.jit
+def step_of(dt, least, most):
+    """Return the step of Mamba-2, softplus(dt) limited to [least, most]. NaN stays NaN."""
+    step = tl.maximum(softplus(dt), least, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(step, most, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -125,9 +157,7 @@ def linear_scan(
         c_here = tl.load(c + row * c_stride + group * C_HEAD + s, mask=is_s, other=0.0)
         given = x_here
         if IS_SSD:
-            step = softplus(tl.load(dt + row * dt_stride + head) + plus)
-            step = tl.minimum(tl.maximum(step, least, propagate_nan=tl.PropagateNan.ALL), most,
-                              propagate_nan=tl.PropagateNan.ALL)  # fmt: skip
+            step = step_of(tl.load(dt + row * dt_stride + head) + plus, least, most)
             decay, given = tl.exp(step * rate), step * x_here
         h = decay * h + given[:, None] * b_here[None, :]
         found = sum_pairs(h * c_here[None, :])
@@ -173,6 +203,15 @@ def unit(x):
 
 
 @triton.jit
+def delta_of(h, q, k, v, decay, rate):
+    """Return the state [values, keys] after one token of the delta rule, and its result [values]."""
+    h = tl.exp(decay)[None, :] * h
+    error = (v - sum_pairs(h * k[None, :])) * rate
+    h += k[None, :] * error[:, None]
+    return h, sum_pairs(h * q[None, :])
+
+
+@triton.jit
 def delta_scan(
     q, k, v, decay, beta, a_log, dt_bias, y, before, after, read, fresh, write, lengths, m, q_stride, k_stride,
     v_stride, decay_stride, beta_stride, before_stride, after_stride, scale, SHARED: tl.constexpr,
@@ -198,11 +237,8 @@ def delta_scan(
         k_here = unit(tl.load(k + row * k_stride + of_key + s, mask=is_s, other=0.0))
         v_here = tl.load(v + row * v_stride + head * WIDTH + p, mask=is_p, other=0.0)
         step = softplus(tl.load(decay + row * decay_stride + of_decay, mask=is_s, other=0.0) + plus)
-        h = tl.exp(rate * step)[None, :] * h
-        error = v_here - sum_pairs(h * k_here[None, :])
-        error *= sigmoid(tl.load(beta + row * beta_stride + head))
-        h += k_here[None, :] * error[:, None]
-        tl.store(y + row * (HEADS * WIDTH) + head * WIDTH + p, sum_pairs(h * q_here[None, :]), mask=is_p)
+        h, found = delta_of(h, q_here, k_here, v_here, rate * step, sigmoid(tl.load(beta + row * beta_stride + head)))
+        tl.store(y + row * (HEADS * WIDTH) + head * WIDTH + p, found, mask=is_p)
     tl.debug_barrier()  # all threads have read the state before, which may be in the same page
     tl.store(state_of(after, write, sequence, after_stride, IN_PAGES) + cell, h, mask=inside)
 
@@ -315,6 +351,19 @@ def taylor_scan(
 
 
 @triton.jit
+def gated(x, gate, weight, inside, size, offset, eps, NAME: tl.constexpr, GATE_FIRST: tl.constexpr):
+    """Return norm(x act(gate)), or norm(x) act(gate). weight: pointers to those of the norm."""
+    gate = sigmoid(gate) if NAME == "sigmoid" else activated(gate, NAME)
+    if GATE_FIRST:
+        x *= gate
+    x *= tl.rsqrt(sum_row(x * x) / size + eps)
+    x *= offset + tl.load(weight, mask=inside, other=0.0).to(tl.float32)
+    if not GATE_FIRST:
+        x *= gate
+    return x
+
+
+@triton.jit
 def gated_rows(
     y, z, weight, out, y_stride, z_stride, size, offset, eps, NAME: tl.constexpr, GATE_FIRST: tl.constexpr,
     BY_GROUP: tl.constexpr, BLOCK: tl.constexpr,
@@ -325,13 +374,8 @@ def gated_rows(
     inside = at < size
     x = tl.load(y + row * y_stride + first + at, mask=inside, other=0.0)
     gate = tl.load(z + row * z_stride + first + at, mask=inside, other=0.0)
-    gate = sigmoid(gate) if NAME == "sigmoid" else activated(gate, NAME)
-    if GATE_FIRST:
-        x *= gate
-    x *= tl.rsqrt(tl.sum(x * x, 0) / size + eps)
-    x *= offset + tl.load(weight + (at if BY_GROUP else first + at), mask=inside, other=0.0).to(tl.float32)
-    if not GATE_FIRST:
-        x *= gate
+    of_group = weight + at if BY_GROUP else weight + first + at
+    x = gated(x, gate, of_group, inside, size, offset, eps, NAME, GATE_FIRST)
     tl.store(out + row * (tl.num_programs(1) * size) + first + at, x, mask=inside)
 
 

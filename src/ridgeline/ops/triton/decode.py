@@ -1,0 +1,117 @@
+"""Recurrent layers of steps that only decode: all between the products in one launch; see `one_token.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ridgeline.ops.api import Weights
+from ridgeline.ops.parts import Before
+from ridgeline.ops.triton import one_token
+from ridgeline.ops.triton.launch import Compiled, Counters, Launch
+from ridgeline.ops.triton.paged import power_above
+from ridgeline.ops.triton.recurrent import CONV_CHANNELS, block_of, flat
+from ridgeline.ops.triton.state import StatesInPages
+from ridgeline.ops.triton.tokens import MOST_INSIDE
+from ridgeline.spec import GatedConvolution, GatedDelta, KimiDelta, Mamba2, ShortConvolution
+
+States = Sequence[StatesInPages]
+
+
+class OneToken(Protocol):
+    """A mixer for one token of each sequence, its last product included; x: as `ops.parts.Parts.before` takes it."""
+
+    def __call__(self, x: Any, states: States) -> Tensor: ...
+
+
+def where(states: States) -> dict[str, Tensor]:
+    """Return the arguments of a kernel that find the pages of sequences."""
+    return {"read": states[0].read, "fresh": states[0].fresh, "write": states[0].write}
+
+
+def delta(case: GatedDelta | KimiDelta, weights: Weights, before: Before, launch: Launch) -> OneToken:
+    """Return a gated delta rule for one token."""
+    arrays, counters, block = weights.arrays, Counters(), block_of(case.head_dim, case.key_dim)
+    filters: dict[str, Any] = {f"{name}_weight": arrays[f"{name}_conv.weight"] for name in "qkv"}
+    keys = case.num_key_heads
+
+    def run(x: Any, states: States) -> Tensor:
+        own, gate = before(x)
+        inputs = {n: flat(r) for n, r in zip(("q", "k", "v", "decay", "beta", "z"), (*own, gate), strict=True)}
+        v, pages = inputs["v"], [state.pages for state in states]
+        names = "q_page", "k_page", "v_page", "page"
+        y = v.new_empty((len(v), case.num_heads * case.head_dim))
+        launch(
+            one_token.delta_step, (-(-case.head_dim // block), case.num_heads, len(v)), Compiled(4),
+            **inputs, **{f"{name}_stride": rows.stride(0) for name, rows in inputs.items()}, **filters,
+            a_log=arrays["A_log"], dt_bias=arrays["dt_bias"], norm_weight=arrays["gate_norm.weight"], y=y,
+            q_pages=pages[0], k_pages=pages[1], v_pages=pages[2], pages=pages[3], **where(states),
+            **{name: x.stride(0) for name, x in zip(names, pages, strict=True)},
+            arrived=counters(len(v) * keys, v.device), scale=case.key_dim**-0.5, offset=case.norm.offset,
+            eps=case.norm.eps, KEPT=pages[0].shape[1], SHARED=case.num_heads // keys, HEADS=case.num_heads,
+            KEYS=case.key_dim, WIDTH=case.head_dim, BY_CHANNEL=isinstance(case, KimiDelta), NAME=case.activation,
+            GATE="sigmoid" if isinstance(case, KimiDelta) else "silu", BLOCK_P=block, BLOCK_K=power_above(case.key_dim),
+            BLOCK_W=power_above(case.head_dim),
+        )  # fmt: skip
+        return weights.linears["out"].apply(y)
+
+    return run
+
+
+def ssd(case: Mamba2, weights: Weights, before: Before, launch: Launch) -> OneToken | None:
+    """Return Mamba-2 for one token; None if the norm of a group needs too many registers."""
+    arrays, counters, block = weights.arrays, Counters(), block_of(case.head_dim, case.state_size)
+    bias, size = weights.vector("conv.bias"), case.inner_size // case.num_groups
+    if size > MOST_INSIDE:
+        return None
+
+    def run(x: Any, states: States) -> Tensor:
+        own, gate = before(x)
+        inputs = {n: flat(r) for n, r in zip(("x", "dt", "z"), (*own, gate), strict=True)}
+        count, (kept, pages) = len(inputs["x"]), [state.pages for state in states]
+        y = kept.new_empty((count, case.inner_size))
+        launch(
+            one_token.ssd_step, (-(-case.head_dim // block), case.num_heads, count), Compiled(4),
+            **inputs, **{f"{name}_stride": rows.stride(0) for name, rows in inputs.items()},
+            weight=arrays["conv.weight"], bias=bias, dt_bias=arrays["dt_bias"], a_log=arrays["A_log"],
+            skip=arrays["D"], norm_weight=arrays["gate_norm.weight"], y=y, kept=kept, pages=pages, **where(states),
+            kept_page=kept.stride(0), page=pages.stride(0), arrived=counters(count * case.num_groups, y.device),
+            least=case.dt_least, most=float("inf") if case.dt_most is None else case.dt_most, offset=case.norm.offset,
+            eps=case.norm.eps, KEPT=kept.shape[1], SHARED=case.num_heads // case.num_groups, HEADS=case.num_heads,
+            WIDTH=case.head_dim, STATES=case.state_size, HAS_BIAS=bias is not None, NAME=case.activation,
+            BLOCK_P=block, BLOCK_S=power_above(case.state_size), BLOCK_G=power_above(size),
+        )  # fmt: skip
+        return weights.linears["out"].apply(y)
+
+    return run
+
+
+def convolution(
+    case: ShortConvolution | GatedConvolution, weights: Weights, before: Before, launch: Launch
+) -> OneToken:
+    """Return a gated convolution for one token. ShortConvolution also has a gate before it."""
+    filters, is_short, channels = weights.arrays["conv.weight"], isinstance(case, ShortConvolution), case.channels
+
+    def run(x: Any, states: States) -> Tensor:
+        parts = flat(weights.linears["in"].apply(x)).split(channels, -1)
+        first, after, own = parts if is_short else (None, parts[1], parts[0])
+        pages = states[0].pages
+        y = own.new_empty((len(own), channels))
+        launch(
+            one_token.convolution_step, (-(-channels // CONV_CHANNELS), len(own)), Compiled(2),
+            x=own, before=first, after=after, weight=filters, bias=weights.vector("conv.bias"), y=y, kept=pages,
+            **where(states), x_stride=own.stride(0), kept_page=pages.stride(0), channels=channels,
+            KEPT=pages.shape[1], HAS_BEFORE=is_short, HAS_BIAS=weights.vector("conv.bias") is not None,
+            NAME="none" if is_short else case.activation, BLOCK=CONV_CHANNELS,
+        )  # fmt: skip
+        return weights.linears["out"].apply(y)
+
+    return run
+
+
+# By the kind of mixer: a function of the mixer, its weights, `ops.parts.Parts.before` and a launch.
+ONE_TOKEN: Mapping[type[Any], Callable[[Any, Weights, Before, Launch], OneToken | None]] = {
+    GatedDelta: delta, KimiDelta: delta, Mamba2: ssd, ShortConvolution: convolution, GatedConvolution: convolution,
+}  # fmt: skip
