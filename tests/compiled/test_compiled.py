@@ -171,19 +171,20 @@ def test_a_router_of_few_tokens(case: MoE, tokens: int, target: GPUTarget) -> No
     check(launches[2], target, is_wide=False)
 
 
-MIXERS = {  # a published model's mixer, its hidden size, and the launches of a step that only decodes
-    "mamba": (Mamba(5120, 16, 4, 160), 2560, 8),
-    "mamba2": (Mamba2(80, 64, 128, 1, 4, RMSNorm()), 2560, 6),
-    "gated delta": (GatedDelta(32, 16, 128, 128, 4, RMSNorm()), 2048, 8),
-    "kimi delta": (KimiDelta(32, 128, 4, 128, RMSNorm()), 2304, 10),
-    "lightning": (LightningAttention(64, 96, RMSNorm()), 6144, 7),
-    "short convolution": (ShortConvolution(2048, 3), 2048, 6),
-    "based": (TaylorAttention(16, 64, 16), 1024, 4),
-    "s4": (S4(1024, 64), 1024, 4),
-    "s4d": (S4D(1024, 64), 1024, 4),
+MIXERS = {  # a published model's mixer, its hidden size, and the launches of decode and of a prompt
+    "mamba": (Mamba(5120, 16, 4, 160), 2560, (7, 8)),
+    "mamba2": (Mamba2(80, 64, 128, 1, 4, RMSNorm()), 2560, (4, 6)),
+    "gated delta": (GatedDelta(32, 16, 128, 128, 4, RMSNorm()), 2048, (4, 8)),
+    "kimi delta": (KimiDelta(32, 128, 4, 128, RMSNorm()), 2304, (5, 9)),
+    "lightning": (LightningAttention(64, 96, RMSNorm()), 6144, (4, 7)),
+    "short convolution": (ShortConvolution(2048, 3), 2048, (4, 6)),
+    "based": (TaylorAttention(16, 64, 16), 1024, (4, 4)),
+    "s4": (S4(1024, 64), 1024, (4, 4)),
+    "s4d": (S4D(1024, 64), 1024, (4, 4)),
 }
 ALONG = {
-    "convolve", "linear_scan", "selective_scan", "delta_scan", "state_space_scan", "taylor_scan", "gated_rows",
+    "delta_step", "ssd_step", "lightning_step", "convolution_step", "convolve", "linear_scan", "selective_scan",
+    "delta_scan", "state_space_scan", "taylor_scan", "gated_rows",
     "multiply_rows",
 }  # fmt: skip
 # A program reads few numbers of a row; rows of BASED's states have 273 numbers, which begin at no multiple of 16 bytes.
@@ -195,9 +196,9 @@ NARROW_ALONG = {"selective_scan", "gated_rows", "taylor_scan"}
 @pytest.mark.parametrize("shape", [(8, 1), (1, 512)], ids=["decode", "prompt"])
 @pytest.mark.parametrize("name", MIXERS)
 def test_recurrences(name: str, shape: tuple[int, int], target: GPUTarget) -> None:
-    mixer, width, count = MIXERS[name]
+    mixer, width, counts = MIXERS[name]
     launches = l.recurrent(mixer, width, *shape)
-    assert len(launches) == count, [launched.kernel.fn.__name__ for launched in launches]
+    assert len(launches) == counts[shape[1] > 1], [launched.kernel.fn.__name__ for launched in launches]
     for launched in {str(launched.key): launched for launched in launches}.values():
         kernel = launched.kernel.fn.__name__
         if kernel in ALONG:
@@ -264,7 +265,7 @@ def test_kernels_compile_for_rocm() -> None:
     """One launch of each kernel compiles for gfx942. Nothing was run there."""
     launches = [
         *l.product("plain", 8), *l.product("int4-128", 8), *l.attention(LLAMA, 8, 8, torch.float16), *l.rows(),
-        *l.latents(LITE, 8, 8, torch.bfloat16), *l.latent_input(LITE, 2048, 8),
+        *l.latents(LITE, 8, 8, torch.bfloat16), *l.latent_input(LITE, 2048, (4, 8)),
         *l.experts(MoE(8, 2, 768), 2048, PLAIN, 8),
         *(launched for mixer, width, _ in MIXERS.values() for launched in l.recurrent(mixer, width, 8, 1)),
     ]  # fmt: skip

@@ -31,7 +31,7 @@ OUTPUTS = {
     "expert_product": ("out", "sums"),
     "convolve": ("y",), "linear_scan": ("y",), "selective_scan": ("y",), "delta_scan": ("y",),
     "state_space_scan": ("y",), "taylor_scan": ("y",), "gated_rows": ("out",),
-    "delta_step": ("y",), "ssd_step": ("y",), "convolution_step": ("y",),
+    "delta_step": ("y",), "ssd_step": ("y",), "lightning_step": ("y",), "convolution_step": ("y",),
     "multiply_rows": ("out",), "multiply_heads": ("out",), "rotate_latents": ("q", "latents"),
 }  # fmt: skip
 GUARD = 64  # numbers on both sides of an output that no kernel may write

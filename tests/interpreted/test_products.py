@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from interpreted.guarded import interpreted, reference, serves
+from interpreted.guarded import guarded, interpreted, reference, serves
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.triton import products
+from ridgeline.ops.triton.launch import Compiled
 from ridgeline.quant import StoredLinear, bound
 from ridgeline.quant.bounds import sliced_bound
 from ridgeline.spec.quant import PLAIN, Format, format_of
@@ -117,6 +120,30 @@ def test_a_token_that_is_not_finite_is_alone_in_that(name: str) -> None:
     others = [i for i in range(20) if i not in (3, 7)]
     assert torch.equal(got[others], clean[others])
     assert torch.equal(stored.apply(x[:8]).nan_to_num(-1), got[:8].nan_to_num(-1))
+
+
+@pytest.mark.parametrize(("rows", "launched"), [(128, 1), (100, 2)])
+@pytest.mark.parametrize("tokens", [1, 70])
+def test_two_products_are_one_launch_with_the_same_bits(rows: int, launched: int, tokens: int) -> None:
+    """One input is multiplied with rows that fill up whole blocks, and another one with those below."""
+    x, matrix, bias = problem(tokens, 40, rows)
+    other, below, _ = problem(tokens, 40, 30, seed=1)
+    linears = StoredLinear(matrix, bias, TABLE, PLAIN), StoredLinear(below, None, TABLE, PLAIN)
+    count: list[str] = []
+
+    def launch(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments: Any) -> None:
+        count.append(kernel.fn.__name__)
+        guarded(kernel, grid, compiled, **arguments)
+
+    multiply = products.TwoProducts(linears, launch)
+    for one in linears:
+        one.prepare()
+    both = torch.cat((x, torch.full((tokens, 3), float("nan")), other), 1)
+    for given in ((both[:, :40], both[:, 43:]), (both[:, :40], other)):
+        found = multiply(*given)
+        assert torch.equal(found[0], linears[0].apply(x))
+        assert torch.equal(found[1], linears[1].apply(other))
+    assert len(count) == 2 * launched
 
 
 def test_shapes_of_tokens() -> None:

@@ -41,7 +41,7 @@ def _mamba(case: Mamba, weights: Weights, table: Primitives) -> Parts:
     act, gate = table.primitive(api.ACTIVATION, case), table.primitive(api.GATE)
     scan = table.primitive(api.SELECTIVE_SCAN, case)
     sizes = (case.dt_rank, case.state_size, case.state_size)
-    norms = [_inner_norm(case, name, size, weights, table) for name, size in zip(("dt", "b", "c"), sizes, strict=True)]
+    norms = [inner_norm(case, name, size, weights, table) for name, size in zip(("dt", "b", "c"), sizes, strict=True)]
     linears, arrays = weights.linears, weights.arrays
 
     def before(x: Array) -> tuple[Arrays, Array]:
@@ -58,7 +58,8 @@ def _mamba(case: Mamba, weights: Weights, table: Primitives) -> Parts:
     return Parts(before, along, lambda y, z: linears["out"].apply(gate(y, z)))
 
 
-def _inner_norm(case: Mamba, name: str, size: int, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
+def inner_norm(case: Mamba, name: str, size: int, weights: Weights, table: Primitives) -> Callable[[Array], Array]:
+    """Return the norm of dt, b or c before they are used."""
     if case.inner_norm is None:
         return lambda x: x
     kernel = table.primitive(api.NORM, case.inner_norm)

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from ridgeline.ops.api import Weights
-from ridgeline.ops.parts import Before
+from ridgeline.ops.parts import Before, Primitives
+from ridgeline.ops.recurrent import inner_norm
 from ridgeline.ops.triton import one_token
 from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.paged import power_above
-from ridgeline.ops.triton.recurrent import CONV_CHANNELS, block_of, flat
+from ridgeline.ops.triton.recurrent import CONV_CHANNELS, block_of, decays_of, flat, selective_scan, short_conv
 from ridgeline.ops.triton.state import StatesInPages
 from ridgeline.ops.triton.tokens import MOST_INSIDE
-from ridgeline.spec import GatedConvolution, GatedDelta, KimiDelta, Mamba2, ShortConvolution
+from ridgeline.spec import GatedConvolution, GatedDelta, KimiDelta, LightningAttention, Mamba, Mamba2, ShortConvolution
 
 States = Sequence[StatesInPages]
 
 
 class OneToken(Protocol):
-    """A mixer for one token of each sequence, its last product included; x: as `ops.parts.Parts.before` takes it."""
+    """A mixer for one token of each sequence, its last product included.
 
-    def __call__(self, x: Any, states: States) -> Tensor: ...
+    x: as `ops.parts.Parts.before` takes it. lengths: ones.
+    """
+
+    def __call__(self, x: Any, states: States, lengths: Tensor) -> Tensor: ...
+
+
+class Bound(NamedTuple):
+    """The weights of a mixer, its part before the recurrence, the primitives of its composition, and a launch."""
+
+    weights: Weights
+    before: Before
+    table: Primitives
+    launch: Launch
 
 
 def where(states: States) -> dict[str, Tensor]:
@@ -31,13 +44,14 @@ def where(states: States) -> dict[str, Tensor]:
     return {"read": states[0].read, "fresh": states[0].fresh, "write": states[0].write}
 
 
-def delta(case: GatedDelta | KimiDelta, weights: Weights, before: Before, launch: Launch) -> OneToken:
+def delta(case: GatedDelta | KimiDelta, bound: Bound) -> OneToken:
     """Return a gated delta rule for one token."""
+    weights, before, _, launch = bound
     arrays, counters, block = weights.arrays, Counters(), block_of(case.head_dim, case.key_dim)
     filters: dict[str, Any] = {f"{name}_weight": arrays[f"{name}_conv.weight"] for name in "qkv"}
     keys = case.num_key_heads
 
-    def run(x: Any, states: States) -> Tensor:
+    def run(x: Any, states: States, lengths: Tensor) -> Tensor:
         own, gate = before(x)
         inputs = {n: flat(r) for n, r in zip(("q", "k", "v", "decay", "beta", "z"), (*own, gate), strict=True)}
         v, pages = inputs["v"], [state.pages for state in states]
@@ -60,14 +74,15 @@ def delta(case: GatedDelta | KimiDelta, weights: Weights, before: Before, launch
     return run
 
 
-def ssd(case: Mamba2, weights: Weights, before: Before, launch: Launch) -> OneToken | None:
+def ssd(case: Mamba2, bound: Bound) -> OneToken | None:
     """Return Mamba-2 for one token; None if the norm of a group needs too many registers."""
+    weights, before, _, launch = bound
     arrays, counters, block = weights.arrays, Counters(), block_of(case.head_dim, case.state_size)
     bias, size = weights.vector("conv.bias"), case.inner_size // case.num_groups
     if size > MOST_INSIDE:
         return None
 
-    def run(x: Any, states: States) -> Tensor:
+    def run(x: Any, states: States, lengths: Tensor) -> Tensor:
         own, gate = before(x)
         inputs = {n: flat(r) for n, r in zip(("x", "dt", "z"), (*own, gate), strict=True)}
         count, (kept, pages) = len(inputs["x"]), [state.pages for state in states]
@@ -88,13 +103,12 @@ def ssd(case: Mamba2, weights: Weights, before: Before, launch: Launch) -> OneTo
     return run
 
 
-def convolution(
-    case: ShortConvolution | GatedConvolution, weights: Weights, before: Before, launch: Launch
-) -> OneToken:
+def convolution(case: ShortConvolution | GatedConvolution, bound: Bound) -> OneToken:
     """Return a gated convolution for one token. ShortConvolution also has a gate before it."""
+    weights, _, _, launch = bound
     filters, is_short, channels = weights.arrays["conv.weight"], isinstance(case, ShortConvolution), case.channels
 
-    def run(x: Any, states: States) -> Tensor:
+    def run(x: Any, states: States, lengths: Tensor) -> Tensor:
         parts = flat(weights.linears["in"].apply(x)).split(channels, -1)
         first, after, own = parts if is_short else (None, parts[1], parts[0])
         pages = states[0].pages
@@ -111,7 +125,52 @@ def convolution(
     return run
 
 
-# By the kind of mixer: a function of the mixer, its weights, `ops.parts.Parts.before` and a launch.
-ONE_TOKEN: Mapping[type[Any], Callable[[Any, Weights, Before, Launch], OneToken | None]] = {
-    GatedDelta: delta, KimiDelta: delta, Mamba2: ssd, ShortConvolution: convolution, GatedConvolution: convolution,
+def lightning(case: LightningAttention, bound: Bound) -> OneToken | None:
+    """Return lightning attention for one token; None if its norm needs too many registers."""
+    weights, _, _, launch = bound
+    arrays, counters, decays = weights.arrays, Counters(), decays_of(case)
+    size, block = case.head_dim, block_of(case.head_dim, case.head_dim)
+    if case.inner_size > MOST_INSIDE:
+        return None
+
+    def run(x: Any, states: States, lengths: Tensor) -> Tensor:
+        qkv, gate = (flat(weights.linears[name].apply(x)) for name in ("qkv", "gate"))
+        pages = states[0].pages
+        y = qkv.new_empty((len(qkv), case.inner_size))
+        launch(
+            one_token.lightning_step, (-(-size // block), case.num_heads, len(qkv)), Compiled(4),
+            qkv=qkv, z=gate, decays=decays(qkv.device), norm_weight=arrays["out_norm.weight"], y=y, pages=pages,
+            **where(states), arrived=counters(len(qkv), qkv.device), qkv_stride=qkv.stride(0),
+            z_stride=gate.stride(0), page=pages.stride(0), offset=case.norm.offset, eps=case.norm.eps,
+            HEADS=case.num_heads, WIDTH=size, NAME=case.activation, BLOCK_P=block, BLOCK_S=power_above(size),
+            BLOCK_N=power_above(case.inner_size),
+        )  # fmt: skip
+        return weights.linears["out"].apply(y)
+
+    return run
+
+
+def mamba(case: Mamba, bound: Bound) -> OneToken:
+    """Return Mamba for one token: as its composition, but the recurrence also applies the gate."""
+    weights, before, table, launch = bound
+    linears, arrays, bias = weights.linears, weights.arrays, weights.vector("conv.bias")
+    conv, scan = short_conv(None, launch, case.activation), selective_scan(case, launch)
+    sizes = {"dt": case.dt_rank, "b": case.state_size, "c": case.state_size}
+    norms = [inner_norm(case, name, size, weights, table) for name, size in sizes.items()]
+
+    def run(x: Any, states: States, lengths: Tensor) -> Tensor:
+        (own,), gate = before(x)
+        x, _ = conv(own[:, None], states[0], arrays["conv.weight"], bias, lengths)
+        parts = linears["x"].apply(x).split([*sizes.values()], -1)
+        dt, b, c = (norm(part) for norm, part in zip(norms, parts, strict=True))
+        y, _ = scan(x, linears["dt"].apply(dt), arrays["A_log"], b, c, arrays["D"], states[1], lengths, gate[:, None])
+        return linears["out"].apply(y.flatten(0, 1))
+
+    return run
+
+
+# By the kind of mixer: a function of the mixer and its parts.
+ONE_TOKEN: Mapping[type[Any], Callable[[Any, Bound], OneToken | None]] = {
+    GatedDelta: delta, KimiDelta: delta, Mamba: mamba, Mamba2: ssd, LightningAttention: lightning,
+    ShortConvolution: convolution, GatedConvolution: convolution,
 }  # fmt: skip

@@ -123,17 +123,19 @@ def sum_splits(
 
 @triton.jit
 def dense_product(
-    x, codes, scales, zero_points, bias, out, parts, arrived, cos, sin, keys, values, gates, pages, slots, key_scales,
-    value_scales, q_weight, k_weight, whole, finished, tokens, rows, columns, x_stride, tiles, groups, split_tiles,
-    page_stride, slot_stride, head_stride, scale_stride, k_scale, v_scale, offset, eps, KIND: tl.constexpr,
-    LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr, APART: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
+    x, beside, codes, scales, zero_points, bias, out, parts, arrived, cos, sin, keys, values, gates, pages, slots,
+    key_scales, value_scales, q_weight, k_weight, whole, finished, tokens, rows, columns, x_stride, tiles, groups,
+    split_tiles, beside_row, page_stride, slot_stride, head_stride, scale_stride, k_scale, v_scale, offset, eps,
+    KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
+    APART: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
     """Compute x[tokens, columns] @ matrix.T + bias, and store it as `finish.store` says.
 
-    APART: whether each split is a program; the one that ends last adds up their sums.
+    beside: None, or other tokens, which rows from `beside_row` on are multiplied with.
     """
+    if beside is not None:
+        x = tl.where(tl.program_id(1) * BLOCK_R < beside_row, x, beside)
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     is_token = token < tokens

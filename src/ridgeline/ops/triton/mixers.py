@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops import api
-from ridgeline.ops.api import Linear, Op, Segments, Weights
+from ridgeline.ops.api import Op, Segments, Weights
 from ridgeline.ops.parts import Along, Follow, follow_segments, recurrent_body
 from ridgeline.ops.recurrent import bind_mixer, input_matrices
 from ridgeline.ops.reference.backend import ReferenceBackend, TorchMemory
 from ridgeline.ops.reference.primitives import take
 from ridgeline.ops.reference.recurrent import gather
 from ridgeline.ops.stages import RecurrentBlock
-from ridgeline.ops.triton.decode import ONE_TOKEN
+from ridgeline.ops.triton.decode import ONE_TOKEN, Bound
 from ridgeline.ops.triton.launch import Launch
-from ridgeline.ops.triton.products import StoredProduct, refuses_together
+from ridgeline.ops.triton.products import StoredProduct, TwoProducts, refuses_together
 from ridgeline.ops.triton.recurrent import (
     RECURRENCES,
     ROWS,
@@ -77,6 +77,12 @@ class _Table:
         return self._definitions.primitive(op, case)
 
 
+# Pairs of matrices of a mixer: the first one multiplies the input, and the second one the product.
+SECOND: Mapping[type[Any], Sequence[tuple[str, str]]] = {
+    KimiDelta: (("decay_a", "decay_b"), ("gate_a", "gate_b")),
+}  # fmt: skip
+
+
 class _Computed:
     """A matrix whose product is one of several that were computed at once; `apply` picks it by its index."""
 
@@ -87,11 +93,23 @@ class _Computed:
         return x[self._index]
 
 
-class Products:
-    """Multiplies one input with several matrices; those that can be packed as one take one launch."""
+class _Given:
+    """A matrix whose product `_Computed` returned already."""
 
-    def __init__(self, linears: Sequence[Linear], launch: Launch) -> None:
-        self._alike: list[list[int]] = []
+    def apply(self, x: Tensor) -> Tensor:
+        return x
+
+
+class Products:
+    """Multiplies one input with several matrices; those that can be packed as one take one launch.
+
+    Products of two pairs of matrices, if there are some, are multiplied with the second one of each, in one launch.
+    """
+
+    def __init__(
+        self, names: Sequence[str], weights: Weights, pairs: Sequence[tuple[str, str]], launch: Launch
+    ) -> None:
+        linears, self._alike = [weights.linears[name] for name in names], list[list[int]]()
         for index, linear in enumerate(linears):
             for members in self._alike:
                 if refuses_together([linears[members[0]], linear]) is None:
@@ -101,25 +119,32 @@ class Products:
                 self._alike.append([index])
         self._rows = [linear.data.shape[0] for linear in linears]
         self._products = [StoredProduct([linears[i] for i in members], launch) for members in self._alike]
+        self._pairs = [names.index(name) for name, _ in pairs]
+        self._second = TwoProducts([weights.linears[name] for _, name in pairs], launch) if pairs else None
+        self.linears: dict[str, Any] = {name: _Computed(i) for i, name in enumerate(names)}
+        self.linears.update({name: _Given() for _, name in pairs})
 
     def __call__(self, x: Tensor) -> list[Tensor]:
         found: dict[int, Tensor] = {}
         for members, product in zip(self._alike, self._products, strict=True):
             parts = product(x).split([self._rows[i] for i in members], -1)
             found.update(zip(members, parts, strict=True))
+        if self._second is not None:
+            found.update(zip(self._pairs, self._second(*(found[i] for i in self._pairs)), strict=True))
         return [found[i] for i in range(len(found))]
 
 
 def recurrent_block(case: RecurrentBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
-    names = input_matrices(case.mixer)
-    begin, products = Begin(case, weights, launch), Products([weights.linears[n] for n in names], launch)
-    own: dict[str, Any] = {name: _Computed(i) for i, name in enumerate(names)}
+    names, begin = input_matrices(case.mixer), Begin(case, weights, launch)
+    products = Products(names, weights, SECOND.get(type(case.mixer), ()), launch)
+    own = products.linears
     others = {name: linear for name, linear in weights.linears.items() if name not in own}
     for linear in others.values():
         linear.prepare()
     device = weights.arrays["norm.weight"].device
     bound = Weights({**own, **others}, weights.arrays)
-    parts = bind_mixer(case.mixer, bound, _Table(case.mixer, launch, device))
+    table = _Table(case.mixer, launch, device)
+    parts = bind_mixer(case.mixer, bound, table)
 
     def first(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | list[Tensor]]:
         total, x = begin(residual, delta)
@@ -127,14 +152,14 @@ def recurrent_block(case: RecurrentBlock, weights: Weights, launch: Launch) -> C
 
     follow = _follow_rectangle(parts.along, follow_segments(parts.along, take, gather))
     body, make = recurrent_body(first, parts, follow, take), ONE_TOKEN.get(type(case.mixer))
-    decode = None if make is None else make(case.mixer, bound, parts.before, launch)
+    decode = None if make is None else make(case.mixer, Bound(bound, parts.before, table, launch))
 
     def run(residual: Tensor, delta: Tensor | None, states: Any, kept: Any, segments: Segments) -> tuple[Any, ...]:
         is_in_pages = all(isinstance(state, StatesInPages) for state in states)
         if decode is None or kept or not is_in_pages or not _only_decodes(segments, len(residual)):
             return body(residual, delta, states, kept, segments)
         total, x = first(residual, delta)
-        return total, decode(x, states), states, ()
+        return total, decode(x, states, segments.buckets[0].lengths), states, ()
 
     return run
 

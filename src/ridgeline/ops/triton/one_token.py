@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ridgeline.ops.triton.activation import activated, sigmoid
 from ridgeline.ops.triton.numbers import sum_pairs
+from ridgeline.ops.triton.rows import normalized
 from ridgeline.ops.triton.scans import (
     delta_of,
     filtered,
@@ -144,6 +145,39 @@ def ssd_step(
         gate = tl.load(z + mine, mask=is_at, other=0.0)
         results = gated(results, gate, norm_weight + mine, is_at, SHARED * WIDTH, offset, eps, "silu", True)
         tl.store(y + mine, results, mask=is_at)
+
+
+@triton.jit
+def lightning_step(
+    qkv, z, decays, norm_weight, y, pages, read, fresh, write, arrived, qkv_stride, z_stride, page, offset, eps,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, NAME: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Compute one token of lightning attention's `scans.linear_scan`, with the activation before it, and the norm and
+    the gate after it.
+
+    qkv: query, key and value of each head. arrived: counts the programs of each sequence.
+    """
+    head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    p, s = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_S)
+    is_p, is_s = p < WIDTH, s < WIDTH
+    inside, cell = is_p[:, None] & is_s[None, :], (head * WIDTH + p)[:, None] * WIDTH + s[None, :]
+    qkv += sequence * qkv_stride + head * (3 * WIDTH)
+    q = activated(tl.load(qkv + s, mask=is_s, other=0.0), NAME)
+    k = activated(tl.load(qkv + WIDTH + s, mask=is_s, other=0.0), NAME)
+    v = activated(tl.load(qkv + 2 * WIDTH + p, mask=is_p, other=0.0), NAME)
+    h = load_state(pages, read, fresh, sequence, page, cell, inside, True)
+    h = tl.load(decays + head) * h + v[:, None] * k[None, :]
+    y, z = y + sequence * (HEADS * WIDTH), z + sequence * z_stride
+    tl.store(y + head * WIDTH + p, sum_pairs(h * q[None, :]), mask=is_p)
+    tl.debug_barrier()  # all threads have read the state before, which may be in the same page
+    tl.store(state_of(pages, write, sequence, page, True) + cell, h, mask=inside)
+    if is_last_of(arrived + sequence, HEADS * tl.num_programs(0)):
+        at = tl.arange(0, BLOCK_N)
+        is_at = at < HEADS * WIDTH
+        results = tl.load(y + at, mask=is_at, other=0.0, cache_modifier=".cg")
+        results = normalized(results, norm_weight, None, at, is_at, HEADS * WIDTH, offset, eps, False, False)
+        tl.store(y + at, results * sigmoid(tl.load(z + at, mask=is_at, other=0.0)), mask=is_at)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from ridgeline.ops.api import BY_ROW, Linear, QuantizedMatrix
 from ridgeline.ops.reference import quant
 from ridgeline.ops.triton.dense import dense_product
 from ridgeline.ops.triton.launch import Compiled, Counters, Launch
-from ridgeline.ops.triton.packing import FLOATS, MOST_COLUMNS, ROWS, Packed, pack_codes, pack_plain, unpack
+from ridgeline.ops.triton.packing import FILLED, FLOATS, MOST_COLUMNS, ROWS, Packed, pack_codes, pack_plain, unpack
 from ridgeline.ops.triton.whole import round_tokens, whole_product
 from ridgeline.spec.quant import NUMBERS
 
@@ -170,12 +170,16 @@ class Dense:
         self._splits, self._counters = splits_of(packed), Counters()
         self._arrived = torch.zeros(packed.row_tiles, dtype=torch.int32, device=packed.codes.device)
 
-    def __call__(self, x: Tensor, out: Tensor, finish: Finish = STORED) -> None:
+    def __call__(
+        self, x: Tensor, out: Tensor, finish: Finish = STORED, beside: Tensor | None = None, beside_row: int = 0
+    ) -> None:
+        """Multiply tokens x; rows from `beside_row` on, a multiple of FILLED, with other tokens of the same strides."""
         tokens, block = x.shape[0], dense_block(x.shape[0])
         arguments, grid = self.arguments(x, -(-tokens // block.tokens), block)
         self._launch(
             dense_product, grid, block.compiled,
-            **arguments, out=out, arrived=self._arrived, tokens=tokens, x_stride=x.stride(0), BLOCK_T=block.tokens,
+            **arguments, beside=beside, beside_row=beside_row, out=out, arrived=self._arrived,
+            tokens=tokens, x_stride=x.stride(0), BLOCK_T=block.tokens,
             **finish.arguments(self._counters, grid[0] * grid[1]),
         )  # fmt: skip
 
@@ -302,3 +306,26 @@ class StoredProduct:
     def dequantize(self) -> Tensor:
         found: Any = unpack(self._packed)
         return quant.dequantize(self._packed.format)(found) if isinstance(found, QuantizedMatrix) else found.float()
+
+
+class TwoProducts:
+    """The products of two inputs of one width with a matrix each, in one launch where the matrices can be packed."""
+
+    def __init__(self, linears: Sequence[Linear], launch: Launch) -> None:
+        self._rows = [linear.data.shape[0] for linear in linears]
+        is_one = refuses_together(linears) is None and self._rows[0] % FILLED == 0
+        groups = [[*linears]] if is_one and linears[0].format.activations != "int8" else [[one] for one in linears]
+        self._products = [StoredProduct(group, launch) for group in groups]
+
+    def __call__(self, x: Tensor, other: Tensor) -> Sequence[Tensor]:
+        """Return the products of x and of another input, both [T, columns]."""
+        if len(self._products) == 2:
+            return [product(given) for product, given in zip(self._products, (x, other), strict=True)]
+        if x.stride() != other.stride() or x.stride(-1) != 1:
+            x, other = x.contiguous(), other.contiguous()
+        (product,) = self._products
+        out = product.room(x, product.rows)
+        if len(x):
+            assert product.dense is not None
+            product.dense(x, out, beside=other, beside_row=self._rows[0])
+        return out.split(self._rows, -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,21 +99,24 @@ def ssd(case: Mamba2, launch: Launch) -> Scan:
     return run
 
 
+def decays_of(case: LightningAttention) -> Callable[[torch.device], Tensor]:
+    """Return a function of a device that gives the decay of each head there."""
+    decays = torch.from_numpy(np.exp(-np.array(case.slopes)).astype(np.float32))
+    return cache(lambda device: decays.to(device))
+
+
 def lightning_attention(case: LightningAttention, launch: Launch) -> Scan:
     size, block = case.head_dim, block_of(case.head_dim, case.head_dim)
-    decays = np.exp(-np.array(case.slopes)).astype(np.float32)
-    kept: dict[torch.device, Tensor] = {}
+    decays = decays_of(case)
 
     def run(q: Tensor, k: Tensor, v: Tensor, h: State, lengths: Tensor) -> tuple[Tensor, State]:
-        if v.device not in kept:
-            kept[v.device] = torch.from_numpy(decays).to(v.device)
         given = [rows_of(r) for r in (v, k, q)]
         y, (left, at) = v.new_empty((*v.shape[:2], case.inner_size)), locate(h)
         heads = [r.data.stride(2) for r in given]
         launch(
             scans.linear_scan, (-(-size // block), case.num_heads, v.shape[0]), Compiled(4),
             x=given[0].data, b=given[1].data, c=given[2].data, dt=None, dt_bias=None, a_log=None, skip=None,
-            decays=kept[v.device], y=y, **at.arguments(), lengths=lengths, m=v.shape[1], x_stride=given[0].stride,
+            decays=decays(v.device), y=y, **at.arguments(), lengths=lengths, m=v.shape[1], x_stride=given[0].stride,
             b_stride=given[1].stride, c_stride=given[2].stride, dt_stride=0, least=0.0, most=0.0, X_HEAD=heads[0],
             B_HEAD=heads[1], C_HEAD=heads[2], SHARED=1, HEADS=case.num_heads, WIDTH=size, STATES=size, IS_SSD=False,
             BLOCK_P=block, BLOCK_S=power_above(size),
@@ -123,16 +127,20 @@ def lightning_attention(case: LightningAttention, launch: Launch) -> Scan:
 
 
 def selective_scan(case: Mamba, launch: Launch) -> Scan:
+    """Return SELECTIVE_SCAN. With a gate, results are multiplied by silu(gate)."""
     block = min(128, block_of(case.inner_size, case.state_size))
 
     def run(
-        x: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor, h: State, lengths: Tensor
-    ) -> tuple[Tensor, State]:
+        x: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor, h: State, lengths: Tensor,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, State]:  # fmt: skip
+        z = None if gate is None else rows_of(gate)
         given, (y, (left, at)) = [rows_of(r) for r in (x, dt, b, c)], (x.new_empty(x.shape), locate(h))
         launch(
             scans.selective_scan, (-(-case.inner_size // block), x.shape[0]), Compiled(4),
-            x=given[0].data, dt=given[1].data, b=given[2].data, c=given[3].data, a_log=a_log, skip=d, y=y,
-            **at.arguments(), lengths=lengths, m=x.shape[1], x_stride=given[0].stride, dt_stride=given[1].stride,
+            x=given[0].data, dt=given[1].data, b=given[2].data, c=given[3].data, z=z and z.data, a_log=a_log, skip=d,
+            y=y, z_stride=z.stride if z else 0, HAS_GATE=z is not None, **at.arguments(),
+            lengths=lengths, m=x.shape[1], x_stride=given[0].stride, dt_stride=given[1].stride,
             b_stride=given[2].stride, c_stride=given[3].stride, channels=case.inner_size, STATES=case.state_size,
             BLOCK=block, BLOCK_S=power_above(case.state_size),
         )  # fmt: skip

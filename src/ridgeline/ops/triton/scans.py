@@ -170,11 +170,14 @@ def linear_scan(
 
 @triton.jit
 def selective_scan(
-    x, dt, b, c, a_log, skip, y, before, after, read, fresh, write, lengths, m, x_stride, dt_stride, b_stride, c_stride,
-    before_stride, after_stride, channels, STATES: tl.constexpr, IN_PAGES: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_S: tl.constexpr,
+    x, dt, b, c, z, a_log, skip, y, before, after, read, fresh, write, lengths, m, x_stride, dt_stride, b_stride,
+    c_stride, z_stride, before_stride, after_stride, channels, STATES: tl.constexpr, IN_PAGES: tl.constexpr,
+    HAS_GATE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Compute Mamba's h = exp(dt A) h + dt x b^T and y = h c + skip x for some channels of one sequence."""
+    """Compute Mamba's h = exp(dt A) h + dt x b^T and y = h c + skip x for some channels of one sequence.
+
+    HAS_GATE: y is multiplied by silu(z).
+    """
     sequence = tl.program_id(1).to(tl.int64)
     at, s = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_S)
     is_at, is_s = at < channels, s < STATES
@@ -190,6 +193,8 @@ def selective_scan(
         c_here = tl.load(c + row * c_stride + s, mask=is_s, other=0.0)
         h = tl.exp(step[:, None] * rate) * h + (step * x_here)[:, None] * b_here[None, :]
         found = sum_pairs(h * c_here[None, :]) + through * x_here
+        if HAS_GATE:
+            found *= activated(tl.load(z + row * z_stride + at, mask=is_at, other=0.0), "silu")
         tl.store(y + row * channels + at, found, mask=is_at)
     tl.debug_barrier()  # all threads have read the state before, which may be in the same page
     tl.store(state_of(after, write, sequence, after_stride, IN_PAGES) + cell, h, mask=inside)
