@@ -32,7 +32,7 @@ OUTPUTS = {
     "convolve": ("y",), "linear_scan": ("y",), "selective_scan": ("y",), "delta_scan": ("y",),
     "state_space_scan": ("y",), "taylor_scan": ("y",), "gated_rows": ("out",),
     "delta_step": ("y",), "ssd_step": ("y",), "lightning_step": ("y",), "convolution_step": ("y",),
-    "multiply_rows": ("out",), "multiply_heads": ("out",), "rotate_latents": ("q", "latents"),
+    "multiply_rows": ("out",), "multiply_heads": ("out",), "absorb": ("out",), "rotate_latents": ("q", "latents"),
 }  # fmt: skip
 GUARD = 64  # numbers on both sides of an output that no kernel may write
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

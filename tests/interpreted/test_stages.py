@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from interpreted.guarded import interpreted, reference, serves
+from interpreted.guarded import guarded, interpreted, reference, serves
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import PageTarget, Rotary, Weights
 from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock
+from ridgeline.ops.triton.latent import HeadProduct
 from ridgeline.quant import StoredLinear
 from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, RMSNorm, Rope
 from ridgeline.spec.quant import PLAIN, Format, format_of
@@ -134,6 +135,37 @@ def test_the_latent_of_a_token_is_the_same_alone_and_in_a_batch() -> None:
     alone = stage(residual[69:], delta[69:], Rotary(turn.cos[69:], turn.sin[69:]))
     for whole, one in zip(stage(residual, delta, turn), alone, strict=True):
         assert torch.equal(whole[69], one[0])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "rope"),
+    [
+        (5, torch.bfloat16, Rope(10)), (70, torch.int8, Rope(10, interleaved=True)), (5, torch.uint8, None),
+        (1, torch.float32, Rope(10)),
+    ],
+)  # fmt: skip
+def test_queries_in_the_space_of_latents(tokens: int, dtype: torch.dtype, rope: Rope | None) -> None:
+    """One launch writes latents and maps queries, with the bits of kernels of their own."""
+    mixer, (residual, delta), turn = replace(LATENTS, q_lora_rank=50, rope=rope), inputs(tokens), rotary(10, tokens)
+    shapes = {"q_a": (50, WIDTH), "q_b": (90, 50), "kv_a": (47, WIDTH)}
+    vectors = {"norm.weight": WIDTH, "q_a_norm.weight": 50, "kv_a_norm.weight": 37}
+    given = weights(TABLE, shapes, vectors, PLAIN)
+    kv_b = torch.randn(3, 28, 37, generator=torch.Generator().manual_seed(8)).bfloat16()
+    given = Weights(given.linears, {**given.arrays, "kv_b.weight": kv_b})
+    row, at = mixer.row + 4 * (dtype == torch.int8), torch.arange(tokens)
+    found = []
+    for reader in ("triton", "reference"):
+        stage = TABLE.stage(api.LATENT_INPUT, LatentInput(mixer, RMSNorm(), 0.7, reader), given)
+        target = PageTarget((torch.full((2 * tokens, 4, 1, row), 9).to(dtype),), 2 * at.flip(0), at % 4, (0.05, 0.05))
+        total, q, latents = stage(residual, delta, turn, target)
+        if reader == "triton":
+            assert latents is None
+            queries = q.queries
+        else:
+            TABLE.primitive(api.WRITE_PAGES, mixer)(target.parts, (latents,), target.pages, target.slots, target.scales)
+            queries = HeadProduct(guarded)(q, kv_b[:, :20].mT, 10)
+        found.append((total, queries, target.parts[0].view(torch.uint8)))
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2"])

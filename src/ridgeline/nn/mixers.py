@@ -104,15 +104,18 @@ def _latent_attention(
     kv_scales: KVScales,
 ) -> Mixer:  # fmt: skip
     into, out = weights.parted("o")
-    before = table.stage(api.LATENT_INPUT, LatentInput(mixer, norm, scale), into)
     dense, paged = table.primitive(api.LATENT_ATTENTION, mixer), table.primitive(api.PAGED_LATENT_ATTENTION, mixer)
+    reader = table.choose(api.PAGED_LATENT_ATTENTION, mixer).backend
+    before = table.stage(api.LATENT_INPUT, LatentInput(mixer, norm, scale, reader), into)
     write = table.primitive(api.WRITE_PAGES, mixer)
     after = table.stage(api.ATTENTION_OUTPUT, mixer, out)
     kv_b = weights.arrays["kv_b.weight"]
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
-        residual, q, latents = before(stream.residual, stream.delta, rotary)
-        state = step.append_kv(layer, write, kv_scales, latents)
+        target = step.target(layer, kv_scales)
+        residual, q, latents = before(stream.residual, stream.delta, rotary, target)
+        parts = () if latents is None else (latents,)  # a kernel wrote them
+        state = step.append_kv(layer, write, kv_scales, *parts)
         attended = dense(q, state, kv_b) if isinstance(state, DenseRows) else paged(q, state, kv_b)
         return residual, after(attended, None), stream.shared
 

@@ -295,11 +295,12 @@ ATTENTION_INPUT: Op[
 QUERY_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array | None]]] = Op(
     "query_input", "stage"
 )
-# (residual, delta or None, rotary or None) -> residual, q [T, H, nope + rope], latents [T, 1, rank + rope]
-# [stages.LatentInput]
-LATENT_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Array, Array]]] = Op(
-    "latent_input", "stage"
-)
+# (residual, delta or None, rotary or None, pages that latents go to, or None) -> residual, q [T, H, nope + rope] or,
+# with pages, what PAGED_LATENT_ATTENTION of the same backend takes instead, and latents [T, 1, rank + rope], None if
+# the kernel wrote them into the pages [stages.LatentInput]
+LATENT_INPUT: Op[
+    Callable[[Array, Array | None, Rotary | None, PageTarget | None], tuple[Array, Array, Array | None]]
+] = Op("latent_input", "stage")
 # (attended [T, H * D], its gate or None) -> delta [T, width] [Attention or LatentAttention]
 ATTENTION_OUTPUT: Op[Callable[[Array, Array | None], Array]] = Op("attention_output", "stage")
 # (residual, delta or None, states, kept inputs of R tokens, segments) -> residual, delta [T, width], states, inputs of

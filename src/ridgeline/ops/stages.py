@@ -42,11 +42,14 @@ class AttentionInput:
 class LatentInput:
     """residual += scale * delta; x = norm(residual); q = rope(q x), or rope(q_b norm(q_a x)); c, k = kv_a x; the state
     gets [norm(c), rope(k)].
+
+    reader: the backend of PAGED_LATENT_ATTENTION. The same backend may return queries in a form of its own.
     """
 
     mixer: LatentAttention
     norm: Norm | None
     residual_scale: float
+    reader: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,9 @@ def _latent_input(case: LatentInput, weights: Weights, table: Ops) -> Callable[.
     def rotate(x: Array, rotary: Rotary | None) -> Array:
         return rope(x, rotary) if rope and rotary else x
 
-    def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array, Array]:
+    def run(
+        residual: Array, delta: Array | None, rotary: Rotary | None, target: PageTarget | None = None
+    ) -> tuple[Array, Array, Array]:
         residual = accumulate(residual, delta)
         x = norm(residual)
         q, kept = split(queries(x), m.num_heads), split(kv_a.apply(x), 1)

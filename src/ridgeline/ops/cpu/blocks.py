@@ -12,7 +12,7 @@ import numpy as np
 
 from ridgeline._kernels import Pool, rotate
 from ridgeline.ops import api
-from ridgeline.ops.api import Op, Rotary, Segments, Weights
+from ridgeline.ops.api import Op, PageTarget, Rotary, Segments, Weights
 from ridgeline.ops.cpu.elementwise import add
 from ridgeline.ops.cpu.kernel import empty, never
 from ridgeline.ops.cpu.matrices import Floats
@@ -127,7 +127,9 @@ def latent_input(case: LatentInput, weights: Weights, pool: Pool) -> Callable[..
         second = Products(weights, ("q_b",), norm_of(m.latent_norm, "q_a_norm", weights), 1.0, pool)
     assert latent_norm is not None
 
-    def stage(residual: Floats, delta: Floats | None, rotary: Rotary | None) -> tuple[Floats, Floats, Floats]:
+    def stage(
+        residual: Floats, delta: Floats | None, rotary: Rotary | None, target: PageTarget | None = None
+    ) -> tuple[Floats, Floats, Floats]:
         total, (q, kept) = first(residual, delta)
         if second:
             q = second(q)[1][0]

@@ -8,7 +8,29 @@ import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.attention import product, sliced
-from ridgeline.ops.triton.rows import pairs_of
+from ridgeline.ops.triton.rows import normalized, pairs_of, store_rows
+
+
+@triton.jit
+def head_product(
+    x, matrices, to, token, row, is_token, row_stride, column_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SLICES: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Store products of one head. x: [T, 1], pointers to its first numbers; to: [1, T], to its results."""
+    numbers_of_row, is_row = matrices + row * row_stride, row < ROWS
+    total = tl.zeros([row.shape[0], token.shape[0]], tl.float32)
+    for begin in range(0, COLUMNS, BLOCK_C):
+        column = begin + tl.arange(0, BLOCK_C)
+        inside = (column < COLUMNS)[None, :]
+        given = tl.load(x + column[None, :], mask=is_token[:, None] & inside, other=0.0)
+        numbers = tl.load(
+            numbers_of_row[:, None] + column[None, :] * column_stride, mask=is_row[:, None] & inside, other=0.0
+        )
+        if numbers.dtype == tl.float16:
+            numbers = numbers.to(tl.float32)
+        high, low = sliced(tl.trans(given), tl.bfloat16, SLICES)
+        total = product(numbers, high, low, total, SLICES)
+    tl.store(to + row[:, None], total, mask=is_row[:, None] & is_token[None, :])
 
 
 @triton.jit
@@ -26,45 +48,89 @@ def multiply_heads(
     COPIED: tl.constexpr = SHAPE[3]
     token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     row, head = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R), tl.program_id(2).to(tl.int64)
-    is_token, is_row = token < tokens, row < ROWS
-    mine, numbers_of_row = x + token * x_stride + head * x_head, matrices + head * matrix_stride + row * row_stride
-    total = tl.zeros([BLOCK_R, BLOCK_T], tl.float32)
-    for begin in range(0, COLUMNS, BLOCK_C):
-        column = begin + tl.arange(0, BLOCK_C)
-        inside = (column < COLUMNS)[None, :]
-        given = tl.load(mine[:, None] + column[None, :], mask=is_token[:, None] & inside, other=0.0)
-        numbers = tl.load(
-            numbers_of_row[:, None] + column[None, :] * column_stride, mask=is_row[:, None] & inside, other=0.0
-        )
-        if numbers.dtype == tl.float16:
-            numbers = numbers.to(tl.float32)
-        high, low = sliced(tl.trans(given), tl.bfloat16, SLICES)
-        total = product(numbers, high, low, total, SLICES)
+    is_token, mine = token < tokens, (x + token * x_stride + head * x_head)[:, None]
     to = out + (token * SHAPE[0] + head) * (ROWS + COPIED)
-    tl.store(to[None, :] + row[:, None], total, mask=is_row[:, None] & is_token[None, :])
+    head_product(
+        mine, matrices + head * matrix_stride, to[None, :], token, row, is_token, row_stride, column_stride, ROWS,
+        COLUMNS, SLICES, BLOCK_C,
+    )  # fmt: skip
     if COPIED > 0:
         at = tl.arange(0, SHAPE[4])
         is_cell = is_token[:, None] & (at < COPIED)[None, :] & (tl.program_id(1) == 0)
-        copied = tl.load(mine[:, None] + COLUMNS + at[None, :], mask=is_cell, other=0.0)
+        copied = tl.load(mine + COLUMNS + at[None, :], mask=is_cell, other=0.0)
         tl.store(to[:, None] + ROWS + at[None, :], copied, mask=is_cell)
 
 
 @triton.jit
-def rotate_part(
-    source, to, cos, sin, token, DIM: tl.constexpr, ROTATES: tl.constexpr, INTERLEAVED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Rotate DIM numbers of a token, or copy them."""
-    at = tl.arange(0, BLOCK)
-    inside = at < DIM
-    found = tl.load(source + at, mask=inside, other=0.0)
+def rotated(x, at, inside, cos, sin, token, DIM: tl.constexpr, ROTATES: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Return numbers x + at, rotated if they do. token: [T, 1], and at: [1, DIM] or more."""
+    found = tl.load(x + at, mask=inside, other=0.0)
     if ROTATES:
         pair, is_first, other = pairs_of(at, DIM, INTERLEAVED)
-        b = tl.load(source + other, mask=inside, other=0.0)
+        b = tl.load(x + other, mask=inside, other=0.0)
         c = tl.load(cos + token * (DIM // 2) + pair, mask=inside, other=1.0)
         s = tl.load(sin + token * (DIM // 2) + pair, mask=inside, other=0.0)
         found = found * c + tl.where(is_first, -b, b) * s
-    tl.store(to + at, found, mask=inside)
+    return found
+
+
+@triton.jit
+def latents_of(
+    kept, weight, cos, sin, token, at, offset, eps, RANK: tl.constexpr, DIM: tl.constexpr, ROTATES: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Return the row of a token: its normalized latent, and the rotated key behind it. kept: its first number."""
+    latent = tl.load(kept + at, mask=at < RANK, other=0.0)
+    latent = normalized(latent, weight, None, at, at < RANK, RANK, offset, eps, False, False)
+    is_key = (at >= RANK) & (at < RANK + DIM)
+    number = tl.where(is_key, at - RANK, 0)
+    return tl.where(at < RANK, latent, rotated(kept + RANK, number, is_key, cos, sin, token, DIM, ROTATES, INTERLEAVED))
+
+
+@triton.jit
+def absorb(
+    x, kept, cos, sin, weight, matrices, out, keys, key_scales, pages, slots, tokens, x_stride, kept_stride,
+    matrix_stride, row_stride, column_stride, page_stride, slot_stride, scale_stride, k_scale, offset, eps,
+    SHAPE: tl.constexpr, KIND: tl.constexpr, ROTATES: tl.constexpr, INTERLEAVED: tl.constexpr, SLICES: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Map the queries of a head into the space of latents, and rotate their ends; or write latents into pages.
+
+    SHAPE: heads, numbers of a latent, numbers of a head before those that rotate, those that rotate, and powers of two
+    that are at least the last one and at least a whole row. The programs behind those of the last head write latents.
+    """
+    RANK: tl.constexpr = SHAPE[1]
+    STILL: tl.constexpr = SHAPE[2]
+    DIM: tl.constexpr = SHAPE[3]
+    head = tl.program_id(2).to(tl.int64)
+    if head < SHAPE[0]:
+        token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+        row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+        is_token, mine = token < tokens, (x + token * x_stride + head * (STILL + DIM))[:, None]
+        to = out + (token * SHAPE[0] + head) * (RANK + DIM)
+        head_product(
+            mine, matrices + head * matrix_stride, to[None, :], token, row, is_token, row_stride, column_stride, RANK,
+            STILL, SLICES, BLOCK_C,
+        )  # fmt: skip
+        if tl.program_id(1) == 0:
+            at = tl.arange(0, SHAPE[4])[None, :]
+            inside = is_token[:, None] & (at < DIM)
+            end = rotated(mine + STILL, at, inside, cos, sin, token[:, None], DIM, ROTATES, INTERLEAVED)
+            tl.store(to[:, None] + RANK + at, end, mask=inside)
+    else:
+        number = tl.arange(0, SHAPE[5])
+        begin, one = tl.program_id(0) * BLOCK_T + tl.program_id(1), tl.arange(0, 1)
+        end_token = tl.minimum((tl.program_id(0) + 1) * BLOCK_T, tokens)
+        for i in range(0, end_token - begin, tl.num_programs(1)):
+            mine = begin.to(tl.int64) + i
+            found = latents_of(
+                kept + mine * kept_stride, weight, cos, sin, mine, number, offset, eps, RANK, DIM, ROTATES, INTERLEAVED
+            )  # fmt: skip
+            page, slot = tl.load(pages + mine).to(tl.int64), tl.load(slots + mine)
+            store_rows(
+                found[None, :], keys, key_scales, one, one, one < 1, number, page * page_stride + slot * slot_stride,
+                page * scale_stride + slot, k_scale, RANK + DIM, KIND,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -75,7 +141,7 @@ def rotate_latents(
     """Rotate the end of one head of a query; or normalize one latent, and rotate the key behind it.
 
     SHAPE: heads, numbers of a head before those that rotate, numbers that rotate, and numbers of a latent. BLOCKS:
-    powers of two that are at least the last three.
+    powers of two that are at least numbers of a head and at least a whole row.
     """
     STILL: tl.constexpr = SHAPE[1]
     DIM: tl.constexpr = SHAPE[2]
@@ -84,13 +150,14 @@ def rotate_latents(
     if head < SHAPE[0]:
         source, to = x + token * x_stride + head * (STILL + DIM), q + (token * SHAPE[0] + head) * (STILL + DIM)
         at = tl.arange(0, BLOCKS[0])
-        tl.store(to + at, tl.load(source + at, mask=at < STILL, other=0.0), mask=at < STILL)
-        rotate_part(source + STILL, to + STILL, cos, sin, token, DIM, ROTATES, INTERLEAVED, BLOCKS[1])
+        is_end = (at >= STILL) & (at < STILL + DIM)
+        still = tl.load(source + at, mask=at < STILL, other=0.0)
+        number = tl.where(is_end, at - STILL, 0)
+        end = rotated(source + STILL, number, is_end, cos, sin, token, DIM, ROTATES, INTERLEAVED)
+        tl.store(to + at, tl.where(is_end, end, still), mask=at < STILL + DIM)
     else:
-        source, to, number = kept + token * kept_stride, latents + token * (RANK + DIM), tl.arange(0, BLOCKS[2])
-        inside = number < RANK
-        c = tl.load(source + number, mask=inside, other=0.0)
-        c *= tl.rsqrt(tl.sum(c * c, 0) / RANK + eps)
-        c *= offset + tl.load(weight + number, mask=inside, other=0.0).to(tl.float32)
-        tl.store(to + number, c, mask=inside)
-        rotate_part(source + RANK, to + RANK, cos, sin, token, DIM, ROTATES, INTERLEAVED, BLOCKS[1])
+        number = tl.arange(0, BLOCKS[1])
+        found = latents_of(
+            kept + token * kept_stride, weight, cos, sin, token, number, offset, eps, RANK, DIM, ROTATES, INTERLEAVED
+        )  # fmt: skip
+        tl.store(latents + token * (RANK + DIM) + number, found, mask=number < RANK + DIM)

@@ -8,19 +8,20 @@ chunks. These kernels never do, so that no chunk changes a bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ridgeline.ops import api
-from ridgeline.ops.api import Op, PagedRows, Rotary, Weights
+from ridgeline.ops.api import Op, PagedRows, PageTarget, Rotary, Weights
 from ridgeline.ops.stages import LatentInput
-from ridgeline.ops.triton.heads import multiply_heads, rotate_latents
+from ridgeline.ops.table import GPU_BACKEND
+from ridgeline.ops.triton.heads import absorb, multiply_heads, rotate_latents
 from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.paged import LARGEST_HEAD, SLICES, Attend, Heads, power_above
 from ridgeline.ops.triton.products import StoredProduct
 from ridgeline.ops.triton.stages import Begin, Stage, refuses_begin
-from ridgeline.ops.triton.tokens import Normalizer
+from ridgeline.ops.triton.tokens import Normalizer, in_pages
 from ridgeline.spec import LatentAttention, RMSNorm
 
 BLOCK_ROWS, BLOCK_COLUMNS = 64, 64  # of a matrix of a head
@@ -59,16 +60,25 @@ class HeadProduct:
         return out
 
 
-def paged_latent_attention(case: LatentAttention, launch: Launch) -> Callable[[Tensor, PagedRows, Tensor], Tensor]:
+class Absorbed(NamedTuple):
+    """Queries [T, H, rank + rope] in the space of latents, which LATENT_INPUT computed."""
+
+    queries: Tensor
+
+
+def paged_latent_attention(
+    case: LatentAttention, launch: Launch
+) -> Callable[[Tensor | Absorbed, PagedRows, Tensor], Tensor]:
     """Return PAGED_LATENT_ATTENTION."""
     heads, rank, nope = case.num_heads, case.kv_lora_rank, case.qk_nope_head_dim
     attend = Attend(Heads(heads, 1, rank, case.row, case.scale), launch)
     multiply = HeadProduct(launch)
 
-    def run(q: Tensor, kv: PagedRows, kv_b: Tensor) -> Tensor:
+    def run(q: Tensor | Absorbed, kv: PagedRows, kv_b: Tensor) -> Tensor:
         pages: Any = kv.parts[0]
         scale = kv.scales[0]  # keys and values are one
-        queries = multiply(q, kv_b[:, :nope].mT, case.qk_rope_head_dim)
+        is_ready = isinstance(q, Absorbed)
+        queries = q.queries if is_ready else multiply(q, kv_b[:, :nope].mT, case.qk_rope_head_dim)
         sums = attend(queries, pages, pages, kv.layout, (scale, scale))
         return multiply(sums.view(-1, heads, rank), kv_b[:, nope:]).flatten(1)
 
@@ -83,7 +93,10 @@ def refuses_input(case: LatentInput) -> str | None:
 
 
 class LatentStage:
-    """The stage LATENT_INPUT: one product of all matrices of the input, then q_b, and rotation beside the norm."""
+    """The stage LATENT_INPUT: one product of all matrices of the input, then q_b, and rotation beside the norm.
+
+    Where our kernel reads the pages, the last launch also maps queries into the space of latents, and writes these.
+    """
 
     def __init__(self, case: LatentInput, weights: Weights, launch: Launch) -> None:
         m, linears, arrays = case.mixer, weights.linears, weights.arrays
@@ -93,13 +106,17 @@ class LatentStage:
         self._begin = Begin(case, weights, launch, self._product)
         self._norm: Any = m.latent_norm
         self._weight: Any = arrays["kv_a_norm.weight"]
+        self._kv_b: Any = arrays.get("kv_b.weight")
+        self._absorbs = case.reader == GPU_BACKEND and self._kv_b is not None and m.qk_rope_head_dim > 0
         self._second: tuple[Normalizer, StoredProduct] | None = None
         if m.q_lora_rank is not None:
             given: Any = arrays["q_a_norm.weight"]
             second = StoredProduct([linears["q_b"]], launch)
             self._second = Normalizer(self._norm, given, None, self._launch, second.rounds), second
 
-    def __call__(self, residual: Tensor, delta: Tensor | None, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+    def __call__(
+        self, residual: Tensor, delta: Tensor | None, rotary: Rotary | None, target: PageTarget | None = None
+    ) -> tuple[Tensor, Tensor | Absorbed, Tensor | None]:
         m = self._mixer
         total, x = self._begin(residual, delta)
         both = self._product(x)
@@ -107,18 +124,42 @@ class LatentStage:
         if self._second is not None:
             normalize, multiply = self._second
             x = multiply(normalize(x)[1])
-        tokens, turn = both.shape[0], rotary if m.rope else None
+        turn = rotary if m.rope else None
+        given = {
+            "x": x, "kept": kept, "cos": turn and turn.cos, "sin": turn and turn.sin, "weight": self._weight,
+            "x_stride": x.stride(0), "kept_stride": kept.stride(0), "offset": self._norm.offset,
+            "eps": self._norm.eps, "ROTATES": turn is not None, "INTERLEAVED": bool(m.rope and m.rope.interleaved),
+        }  # fmt: skip
+        if target is not None and self._absorbs:
+            return total, self._absorb(given, target), None
+        tokens, row = both.shape[0], power_above(m.row)
         q, latents = both.new_empty((tokens, m.num_heads, m.qk_head_dim)), both.new_empty((tokens, 1, m.row))
         if tokens:
-            shape = m.qk_nope_head_dim, m.qk_rope_head_dim, m.kv_lora_rank
             self._launch(
-                rotate_latents, (tokens, m.num_heads + 1), Compiled(1),
-                x=x, kept=kept, cos=turn and turn.cos, sin=turn and turn.sin, weight=self._weight, q=q,
-                latents=latents, x_stride=x.stride(0), kept_stride=kept.stride(0), offset=self._norm.offset,
-                eps=self._norm.eps, SHAPE=(m.num_heads, *shape), BLOCKS=tuple(map(power_above, shape)),
-                ROTATES=turn is not None, INTERLEAVED=bool(m.rope and m.rope.interleaved),
+                rotate_latents, (tokens, m.num_heads + 1), Compiled(1), **given, q=q, latents=latents,
+                SHAPE=(m.num_heads, m.qk_nope_head_dim, m.qk_rope_head_dim, m.kv_lora_rank),
+                BLOCKS=(power_above(m.qk_head_dim), row),
             )  # fmt: skip
         return total, q, latents
+
+    def _absorb(self, given: dict[str, Any], target: PageTarget) -> Absorbed:
+        """Write latents into pages, and return queries in their space: one launch."""
+        m, tokens, kv_b = self._mixer, given["x"].shape[0], self._kv_b[:, : self._mixer.qk_nope_head_dim].mT
+        block = FEW_TOKENS if tokens <= FEW_TOKENS else BLOCK_TOKENS
+        queries = given["x"].new_empty((tokens, m.num_heads, m.row))
+        pages = in_pages(target)
+        names = "keys", "key_scales", "pages", "slots", "page_stride", "slot_stride", "scale_stride", "k_scale", "KIND"
+        if tokens:
+            self._launch(
+                absorb, (-(-tokens // block), -(-m.kv_lora_rank // BLOCK_ROWS), m.num_heads + 1), Compiled(4, 3),
+                **given, **{name: pages[name] for name in names}, matrices=kv_b, out=queries, tokens=tokens,
+                matrix_stride=kv_b.stride(0), row_stride=kv_b.stride(1), column_stride=kv_b.stride(2),
+                SHAPE=(
+                    m.num_heads, m.kv_lora_rank, m.qk_nope_head_dim, m.qk_rope_head_dim,
+                    power_above(m.qk_rope_head_dim), power_above(m.row),
+                ), SLICES=SLICES, BLOCK_T=block, BLOCK_R=BLOCK_ROWS, BLOCK_C=BLOCK_COLUMNS,
+            )  # fmt: skip
+        return Absorbed(queries)
 
 
 STAGES: Mapping[Op[Any], Stage] = {api.LATENT_INPUT: Stage(refuses_input, LatentStage)}

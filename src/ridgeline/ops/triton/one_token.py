@@ -75,17 +75,17 @@ def delta_step(
     is_p, is_s, key, keys = p < WIDTH, s < KEYS, head // SHARED, HEADS // SHARED
     of_key, of_value = key * KEYS + s, head * WIDTH + p
     inside, cell = is_p[:, None] & is_s[None, :], (head * KEYS + s)[None, :] * WIDTH + p[:, None]
+    h = load_state(pages, read, fresh, sequence, page, cell, inside, True)
     q, k, v = q + sequence * q_stride, k + sequence * k_stride, v + sequence * v_stride
     q_here = seen(q, q_weight, None, q_pages, where, of_key, is_s, q_page, keys * KEYS, KEPT, False, NAME)
     k_here = seen(k, k_weight, None, k_pages, where, of_key, is_s, k_page, keys * KEYS, KEPT, False, NAME)
     v_here = seen(v, v_weight, None, v_pages, where, of_value, is_p, v_page, HEADS * WIDTH, KEPT, False, NAME)
-    h = load_state(pages, read, fresh, sequence, page, cell, inside, True)
     rate = -tl.exp(tl.load(a_log + head).to(tl.float32))
     of_decay = head * KEYS + s if BY_CHANNEL else s * 0 + head
     plus = tl.load(dt_bias + of_decay, mask=is_s, other=0.0).to(tl.float32)
     step = softplus(tl.load(decay + sequence * decay_stride + of_decay, mask=is_s, other=0.0) + plus)
-    strength = sigmoid(tl.load(beta + sequence * beta_stride + head))
-    h, found = delta_of(h, unit(q_here) * scale, unit(k_here), v_here, rate * step, strength)
+    q_here, k_here, beta = unit(q_here) * scale, unit(k_here), beta + sequence * beta_stride + head
+    h, found = delta_of(h, q_here, k_here, v_here, rate * step, beta)
     y, z = y + sequence * (HEADS * WIDTH), z + sequence * z_stride
     tl.store(y + of_value, found, mask=is_p)
     tl.debug_barrier()  # all threads have read the state before, which may be in the same page

@@ -208,10 +208,11 @@ def unit(x):
 
 
 @triton.jit
-def delta_of(h, q, k, v, decay, rate):
-    """Return the state [values, keys] after one token of the delta rule, and its result [values]."""
+def delta_of(h, q, k, v, decay, beta):
+    """Return the state [values, keys] after one token of the delta rule, and its result [values]. beta: a pointer."""
     h = tl.exp(decay)[None, :] * h
-    error = (v - sum_pairs(h * k[None, :])) * rate
+    error = v - sum_pairs(h * k[None, :])
+    error *= sigmoid(tl.load(beta))
     h += k[None, :] * error[:, None]
     return h, sum_pairs(h * q[None, :])
 
@@ -242,7 +243,7 @@ def delta_scan(
         k_here = unit(tl.load(k + row * k_stride + of_key + s, mask=is_s, other=0.0))
         v_here = tl.load(v + row * v_stride + head * WIDTH + p, mask=is_p, other=0.0)
         step = softplus(tl.load(decay + row * decay_stride + of_decay, mask=is_s, other=0.0) + plus)
-        h, found = delta_of(h, q_here, k_here, v_here, rate * step, sigmoid(tl.load(beta + row * beta_stride + head)))
+        h, found = delta_of(h, q_here, k_here, v_here, rate * step, beta + row * beta_stride + head)
         tl.store(y + row * (HEADS * WIDTH) + head * WIDTH + p, found, mask=is_p)
     tl.debug_barrier()  # all threads have read the state before, which may be in the same page
     tl.store(state_of(after, write, sequence, after_stride, IN_PAGES) + cell, h, mask=inside)
