@@ -153,13 +153,19 @@ def activations() -> list[Launched]:
 
 
 def experts(case: MoE, width: int, format: Format, tokens: int) -> list[Launched]:
-    """Return the launches of a layer of experts, the norm and the router included."""
+    """Return the launches of a layer of experts, the norm, the router and a shared expert included."""
     recorder = Recorder()
     table, inner = gpu(recorder), case.intermediate_size
     shapes = {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}
     matrices = {n: [stored(format, *shape, table)] * case.num_experts for n, shape in shapes.items()}
-    router = {"router": stored(PLAIN, case.num_experts, width, table)}
-    weights = Weights(router, {"norm.weight": meta(width)}, matrices)
+    found = {"router": stored(PLAIN, case.num_experts, width, table)}
+    if case.shared is not None:
+        wide = case.shared.intermediate_size
+        of_shared = {"gate": (wide, width), "up": (wide, width), "down": (width, wide)}
+        found |= {f"shared.{name}": stored(format, *shape, table) for name, shape in of_shared.items()}
+        if case.shared_gate:
+            found["shared_gate"] = stored(PLAIN, 1, width, table)
+    weights = Weights(found, {"norm.weight": meta(width)}, matrices)
     table.stage(api.MLP_BLOCK, MLPBlock(case, RMSNorm(), 1.0), weights)(meta(tokens, width), meta(tokens, width))
     return recorder.launches
 

@@ -18,6 +18,7 @@ from ridgeline.spec import (
     ExpertGroups,
     FirstTokens,
     GatedDelta,
+    GatedMLP,
     KimiDelta,
     LatentAttention,
     LightningAttention,
@@ -155,6 +156,26 @@ def test_experts(case: MoE, width: int, name: str, tokens: int, target: GPUTarge
             unit = "HGMMA"
         if kernel in EXPERT_KERNELS:
             check(launched, target, unit, is_wide=kernel not in ("choose_experts", "sort_visits"))
+
+
+DEEPSEEK_V3 = MoE(256, 8, 2048, scores="sigmoid", choice_bias=True, scale=2.5,
+                  groups=ExpertGroups(8, 4, "best_two"), shared=GatedMLP(2048))  # fmt: skip
+QWEN3_NEXT = MoE(512, 10, 512, shared=GatedMLP(512), shared_gate=True)
+
+
+@pytest.mark.slow
+@TARGETS
+@pytest.mark.parametrize(
+    ("case", "width", "name", "tokens"),
+    [(DEEPSEEK_V3, 7168, "auto", 1), (QWEN3_NEXT, 2048, "auto", 51), (QWEN3_NEXT, 2048, "int8", 8),
+     (QWEN3_NEXT, 2048, "int4-128", 1), (QWEN3_NEXT, 2048, "fp8", 8)],
+)  # fmt: skip
+def test_a_shared_expert_starts_no_kernel(case: MoE, width: int, name: str, tokens: int, target: GPUTarget) -> None:
+    launches = l.experts(case, width, PLAIN if name == "auto" else format_of(name), tokens)
+    assert [x.kernel.fn.__name__ for x in launches] == ["rate_and_choose", "expert_product", "expert_product"]
+    for launched in launches:
+        is_whole = launched.arguments.get("WHOLE", False)
+        check(launched, target, "IMMA" if is_whole else "HGMMA")
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ OUTPUTS = {
     "choose_experts": ("ids", "weights", "visits", "table", "num_blocks"),
     "rate_and_choose": ("total", "x", "logits", "parts", "ids", "weights", "visits", "table", "num_blocks"),
     "sort_visits": ("visits", "table", "num_blocks"),
-    "expert_product": ("out", "sums"),
+    "expert_product": ("out", "sums", "beside_out"),
     "convolve": ("y",), "linear_scan": ("y",), "selective_scan": ("y",), "delta_scan": ("y",),
     "state_space_scan": ("y",), "taylor_scan": ("y",), "gated_rows": ("out",),
     "delta_step": ("y",), "ssd_step": ("y",), "lightning_step": ("y",), "convolution_step": ("y",),

@@ -14,7 +14,7 @@ from ridgeline.ops.api import Weights
 from ridgeline.ops.stages import MLPBlock
 from ridgeline.ops.triton import experts, products, routing
 from ridgeline.ops.triton.launch import CountingLaunch
-from ridgeline.ops.triton.stages import Begin
+from ridgeline.ops.triton.stages import Begin, Mlp
 from ridgeline.quant import StoredLinear
 from ridgeline.spec import MLP, ClampedSwiGLU, ExpertGroups, GatedMLP, LayerNorm, MoE, Norm, RMSNorm, Ungated
 from ridgeline.spec.quant import PLAIN, Format, format_of
@@ -192,6 +192,41 @@ def test_a_block_is_its_composition(case: MoE) -> None:
         torch.testing.assert_close(a, b, rtol=3e-4, atol=3e-4)
     for a, b in zip(stage(residual[62:], delta[62:]), got, strict=True):
         assert torch.equal(a[0], b[62])
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "tokens"),
+    [
+        (MoE(6, 2, 20, shared=GatedMLP(150), shared_gate=True), "auto", 3),
+        (MoE(6, 2, 300, shared=MLP(20, "relu2")), "auto", 40),
+        (MoE(6, 2, 40, shared=GatedMLP(60, "relu")), "int8", 3), (MoE(6, 2, 40, shared=GatedMLP(60)), "int4-32", 8),
+    ],
+)  # fmt: skip
+def test_a_shared_expert_beside_the_others_has_the_same_bits(
+    case: MoE, name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its matrices are multiplied in the launches of the others, also where their columns are divided into splits."""
+    monkeypatch.setattr(products, "SPLIT_TILES", 1)
+    format, launch = PLAIN if name == "auto" else format_of(name), CountingLaunch(guarded)
+    inner = case.shared.intermediate_size
+    shapes = {"gate": (inner, WIDTH), "up": (inner, WIDTH), "down": (WIDTH, inner)}
+    linears = {
+        n: StoredLinear((drawn(*shape, seed=i) / 8).bfloat16(), drawn(shape[0], seed=i), TABLE, format)
+        for i, (n, shape) in enumerate(shapes.items())
+        if n != "gate" or isinstance(case.shared, GatedMLP)
+    }
+    own = matrices(case, TABLE, format)
+    for several in own.values():
+        several[-1].data = several[0].data  # the last expert may be chosen here
+    given = block_weights(case, TABLE)
+    weights = Weights(given.linears, given.arrays, own)
+    routed, mlp = experts._Routed(case, weights, launch), Mlp(case.shared, Weights(linears, {}), launch)
+    begin = Begin(MLPBlock(case, RMSNorm(), 1.0), weights, launch)
+    _, x, choice = routing.Router(case, begin, weights, routed.unsorted, launch)(drawn(tokens, WIDTH, seed=20), None)
+    assert routed._experts.takes(mlp, tokens)
+    got = [routed(x, choice, mlp) for _ in range(2)]  # counters begin with zero again
+    monkeypatch.setattr(experts.Experts, "takes", lambda *_: False)
+    assert torch.equal(got[0], got[1]) and torch.equal(got[0], routed(x, choice, mlp))
 
 
 @pytest.mark.parametrize(("case", "norm"), [(BLOCKS[0], RMSNorm()), (BLOCKS[1], LayerNorm()), (BLOCKS[2], RMSNorm())])

@@ -21,6 +21,7 @@ from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.packing import ROWS, Packed, refuses_format
 from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import (
+    APART_TOKENS,
     PEAK_BLOCK,
     ROUNDED_TOKENS,
     StoredProduct,
@@ -88,6 +89,36 @@ class Sums(NamedTuple):
     out: Tensor
 
 
+class Beside(NamedTuple):
+    """A product of the shared expert in the launch of a product of experts: see `grouped.shared_rows`."""
+
+    product: StoredProduct
+    x: Tensor
+    out: Tensor
+    finish: tuple[Any, ...]
+
+
+def arguments_of(beside: Beside | None) -> dict[str, Any]:
+    """Return the arguments of a kernel that also multiplies with a matrix of the shared expert."""
+    if beside is None:
+        arrays = "", "_codes", "_scales", "_zeros", "_bias", "_out"
+        numbers = "_rows", "_columns", "_stride", "_tiles", "_groups", "_splits"
+        none = {f"beside{name}": None for name in arrays} | {f"beside{name}": 0 for name in numbers}
+        return {**none, "beside_given": 1.0, "BESIDE": None, "FINISH": ("rows",)}
+    (packed, bias, splits), x = beside.product.parts, beside.x
+    t, input_scale = packed.tiling, packed.input_scale
+    return {
+        "beside": x, "beside_codes": packed.codes, "beside_scales": packed.scales, "beside_zeros": packed.zero_points,
+        "beside_bias": bias, "beside_out": beside.out, "beside_rows": packed.rows, "beside_columns": packed.columns,
+        "beside_stride": x.stride(0), "beside_tiles": packed.tiles, "beside_groups": packed.groups,
+        "beside_splits": -(-packed.tiles // splits), "beside_given": 1.0 if input_scale is None else input_scale,
+        "BESIDE": (
+            beside.product.rounds is not None, t.kind, low_of(packed), packed.zero_points is not None,
+            bias is not None, input_scale is not None, slices_of(packed), t.columns, t.halves, t.group, t.unit, splits,
+        ), "FINISH": beside.finish,
+    }  # fmt: skip
+
+
 class Experts:
     """The stage EXPERT_BLOCK: the visits in the order of experts, and two products, of which one sums its results."""
 
@@ -105,10 +136,12 @@ class Experts:
         shared: Tensor | None = None,
         gate: Tensor | None = None,
         visits: Visits | None = None,
+        mlp: Mlp | None = None,
     ) -> Tensor:
         """Return the sums [T, width]. shared: [T, width] is added to them, times sigmoid(gate [T, 1]) if given.
 
-        visits: the sorted visits of `ids`; None: they are sorted here.
+        visits: the sorted visits of `ids`; None: they are sorted here. mlp: a shared expert that `takes` allows, which
+        is computed beside the others.
         """
         tokens, _ = ids.shape
         x = x if x.stride(-1) == 1 else x.contiguous()
@@ -116,11 +149,25 @@ class Experts:
         if not tokens:
             return out
         visits = self._sorted(ids) if visits is None else visits
-        inner = x.new_empty((ids.numel(), self._up.like.rows))
-        self._multiply(self._up, x, inner, visits, None)
+        inner, up, down = x.new_empty((ids.numel(), self._up.like.rows)), None, None
+        if mlp is not None:
+            up = Beside(mlp.up, x, mlp.up.room(x, mlp.width), mlp.finish.how)
+            down = Beside(mlp.down, up.out, torch.empty_like(out), ("rows",))
+        self._multiply(self._up, x, inner, visits, None, up)
         results = x.new_empty((ids.numel(), out.shape[1]))
-        self._multiply(self._down, inner, results, visits, Sums(scores.contiguous(), shared, gate, out))
+        self._multiply(self._down, inner, results, visits, Sums(scores.contiguous(), shared, gate, out), down)
         return out
+
+    def takes(self, mlp: Mlp | None, tokens: int) -> bool:
+        """Return whether products of few tokens with a shared expert can be programs in the launches of the others.
+
+        Both have exact tokens, or both round them in the program that multiplies.
+        """
+        if mlp is None or tokens > APART_TOKENS:
+            return False
+        both = (self._up.like, mlp.up), (self._down.like, mlp.down)
+        whole = [{like.format.activations == "int8", product.rounds is not None} for like, product in both]
+        return all(len(kinds) == 1 for kinds in whole) and (True not in whole[0] | whole[1] or tokens <= ROUNDED_TOKENS)
 
     def unsorted(self, tokens: int, device: torch.device) -> Visits:
         """Return arrays for the visits of so many tokens."""
@@ -141,7 +188,9 @@ class Experts:
         )  # fmt: skip
         return visits
 
-    def _multiply(self, matrices: Stack, x: Tensor, out: Tensor, visits: Visits, sums: Sums | None) -> None:
+    def _multiply(
+        self, matrices: Stack, x: Tensor, out: Tensor, visits: Visits, sums: Sums | None, beside: Beside | None
+    ) -> None:
         """Multiply: up, or down where results are summed."""
         packed, t, case = matrices.like, matrices.like.tiling, self._case
         is_whole, act = packed.format.activations == "int8", case.activation
@@ -152,12 +201,15 @@ class Experts:
         # Codes of 4 bits beside tokens that are rounded here need so many registers that three stages spill some.
         compiled = Compiled(2, 2) if rounds and t.kind == "nibbles" else block.compiled
         clamped = act if isinstance(act, ClampedSwiGLU) else None
-        blocks, programs = visits.table.shape[1], -(-packed.row_tiles * ROWS // block.rows)
+        blocks, programs, more = visits.table.shape[1], -(-packed.row_tiles * ROWS // block.rows), 0
+        if beside is not None:
+            more = -(-visits.tokens // visits.block_tokens)
+            programs = max(programs, -(-beside.product.rows // block.rows))
         # Counters of a power of two of tokens serve all steps of fewer tokens.
         arrived = None if sums is None else self._counters(power_above(visits.tokens) * programs, x.device)
         weights, shared, gate, total = sums or (None, None, None, None)
         self._launch(
-            expert_product, (blocks, programs), compiled,
+            expert_product, (blocks + more, programs), compiled,
             x=x, token_scales=token_scales, codes=matrices.codes, scales=matrices.scales,
             zero_points=matrices.zero_points, bias=matrices.bias, out=out, visits=visits.order, table=visits.table,
             num_blocks=visits.num_blocks, weights=weights, shared=shared, gate=gate, sums=total, arrived=arrived,
@@ -171,7 +223,7 @@ class Experts:
             HAS_ZEROS=matrices.zero_points is not None, HAS_BIAS=matrices.bias is not None,
             SLICES=slices_of(packed), ROWS=ROWS, COLUMNS=t.columns, HALVES=t.halves,
             GROUP=t.group, UNIT=t.unit, ROUNDS=rounds, HAS_SCALE=input_scale is not None, BLOCK=PEAK_BLOCK,
-            BLOCK_T=visits.block_tokens, BLOCK_R=block.rows,
+            BLOCK_T=visits.block_tokens, BLOCK_R=block.rows, tokens=visits.tokens, **arguments_of(beside),
         )  # fmt: skip
 
 
@@ -201,8 +253,12 @@ class _Routed:
     def unsorted(self, tokens: int, device: torch.device) -> Visits:
         return self._experts.unsorted(tokens, device)
 
-    def __call__(self, x: Tensor, choice: Choice, shared: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, choice: Choice, mlp: Mlp | None) -> Tensor:
+        """Return the sums of the experts and of a shared one."""
         ids, scores, gate, visits = choice
+        if not self._latent and visits is not None and self._experts.takes(mlp, len(x)):
+            return self._experts(x, ids, scores, None, gate, visits, mlp)
+        shared = None if mlp is None else mlp(x)
         if not self._latent:
             return self._experts(x, ids, scores, shared, gate, visits)
         into, out_of = self._latent
@@ -220,7 +276,7 @@ def moe_block(case: MLPBlock, weights: Weights, launch: Launch) -> Callable[...,
 
     def stage(residual: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         total, x, choice = router(residual, delta)
-        return total, routed(x, choice, shared(x) if shared else None)
+        return total, routed(x, choice, shared)
 
     return stage
 

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.activation import activated, clamped_swiglu, sigmoid
-from ridgeline.ops.triton.dense import chain
+from ridgeline.ops.triton.dense import chain, sum_splits
+from ridgeline.ops.triton.finish import store
 from ridgeline.ops.triton.whole import scales_of, whole_chain
 
 
@@ -44,18 +45,45 @@ def expert_rows(
 
 
 @triton.jit
+def shared_rows(
+    x, codes, scales, zero_points, bias, row, token, is_token, rows, columns, stride, tiles, groups, split_tiles, given,
+    HOW: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return products of the shared expert's matrix with tokens, as kernels of its own compute them: [rows, tokens].
+
+    HOW: whether tokens are rounded, kind of codes, the number of code 0, whether there are zero points, a bias, and a
+    scale of all tokens, slices, columns, halves and groups of a tile, its unit, and splits.
+    """
+    if HOW[0]:
+        rounding = scales_of(x, None, token, is_token, columns, stride, given, True, HOW[5], BLOCK)
+        total = whole_chain(
+            x, codes, scales, zero_points, row, token, is_token, rounding, columns, stride, tiles, groups, HOW[1],
+            HOW[2], HOW[3], ROWS, HOW[7], HOW[8], HOW[9], HOW[10], True,
+        )  # fmt: skip
+        total *= rounding[0][None, :]
+        if HOW[4]:
+            total += tl.load(bias + row, mask=row < rows, other=0.0)[:, None]
+    else:
+        total, _ = sum_splits(
+            x, codes, scales, zero_points, bias, None, None, row, token, is_token, rows, columns, stride, tiles, groups,
+            split_tiles, HOW[1], HOW[2], HOW[3], HOW[4], HOW[6], ROWS, HOW[7], HOW[8], HOW[9], HOW[11], False,
+        )  # fmt: skip
+    return total
+
+
+@triton.jit
 def sum_visits(
     results, weights, shared, gate, sums, arrived, token, is_token, row, rows, gate_stride, CHOSEN: tl.constexpr,
-    HAS_SHARED: tl.constexpr, HAS_GATE: tl.constexpr,
+    COUNT: tl.constexpr, HAS_SHARED: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
     """Add up the weighted results of the tokens whose last result is stored now: some rows of sums [tokens, rows].
 
-    Each token has a counter of its results for the rows of a program. Results are added in the order of the token's
-    choices, and then the shared expert's, so it does not matter which program is the last one.
+    Each token has a counter of its COUNT results for the rows of a program. Results are added in the order of the
+    token's choices, and then the shared expert's, so it does not matter which program is the last one.
     """
     tl.debug_barrier()  # all threads have stored before one of them says so
     counter = arrived + token * tl.num_programs(1) + tl.program_id(1)
-    is_last = is_token & (tl.atomic_add(counter, 1, mask=is_token, sem="acq_rel") == CHOSEN - 1)
+    is_last = is_token & (tl.atomic_add(counter, 1, mask=is_token, sem="acq_rel") == COUNT - 1)
     tl.debug_barrier()  # other threads read what the counted programs stored
     if tl.max(is_last.to(tl.int32), 0) > 0:
         inside = (row < rows)[:, None] & is_last[None, :]
@@ -66,7 +94,7 @@ def sum_visits(
             found = tl.load(results + pair[None, :] * rows + row[:, None], mask=inside, other=0.0, cache_modifier=".cg")
             total += tl.load(weights + pair, mask=is_last, other=0.0)[None, :] * found
         if HAS_SHARED:
-            also = tl.load(shared + at, mask=inside, other=0.0)
+            also = tl.load(shared + at, mask=inside, other=0.0, cache_modifier=".cg")
             if HAS_GATE:
                 also *= sigmoid(tl.load(gate + token * gate_stride, mask=is_last, other=0.0))[None, :]
             total += also
@@ -77,20 +105,45 @@ def sum_visits(
 @triton.jit
 def expert_product(
     x, token_scales, codes, scales, zero_points, bias, out, visits, table, num_blocks, weights, shared, gate, sums,
-    arrived, most_blocks, rows, columns, x_stride, tiles, groups, row_tiles, gate_stride, alpha, limit, given,
-    CHOSEN: tl.constexpr, PARTS: tl.constexpr, NAME: tl.constexpr, IS_DOWN: tl.constexpr, WHOLE: tl.constexpr,
-    KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
-    ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+    arrived, beside, beside_codes, beside_scales, beside_zeros, beside_bias, beside_out, most_blocks, rows, columns,
+    x_stride, tiles, groups, row_tiles, gate_stride, alpha, limit, given, tokens, beside_rows, beside_columns,
+    beside_stride, beside_tiles, beside_groups, beside_splits, beside_given, CHOSEN: tl.constexpr, PARTS: tl.constexpr,
+    NAME: tl.constexpr, IS_DOWN: tl.constexpr, WHOLE: tl.constexpr, KIND: tl.constexpr, LOW: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+    BESIDE: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
     """Multiply one block of visits with the matrix of its expert, or with its gate and its up matrix, and activate.
 
     x: tokens as floats or, if WHOLE, rounded to int8 with `token_scales`, unless the kernel ROUNDS them itself. Up:
     visits read their tokens, and results are in the order of visits. Down: they are in the order of pairs again, and
     `sum_visits` adds them up. row_tiles: tiles of rows of one matrix.
+
+    BESIDE: None, or what `shared_rows` takes: programs behind those of the blocks multiply all tokens with the shared
+    expert's matrix `beside`, and store results as FINISH says; see `finish.store`.
     """
     block = tl.program_id(0)
-    if block < tl.load(num_blocks):
+    if BESIDE is not None:
+        if block >= most_blocks:
+            own = (block - most_blocks) * BLOCK_T + tl.arange(0, BLOCK_T)
+            at = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+            if tl.program_id(1) * BLOCK_R < beside_rows:
+                shared_sum = shared_rows(
+                    beside, beside_codes, beside_scales, beside_zeros, beside_bias, at, own.to(tl.int64), own < tokens,
+                    beside_rows, beside_columns, beside_stride, beside_tiles, beside_groups, beside_splits,
+                    beside_given, BESIDE, ROWS, BLOCK,
+                )  # fmt: skip
+                store(
+                    shared_sum, tl.program_id(1), own.to(tl.int64), tokens, beside_rows, beside_out, None, None, None,
+                    None, None, None, FINISH,
+                )  # fmt: skip
+                if IS_DOWN:
+                    sum_visits(
+                        out, weights, beside_out, gate, sums, arrived, own.to(tl.int64), own < tokens, at, rows,
+                        gate_stride, CHOSEN, CHOSEN + 1, True, gate is not None,
+                    )  # fmt: skip
+    if (block < tl.load(num_blocks)) & (tl.program_id(1) * BLOCK_R < rows):
         expert = tl.load(table + block).to(tl.int64)
         visit = tl.load(table + most_blocks + block) + tl.arange(0, BLOCK_T)
         is_token = visit < tl.load(table + 2 * most_blocks + block)
@@ -130,6 +183,7 @@ def expert_product(
         tl.store(out + target[None, :] * rows + row[:, None], found, mask=(row < rows)[:, None] & is_token[None, :])
         if IS_DOWN:
             sum_visits(
-                out, weights, shared, gate, sums, arrived, pair // CHOSEN, is_token, row, rows, gate_stride, CHOSEN,
-                shared is not None, gate is not None,
+                out, weights, shared if BESIDE is None else beside_out, gate, sums, arrived, pair // CHOSEN, is_token,
+                row, rows, gate_stride, CHOSEN, CHOSEN if BESIDE is None else CHOSEN + 1,
+                (shared is not None) or (BESIDE is not None), gate is not None,
             )  # fmt: skip

@@ -152,8 +152,8 @@ def rotate_latents(
         at = tl.arange(0, BLOCKS[0])
         is_end = (at >= STILL) & (at < STILL + DIM)
         still = tl.load(source + at, mask=at < STILL, other=0.0)
-        number = tl.where(is_end, at - STILL, 0)
-        end = rotated(source + STILL, number, is_end, cos, sin, token, DIM, ROTATES, INTERLEAVED)
+        of_end = tl.where(is_end, at - STILL, 0)
+        end = rotated(source + STILL, of_end, is_end, cos, sin, token, DIM, ROTATES, INTERLEAVED)
         tl.store(to + at, tl.where(is_end, end, still), mask=at < STILL + DIM)
     else:
         number = tl.arange(0, BLOCKS[1])

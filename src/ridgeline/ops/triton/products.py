@@ -265,13 +265,18 @@ class StoredProduct:
         given: Any = linears[0].data
         device = (given.codes if isinstance(given, QuantizedMatrix) else given).device
         index = None if order is None else torch.tensor(order, device=device)
-        self._packed = pack_together(linears, index)
-        self._multiply = product_of(self._packed, _bias_of(linears, index), launch)
+        self._packed, self._bias = pack_together(linears, index), _bias_of(linears, index)
+        self._multiply = product_of(self._packed, self._bias, launch)
 
     @property
     def rows(self) -> int:
         """Return the number of rows of all matrices."""
         return self._packed.rows
+
+    @property
+    def parts(self) -> tuple[Packed, Tensor | None, int]:
+        """Return the matrix, its bias, and into how many splits its columns are divided."""
+        return self._packed, self._bias, 1 if self.rounds else splits_of(self._packed)
 
     @property
     def dense(self) -> Dense | None:

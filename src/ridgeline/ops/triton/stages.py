@@ -161,11 +161,11 @@ class Mlp:
         names = ("gate", "up") if is_gated else ("up",)
         pairs = [row for i in range(width) for row in (i, width + i)] if is_gated else None
         self.up = StoredProduct([weights.linears[name] for name in names], launch, pairs)
-        self._down = StoredProduct([weights.linears["down"]], launch)
-        self._width, self._finish = width, Finish(("activated", mlp.activation, is_gated))
+        self.down = StoredProduct([weights.linears["down"]], launch)
+        self.width, self.finish = width, Finish(("activated", mlp.activation, is_gated))
 
     def __call__(self, x: Tensor | Rounded) -> Tensor:
-        return self._down(self.up.into(x, self._width, finish=self._finish))
+        return self.down(self.up.into(x, self.width, finish=self.finish))
 
 
 def mlp_block(case: MLPBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
