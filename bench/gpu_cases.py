@@ -76,6 +76,16 @@ def attention(backend: str, sizes: Sequence[tuple[int, int, int]], *, small: boo
         )
 
 
+def loads_of_keys(sizes: Sequence[tuple[int, int, int]], *, small: bool) -> Iterator[Kernel]:
+    """Yield attention over pages of 64 tokens, whose keys come through pointers and through tensor descriptors."""
+    heads = SMALL_HEADS if small else HEADS
+    for (batch, context, tokens), backend in pairs(sizes, ("triton", "descriptors")):
+        yield Kernel(
+            f"attention {backend} over pages of 64, {batch} x {context}, {tokens} queries",
+            lambda m, how=backend, b=batch, c=context, t=tokens: k.attention(m, how, heads, b, c, t, 64),
+        )
+
+
 def rows(*, small: bool) -> Iterator[Kernel]:
     width, vocabulary = (100, 257) if small else (4096, 128256)
     for tokens in (1,) if small else (1, 64):
@@ -126,6 +136,7 @@ def _large(machine: Machine) -> Mapping[int, Sequence[Case]]:
         4: [
             *attention("triton", [(batch, context, 1) for batch, context in LONG], small=False),
             *attention("triton", [(1, n, n) for n in PROMPTS], small=False),
+            *loads_of_keys([(1, 4096, 4096), (1, 32768, 32768), (8, 131072, 1)], small=False),
             *steps(("llama 8B",), ("plain",), [(1, 32768), (8, 32768)], 12),
         ],
         5: [*loads([(512, 1000, 1000)])],
@@ -153,7 +164,9 @@ def _small(machine: Machine) -> Mapping[int, Sequence[Case]]:
         3: [
             *steps(("llama 8B",), ("plain",), [(2, 20)], 1), *steps(("mamba2 2.7B",), ("plain",), [(2, 20)], 1),
         ],
-        4: [*attention("triton", [(1, 100, 1), (1, 40, 40)], small=True)],
+        4: [
+            *attention("triton", [(1, 100, 1), (1, 40, 40)], small=True), *loads_of_keys([(1, 70, 70)], small=True),
+        ],
         5: [*loads([(3, 10, 4)])],
         6: [Command("verify", ("ridgeline", "doctor", "--device", "{device}", "--json"))],
     }  # fmt: skip

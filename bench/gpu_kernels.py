@@ -18,6 +18,8 @@ from ridgeline.ops.reference.backend import ReferenceBackend, TorchMemory
 from ridgeline.ops.torchlib.backend import TorchlibBackend
 from ridgeline.ops.torchlib.products import multiply
 from ridgeline.ops.triton.backend import TritonBackend
+from ridgeline.ops.triton.descriptors import DescriptorBackend
+from ridgeline.ops.triton.launch import launch
 from ridgeline.quant import StoredLinear, bound
 from ridgeline.quant.bounds import sliced_bound
 from ridgeline.runtime.layout import Slices, build_layout
@@ -60,7 +62,9 @@ def noise(machine: Machine, *shape: int, seed: int = 0, dtype: torch.dtype = tor
 def table_of(machine: Machine, backend: str) -> OpsTable:
     """Return the kernels of one backend, and the definitions behind them."""
     ops = [op.name for op in (api.PRODUCT, api.ATTENTION, api.PAGED_ATTENTION)]
-    ours = {"triton": TritonBackend(), "torchlib": TorchlibBackend(ops)}[backend]
+    ours = {
+        "triton": TritonBackend(), "torchlib": TorchlibBackend(ops), "descriptors": DescriptorBackend(launch, ops),
+    }[backend]  # fmt: skip
     return OpsTable(TorchMemory(machine.engine_device), (ours, ReferenceBackend()))
 
 
@@ -150,17 +154,17 @@ class Keys(NamedTuple):
     ends: Sequence[int]
 
 
-def keys_of(machine: Machine, case: Attention, batch: int, context: int, copies: int) -> Keys:
-    count = -(-context // PAGE)
+def keys_of(machine: Machine, case: Attention, batch: int, context: int, copies: int, page: int) -> Keys:
+    count = -(-context // page)
     tables = np.random.default_rng(0).permutation(np.arange(1, batch * count + 1)).reshape(batch, count)
     layers = []
     for i in range(copies):
         both = torch.empty(
-            (batch * count + 1, 2, PAGE, case.num_kv_heads, case.head_dim), dtype=torch.bfloat16, device=machine.device
+            (batch * count + 1, 2, page, case.num_kv_heads, case.head_dim), dtype=torch.bfloat16, device=machine.device
         )
         both.normal_(generator=torch.Generator(machine.device).manual_seed(i))
         both[0] = math.nan
-        if used := context % PAGE:
+        if used := context % page:
             both[torch.from_numpy(tables[:, -1]).to(machine.device), :, used:] = math.nan
         layers.append((both[:, 0], both[:, 1]))
     return Keys(layers, tables, [context] * batch)
@@ -175,23 +179,23 @@ def attended(case: Attention, q: Tensor, keys: Tensor, values: Tensor) -> Tensor
 
 
 def attention(
-    machine: Machine, backend: str, heads: tuple[int, int, int], batch: int, context: int, tokens: int
+    machine: Machine, backend: str, heads: tuple[int, int, int], batch: int, context: int, tokens: int, page: int = PAGE
 ) -> Built:
     """Return attention of the last `tokens` tokens of each sequence over its pages.
 
-    heads: number of query heads, number of key heads, and their size.
+    heads: number of query heads, number of key heads, and their size. page: tokens of a page.
     """
     num, num_kv, size = heads
     case = Attention(num, num_kv, size, size**-0.5)
     state = 2 * batch * context * num_kv * size * 2
-    keys = keys_of(machine, case, batch, context, min(machine.copies(state), 32))
+    keys = keys_of(machine, case, batch, context, min(machine.copies(state), 32), page)
     memory = TorchMemory(machine.engine_device)
     run_one = table_of(machine, backend).primitive(api.PAGED_ATTENTION, case)
     starts, counts = np.full(batch, context - tokens), np.full(batch, tokens)
 
     def layout(rows: int) -> Any:
         slices = Slices.plain(np.arange(rows), starts[:rows], counts[:rows])
-        return build_layout(slices, keys.tables, PAGE, case.state().lookback, memory)
+        return build_layout(slices, keys.tables, page, case.state().lookback, memory)
 
     whole, lone = layout(batch), layout(1)
     q = noise(machine, batch * tokens, num, size, seed=9) * 2
@@ -207,10 +211,9 @@ def attention(
             read = context - tokens + offset + 1
             k, v = (view[pages].flatten(0, 1)[:read] for view in keys.layers[0])
             wanted.append(attended(case, q[row * tokens + offset], k, v).flatten())
-        allowed = 1e-4 if backend == "triton" else 2.0**-6
-        return judge(
-            got[at], torch.stack(wanted), allowed, bool(torch.equal(got[:tokens], alone)), exact=backend == "triton"
-        )
+        is_ours = backend != "torchlib"
+        allowed = 1e-4 if is_ours else 2.0**-6
+        return judge(got[at], torch.stack(wanted), allowed, bool(torch.equal(got[:tokens], alone)), exact=is_ours)
 
     runs = [lambda kv=kv: run_one(q, PagedKeyValues(*kv, whole), None) for kv in keys.layers]
     pairs = batch * (tokens * (context - tokens) + tokens * (tokens + 1) / 2)

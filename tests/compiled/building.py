@@ -15,6 +15,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ridgeline.ops.triton.launch import Compiled
 
@@ -95,6 +96,8 @@ def source_of(launched: Launched) -> ASTSource:
         value, name = launched.arguments[parameter.name], parameter.name
         if isinstance(value, torch.Tensor):
             signature[name], attributes[(index,)] = POINTERS[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, TensorDescriptor):
+            signature[name] = f"tensordesc<{POINTERS[value.base.dtype][1:]}{value.block_shape}>"
         elif parameter.is_constexpr or value is None or (type(value) is int and value == 1):
             signature[name], constants[(index,)] = "constexpr", value
         elif type(value) is int:

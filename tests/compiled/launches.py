@@ -64,8 +64,9 @@ def product(name: str, tokens: int) -> list[Launched]:
 
 
 def attention(
-    case: Attention, tokens: int, sequences: int, dtype: torch.dtype, page: int = 16, *, is_tree: bool = False
-) -> list[Launched]:
+    case: Attention, tokens: int, sequences: int, dtype: torch.dtype, page: int = 16, *, is_tree: bool = False,
+    described: bool = False,
+) -> list[Launched]:  # fmt: skip
     """Return the launch of attention over pages for sequences of up to 8,192 tokens."""
     recorder = Recorder()
     row = case.head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
@@ -73,7 +74,7 @@ def attention(
     q = meta(tokens, case.num_heads, case.head_dim)
     sinks = meta(case.num_heads) if case.sinks else None
     layout = layout_of(tokens, sequences, page, is_tree=is_tree)
-    paged_attention(case, recorder)(q, PagedKeyValues(keys[:, 0], keys[:, 1], layout), sinks)
+    paged_attention(case, recorder, described=described)(q, PagedKeyValues(keys[:, 0], keys[:, 1], layout), sinks)
     return recorder.launches
 
 

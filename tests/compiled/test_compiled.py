@@ -241,6 +241,16 @@ def test_recurrences_of_drafts(target: GPUTarget) -> None:
 
 @pytest.mark.slow
 @TARGETS
+@pytest.mark.parametrize(("tokens", "sequences"), [(8, 8), (2048, 2)])
+def test_tensor_descriptors(tokens: int, sequences: int, target: GPUTarget) -> None:
+    """Hopper copies tiles; on older GPUs descriptors become pointers."""
+    (launched,) = l.attention(LLAMA, tokens, sequences, torch.bfloat16, 64, described=True)
+    built = check(launched, target, "HGMMA")
+    assert any("bulk.tensor" in name for name in built.instructions) == (target is HOPPER)
+
+
+@pytest.mark.slow
+@TARGETS
 def test_trees_of_drafts(target: GPUTarget) -> None:
     (launched,) = l.attention(LLAMA, 64, 8, torch.float16, is_tree=True)
     assert launched.arguments["TREE"]

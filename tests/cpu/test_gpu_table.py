@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from ridgeline.errors import DeviceError
 from ridgeline.ops import api, open_table
 from ridgeline.ops.devices import missing_kernels, served_by_definitions
 from ridgeline.spec import Attention
@@ -23,8 +24,18 @@ def test_kernels_come_before_definitions(monkeypatch: pytest.MonkeyPatch) -> Non
     with_capability((9, 0), monkeypatch)
     table = open_table("cuda:0")
     assert table.choose(api.PRODUCT, PLAIN).backend == "triton"
-    assert [backend for backend, _ in table.choose(api.ROPE).refusals] == ["torchlib", "triton", "sdpa"]
+    assert [backend for backend, _ in table.choose(api.ROPE).refusals] == ["torchlib", "descriptors", "triton", "sdpa"]
     assert open_table("cuda:0", {"product": "composed"}).choose(api.PRODUCT, PLAIN).backend == "composed"
+
+
+def test_descriptors_serve_those_who_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, chosen = Attention(32, 8, 128, 1.0), {"paged_attention": "descriptors"}
+    with_capability((9, 0), monkeypatch)
+    assert open_table("cuda:0").choose(api.PAGED_ATTENTION, case).backend == "triton"
+    assert open_table("cuda:0", chosen).choose(api.PAGED_ATTENTION, case).backend == "descriptors"
+    with_capability((8, 0), monkeypatch)
+    with pytest.raises(DeviceError, match=r"capability 9\.0 or higher, and this one has 8\.0"):
+        open_table("cuda:0", chosen).choose(api.PAGED_ATTENTION, case)
 
 
 def test_a_format_without_a_kernel_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ridgeline.ops.api import Op
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory
@@ -58,7 +60,8 @@ def moved(arguments: Mapping[str, Any], device: str) -> tuple[dict[str, Any], li
     Arrays keep their strides, and views of one array stay so: kernels get strides as numbers.
     """
     given, copies = dict(arguments), {}
-    for name, x in arguments.items():
+    for name, argument in arguments.items():
+        x = argument.base if isinstance(argument, TensorDescriptor) else argument
         if isinstance(x, torch.Tensor):
             storage = x.untyped_storage()
             if storage.data_ptr() not in copies:
@@ -67,6 +70,8 @@ def moved(arguments: Mapping[str, Any], device: str) -> tuple[dict[str, Any], li
             there = copies[storage.data_ptr()][1].untyped_storage()
             view = torch.empty(0, dtype=x.dtype, device=device)
             given[name] = view.set_(there, x.storage_offset(), x.size(), x.stride())
+            if isinstance(argument, TensorDescriptor):
+                given[name] = replace(argument, base=given[name])
     return given, list(copies.values())
 
 

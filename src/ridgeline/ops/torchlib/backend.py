@@ -95,9 +95,9 @@ class TorchlibBackend:
         return next(one for one in CANDIDATES[op] if one.refuses(case) is None)
 
 
-def chosen_ops(overrides: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of the ops that `--ops` gives to this backend."""
-    return frozenset(op for op, backend in overrides.items() if backend == NAME)
+def chosen_ops(overrides: Mapping[str, str], name: str = NAME) -> frozenset[str]:
+    """Return the names of the ops that `--ops` gives to this backend, or to one of another name."""
+    return frozenset(op for op, backend in overrides.items() if backend == name)
 
 
 def _is_exact(op: Op[Any], case: object) -> bool:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.numbers import e4m3, tanh
+from ridgeline.ops.triton.sight import bits_of, bounds_of, sees, tile_at
 
 
 @triton.jit
@@ -86,18 +87,17 @@ def numbers_at(data, row, d, is_read, KIND: tl.constexpr):
 
 
 @triton.jit
-def bits_of(path):
-    """Return the 64 bits of a path as 0 or 1."""
-    return ((path >> tl.arange(0, 64).to(tl.int64)) & 1).to(tl.int32)
-
-
-@triton.jit
-def slots_of(at, known, path):
-    """Return the slots of keys at some positions of a draft's path. known: slots that hold no drafts."""
-    bits = bits_of(path)
-    rank = tl.cumsum(bits, 0) - 1  # number of ancestors of each draft on the path
-    is_it = (rank[None, :] == (at - known)[:, None]) & (bits[None, :] == 1)
-    return tl.where(at < known, at, known + tl.sum(tl.where(is_it, tl.arange(0, 64)[None, :], 0), 1))
+def rows_at(data, place, row, d, is_read, NUMBERS: tl.constexpr, MASKED: tl.constexpr):
+    """Return the numbers of a tile of rows. data: a pointer; or a descriptor, which reads from `place` on: a page, a
+    slot and a head. MASKED: numbers that are not read become zeros there, too.
+    """
+    if NUMBERS[4]:
+        found = tl.reshape(data.load([place[0], place[1], place[2], 0]), [row.shape[0], d.shape[0]])
+        if MASKED:
+            found = tl.where(is_read, found, tl.zeros_like(found))
+    else:
+        found = numbers_at(data, row, d, is_read, NUMBERS[0])
+    return found
 
 
 @triton.jit
@@ -110,63 +110,6 @@ def added(weights, kind: tl.constexpr, SLICES: tl.constexpr):
     high, low = sliced(weights, kind, SLICES)
     ones = tl.full([N, N], 1.0, tl.float32).to(kind)
     return tl.max(product(ones, high, low, tl.zeros_like(weights), SLICES), 0)
-
-
-@triton.jit
-def sees(at, position, RULE: tl.constexpr):
-    """Return which keys [N] the queries [R] see: [N, R].
-
-    RULE: number of keys in the window, and their distance; number of first keys; distance of keys that are seen beside
-    the window. 0 stands for no window, no first keys and no other ones.
-    """
-    WINDOW: tl.constexpr = RULE[0]
-    STEP: tl.constexpr = RULE[1]
-    FIRST: tl.constexpr = RULE[2]
-    STRIDE: tl.constexpr = RULE[3]
-    distance = position[None, :] - at[:, None]
-    seen = distance >= 0
-    if WINDOW > 0:
-        near = distance < WINDOW * STEP
-        if STEP > 1:
-            near = near & (distance % STEP == 0)
-        if FIRST > 0:
-            near = near | (at < FIRST)[:, None]
-        if STRIDE > 0:
-            near = near | (distance % STRIDE == 0)
-        seen = seen & near
-    return seen
-
-
-@triton.jit
-def bounds_of(split, span, RULE: tl.constexpr, SIZES: tl.constexpr):
-    """Return the first key that a split reads for the window, the number of keys before it in tiles that hold first
-    keys of the rule, and the number of all keys that it reads.
-    """
-    SPLIT: tl.constexpr = SIZES[1]
-    BLOCK_K: tl.constexpr = SIZES[2]
-    begin = tl.maximum(split * SPLIT, tl.minimum(span[1] // BLOCK_K * BLOCK_K, (split + 1) * SPLIT))
-    ahead = 0
-    if RULE[2] > 0:
-        firsts = (tl.maximum(RULE[2] - split * SPLIT, 0) + BLOCK_K - 1) // BLOCK_K * BLOCK_K
-        ahead = tl.minimum(firsts, begin - split * SPLIT)
-    return begin, ahead, ahead + tl.minimum((split + 1) * SPLIT, span[2] + 1) - begin
-
-
-@triton.jit
-def tile_at(step, begin, ahead, split, span, RULE: tl.constexpr, SIZES: tl.constexpr, TREE: tl.constexpr):
-    """Return the positions of the keys of a tile, whether they are read, and their slots; see `split_of`."""
-    SPLIT: tl.constexpr = SIZES[1]
-    oldest, last, known, path = span[1], span[2], span[3], span[4]
-    n = tl.arange(0, SIZES[2])
-    at = begin + step - ahead + n
-    if RULE[2] > 0:
-        at = tl.where(step < ahead, split * SPLIT + step + n, at)
-    is_held = ((at >= oldest) | (at < RULE[2])) & (at < tl.minimum((split + 1) * SPLIT, last + 1))
-    if TREE:
-        slot = slots_of(at, known, path)
-    else:
-        slot = at
-    return at, is_held, slot
 
 
 @triton.jit
@@ -183,7 +126,7 @@ def add_scores(scores, queries, keys, row, is_held, chunk, SHAPE: tl.constexpr, 
 
 
 @triton.jit
-def scores_of(queries, keys, row, is_held, SHAPE: tl.constexpr, NUMBERS: tl.constexpr):
+def scores_of(queries, keys, place, row, is_held, SHAPE: tl.constexpr, NUMBERS: tl.constexpr):
     """Return the products of keys in some rows with queries, times their factors: [BLOCK_K, R]."""
     SLICES: tl.constexpr = NUMBERS[2]
     CHUNK: tl.constexpr = NUMBERS[3]
@@ -191,7 +134,7 @@ def scores_of(queries, keys, row, is_held, SHAPE: tl.constexpr, NUMBERS: tl.cons
     scores = tl.zeros([row.shape[0], cell.shape[0]], tl.float32)
     if CHUNK == 0:
         d = tl.arange(0, SHAPE[3])
-        k = numbers_at(keys, row, d, is_held[:, None] & (d < SHAPE[4])[None, :], NUMBERS[0])
+        k = rows_at(keys, place, row, d, is_held[:, None] & (d < SHAPE[4])[None, :], NUMBERS, False)
         scores = product(k, high, low, scores, SLICES)
     elif keys.dtype.element_ty == tl.float32:  # an unrolled loop would spill registers
         for chunk in range((SHAPE[4] + CHUNK - 1) // CHUNK):
@@ -200,6 +143,43 @@ def scores_of(queries, keys, row, is_held, SHAPE: tl.constexpr, NUMBERS: tl.cons
         for chunk in tl.static_range((SHAPE[4] + CHUNK - 1) // CHUNK):
             scores = add_scores(scores, queries, keys, row, is_held, chunk, SHAPE, NUMBERS)
     return scores * factor[None, :]
+
+
+@triton.jit
+def add_tile(
+    sums, step, bounds, queries, stored, span, head, split, cap, HAS_CAP: tl.constexpr, SHAPE: tl.constexpr,
+    RULE: tl.constexpr, NUMBERS: tl.constexpr, SIZES: tl.constexpr, TREE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Return the softmax m [R], weights [BLOCK_K, R] and acc [WIDTH, R] with one tile of keys more; see `split_of`."""
+    PAGE: tl.constexpr = SIZES[0]
+    keys, values, key_scales, value_scales, table, strides = stored
+    m, weights, acc = sums
+    begin, ahead, _ = bounds
+    d = tl.arange(0, SHAPE[3])
+    at, is_held, slot = tile_at(step, begin, ahead, split, span, RULE, SIZES, TREE)
+    page = tl.load(table + slot // PAGE, mask=is_held, other=0).to(tl.int64)
+    row = page * strides[0] + (slot % PAGE) * strides[1] + head * strides[2]
+    place = (0, 0, 0)
+    if NUMBERS[4]:  # all keys of a tile are in one page
+        first = begin + step - ahead
+        if RULE[2] > 0:
+            first = tl.where(step < ahead, split * SIZES[1] + step, first)
+        place = (tl.load(table + first // PAGE).to(tl.int32), first % PAGE, head)
+    scale_at = page * strides[3] + (slot % PAGE) * SHAPE[1] + head
+    scores = scores_of(queries, keys, place, row, is_held, SHAPE, NUMBERS)
+    if NUMBERS[0] == "int8":
+        scores *= tl.load(key_scales + scale_at, mask=is_held, other=0.0)[:, None]
+    if HAS_CAP:
+        scores = cap * tanh(tl.div_rn(scores, cap))
+    scores = tl.where(is_held[:, None] & sees(at, span[0], RULE), scores, float("-inf"))
+    top = tl.maximum(m, tl.max(scores, 0))
+    old, p = tl.exp(m - finite(top)), tl.exp(scores - finite(top)[None, :])
+    weights = weights * old[None, :] + p
+    if NUMBERS[0] == "int8":
+        p *= tl.load(value_scales + scale_at, mask=is_held, other=0.0)[:, None]
+    v = rows_at(values, place, row, d, is_held[:, None] & (d < SHAPE[2])[None, :], NUMBERS, MASKED)
+    p_high, p_low = sliced(p, NUMBERS[1], NUMBERS[2])
+    return top, weights, product(tl.trans(v), p_high, p_low, acc * old[None, :], NUMBERS[2])
 
 
 @triton.jit
@@ -213,42 +193,27 @@ def split_of(
     span: the position of each query, -1 for none; the first and the last key that a query of the tile sees, apart from
     first keys of the RULE; and, in a TREE, the number of slots without drafts and the path. Other keys may be NaN.
     """
-    K: tl.constexpr = SHAPE[1]
     WIDTH: tl.constexpr = SHAPE[3]
-    KIND: tl.constexpr = NUMBERS[0]
-    OPERAND: tl.constexpr = NUMBERS[1]
-    SLICES: tl.constexpr = NUMBERS[2]
-    PAGE: tl.constexpr = SIZES[0]
     BLOCK_K: tl.constexpr = SIZES[2]
-    keys, values, key_scales, value_scales, table, strides = stored
-    position = span[0]
-    begin, ahead, count = bounds_of(split, span, RULE, SIZES)
-    R: tl.constexpr = position.shape[0]
-    d = tl.arange(0, WIDTH)
+    R: tl.constexpr = span[0].shape[0]
+    bounds = bounds_of(split, span, RULE, SIZES)
     m = tl.full([R], float("-inf"), tl.float32)
     weights = tl.zeros([BLOCK_K, R], tl.float32)
     acc = tl.zeros([WIDTH, R], tl.float32)
-    for step in range(0, count, BLOCK_K):
-        at, is_held, slot = tile_at(step, begin, ahead, split, span, RULE, SIZES, TREE)
-        page = tl.load(table + slot // PAGE, mask=is_held, other=0).to(tl.int64)
-        row = page * strides[0] + (slot % PAGE) * strides[1] + head * strides[2]
-        scale_at = page * strides[3] + (slot % PAGE) * K + head
-        scores = scores_of(queries, keys, row, is_held, SHAPE, NUMBERS)
-        if KIND == "int8":
-            scores *= tl.load(key_scales + scale_at, mask=is_held, other=0.0)[:, None]
-        if HAS_CAP:
-            scores = cap * tanh(tl.div_rn(scores, cap))
-        scores = tl.where(is_held[:, None] & sees(at, position, RULE), scores, float("-inf"))
-        top = tl.maximum(m, tl.max(scores, 0))
-        old, p = tl.exp(m - finite(top)), tl.exp(scores - finite(top)[None, :])
-        weights = weights * old[None, :] + p
-        if KIND == "int8":
-            p *= tl.load(value_scales + scale_at, mask=is_held, other=0.0)[:, None]
-        v = numbers_at(values, row, d, is_held[:, None] & (d < SHAPE[2])[None, :], KIND)
-        p_high, p_low = sliced(p, OPERAND, SLICES)
-        acc = product(tl.trans(v), p_high, p_low, acc * old[None, :], SLICES)
-        m = top
-    return m, added(weights, OPERAND, SLICES), acc
+    whole = 0
+    if NUMBERS[4] and RULE[0] == 0:  # tiles all of whose keys are read need no mask
+        whole = bounds[2] // BLOCK_K * BLOCK_K
+        for step in range(0, whole, BLOCK_K):
+            m, weights, acc = add_tile(
+                (m, weights, acc), step, bounds, queries, stored, span, head, split, cap, HAS_CAP, SHAPE, RULE,
+                NUMBERS, SIZES, TREE, False,
+            )  # fmt: skip
+    for step in range(whole, bounds[2], BLOCK_K):
+        m, weights, acc = add_tile(
+            (m, weights, acc), step, bounds, queries, stored, span, head, split, cap, HAS_CAP, SHAPE, RULE, NUMBERS,
+            SIZES, TREE, True,
+        )  # fmt: skip
+    return m, added(weights, NUMBERS[1], NUMBERS[2]), acc
 
 
 @triton.jit
@@ -407,10 +372,11 @@ def attend(
     """Compute out [T, H, D] for a tile of BLOCK_Q queries of one sequence and some heads of one head of keys.
 
     SHAPE: H, K, numbers of a value for one program, a power of two of them, numbers of a query and a key, programs that
-    share a value, D. NUMBERS: kind and type of the operands, slices, and numbers of a query that are read at once, or 0
-    for queries that stay in registers. SIZES: tokens of a page, and keys of a split and of a tile. GROUP: heads of the
-    program, a power of two; BLOCKS: programs for the heads of one head of keys. SINGLE: each sequence has one query.
-    MOST: at least `sequences`. TREE: drafts of some sequences form trees, and BLOCK_Q is 1.
+    share a value, D. NUMBERS: kind and type of the operands, slices, numbers of a query that are read at once, or 0 for
+    queries that stay in registers, and whether `keys` and `values` are tensor descriptors. SIZES: tokens of a page, and
+    keys of a split and of a tile. GROUP: heads of the program, a power of two; BLOCKS: programs for the heads of one
+    head of keys. SINGLE: each sequence has one query. MOST: at least `sequences`. TREE: drafts of some sequences form
+    trees, and BLOCK_Q is 1.
     """
     R: tl.constexpr = BLOCK_Q * GROUP
     MEMBERS: tl.constexpr = SHAPE[0] // SHAPE[1]
@@ -429,7 +395,7 @@ def attend(
         span = tl.where(is_real, first + query, -1), oldest, first + count - 1, known, path
         table = tables + sequence.to(tl.int64) * table_stride
         strides = page_stride, slot_stride, head_stride, scale_stride
-        stored = keys, values + begin, key_scales, value_scales, table, strides
+        stored = keys, values if NUMBERS[4] else values + begin, key_scales, value_scales, table, strides
         splits = splits_of(span, RULE, SIZES)
         block, d = (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64), tl.arange(0, WIDTH)
         is_last = True

@@ -13,7 +13,8 @@ from ridgeline.ops.driver import Driver
 from ridgeline.ops.reference.backend import open_reference, torch_device
 from ridgeline.ops.table import GPU_BACKEND, NO_KERNEL
 from ridgeline.ops.torchlib.backend import TorchlibBackend, chosen_ops
-from ridgeline.ops.triton import experts, latent, mixers, recurrent, routing, stages, state
+from ridgeline.ops.triton import descriptors, experts, latent, mixers, recurrent, routing, stages, state
+from ridgeline.ops.triton.descriptors import DescriptorBackend
 from ridgeline.ops.triton.launch import CountingLaunch, Launch, launch
 from ridgeline.ops.triton.layouts import decode_layout, keep, known
 from ridgeline.ops.triton.packing import refuses_format
@@ -104,11 +105,18 @@ def open_gpu(device: str, overrides: Mapping[str, str]) -> tuple[Memory, tuple[B
     overrides: as in `open_table`.
     """
     found = torch.cuda.get_device_capability(device)
-    refusal = None
-    if found < LEAST_CAPABILITY:
-        wanted, has = (".".join(map(str, version)) for version in (LEAST_CAPABILITY, found))
-        refusal = f"kernels need a GPU of compute capability {wanted} or higher, and this one has {has}"
+
+    def refusal(least: tuple[int, int]) -> str | None:
+        wanted, has = (".".join(map(str, version)) for version in (least, found))
+        if found >= least:
+            return None
+        return f"kernels need a GPU of compute capability {wanted} or higher, and this one has {has}"
+
     memory, backends = open_reference(device)
     start = CountingLaunch()
-    ours = TorchlibBackend(chosen_ops(overrides)), TritonBackend(start, refusal=refusal)
+    ours = (
+        TorchlibBackend(chosen_ops(overrides)),
+        DescriptorBackend(start, chosen_ops(overrides, descriptors.NAME), refusal(descriptors.LEAST_CAPABILITY)),
+        TritonBackend(start, refusal=refusal(LEAST_CAPABILITY)),
+    )
     return memory, (*ours, *backends), GpuDriver(torch_device(device), start)

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ridgeline.errors import DeviceError
 from ridgeline.ops.api import PagedKeyValues
 from ridgeline.ops.reference.stored import planes
 from ridgeline.ops.triton.attention import attend
@@ -129,12 +131,12 @@ def power_above(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def paged_attention(case: Attention, launch: Launch) -> Callable[..., Tensor]:
-    """Return PAGED_ATTENTION."""
+def paged_attention(case: Attention, launch: Launch, *, described: bool = False) -> Callable[..., Tensor]:
+    """Return PAGED_ATTENTION; described: as in Attend."""
     heads = Heads(
         case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim, case.scale, case.softcap, rule=rule_of(case)
     )  # fmt: skip
-    attend_pages = Attend(heads, launch)
+    attend_pages = Attend(heads, launch, described=described)
 
     def run(q: Tensor, kv: PagedKeyValues, sinks: Tensor | None = None) -> Tensor:
         keys: Any = kv.keys
@@ -145,10 +147,14 @@ def paged_attention(case: Attention, launch: Launch) -> Callable[..., Tensor]:
 
 
 class Attend:
-    """Attention of queries [T, H, key] over pages: [T, H * size]."""
+    """Attention of queries [T, H, key] over pages: [T, H * size].
 
-    def __init__(self, heads: Heads, launch: Launch) -> None:
-        self._heads, self._launch = heads, launch
+    described: whether tiles of keys and values are loaded through tensor descriptors. Trees of drafts read keys that
+    are no neighbors, so they are loaded through pointers.
+    """
+
+    def __init__(self, heads: Heads, launch: Launch, *, described: bool = False) -> None:
+        self._heads, self._launch, self._described = heads, launch, described
         self._counters = Counters()
 
     def __call__(
@@ -173,9 +179,12 @@ class Attend:
         out = torch.empty((tokens, h.num_heads * h.size), dtype=torch.float32, device=q.device)
         views = views_of(keys), views_of(values)
         numbers, key_scales = views[0]
+        loaded: Any = (numbers, views[1][0])
+        if is_described := self._described and not is_tree:
+            loaded = [described(x, tile_keys(h.size, keys.dtype)) for x in loaded]
         self._launch(
             attend, (tiles, by_key, num_splits if is_apart else 1), block.compiled,
-            q=q.contiguous(), keys=numbers, values=views[1][0], key_scales=key_scales, value_scales=views[1][1],
+            q=q.contiguous(), keys=loaded[0], values=loaded[1], key_scales=key_scales, value_scales=views[1][1],
             tables=layout.tables, starts=layout.starts, lengths=layout.lengths, paths=layout.paths, sinks=sinks,
             out=out, parts=out.new_empty(tiles * by_key * cells), arrived=self._counters(tiles * by_key, q.device),
             sequences=sequences, table_stride=layout.tables.stride(0), page_stride=numbers.stride(0),
@@ -184,11 +193,26 @@ class Attend:
             value_scale=scales[1], cap=h.softcap or 0.0, num_splits=num_splits,
             HAS_CAP=h.softcap is not None, HAS_SINKS=sinks is not None,
             SHAPE=(h.num_heads, h.num_kv_heads, size, width, h.key, parts, h.size), RULE=h.rule,
-            NUMBERS=(kind, operand, SLICES, chunk_of(h, keys.dtype)),
+            NUMBERS=(kind, operand, SLICES, chunk_of(h, keys.dtype), is_described),
             SIZES=(page, SPLIT, tile_keys(h.size, keys.dtype)), GROUP=block.members, BLOCKS=block.programs,
             BLOCK_Q=block.queries, MOST=power_above(sequences), SINGLE=is_single, TREE=is_tree, APART=is_apart,
         )  # fmt: skip
         return out
+
+
+def described(pages: Tensor, tile: int) -> TensorDescriptor:
+    """Return a descriptor of pages [pages, page_tokens, heads, numbers] that loads a tile of rows of one head.
+
+    Raises:
+        DeviceError: a page does not hold whole tiles, or its numbers are no 16-bit floats.
+    """
+    if pages.dtype.itemsize != 2:
+        raise DeviceError(f"pages are {pages.dtype}; descriptors read bfloat16 and float16: --kv-cache-dtype bfloat16")
+    if pages.shape[1] % tile:
+        raise DeviceError(
+            f"pages have {pages.shape[1]} tokens; descriptors load {tile} at once: --block-size {tile} or a multiple"
+        )
+    return TensorDescriptor(pages, [*pages.shape], [*pages.stride()], [1, tile, 1, pages.shape[3]])
 
 
 def views_of(pages: Tensor) -> tuple[Tensor, Tensor | None]:
