@@ -325,7 +325,7 @@ def measure(case: Case, seed: int | None = None) -> dict[str, float]:
     ids, _ = oracle_greedy(model, prompt, case.greedy_tokens)
     margins = oracle_margins(precise, prompt, ids) if ids else np.array([np.inf])
     return {
-        "layers": model.config.num_hidden_layers,
+        "layers": model.config.get_text_config().num_hidden_layers,
         "params": sum(p.numel() for p in model.parameters()),
         "std": float(np.std(exact[-1])),
         "noise": max(float(np.abs(a - b).max()) for a, b in zip(single, exact, strict=True)),
