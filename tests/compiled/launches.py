@@ -24,6 +24,7 @@ from ridgeline.ops.api import (
 from ridgeline.ops.draws import DRAW_WORDS, TRIAL_WORDS
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory
 from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock, RecurrentBlock
+from ridgeline.ops.table import GPU_BACKEND
 from ridgeline.ops.triton.backend import TritonBackend
 from ridgeline.ops.triton.latent import paged_latent_attention
 from ridgeline.ops.triton.packing import pack_codes, pack_plain
@@ -96,15 +97,24 @@ def latents(case: LatentAttention, tokens: int, sequences: int, dtype: torch.dty
     return recorder.launches
 
 
-def latent_input(case: LatentAttention, width: int, tokens: int) -> list[Launched]:
-    """Return the launches of the input of attention over latents, the norm included."""
+def latent_input(
+    case: LatentAttention, width: int, tokens: int, dtype: torch.dtype = torch.bfloat16, *, is_paged: bool = True
+) -> list[Launched]:
+    """Return the launches of the input of attention over latents, the norm included.
+
+    is_paged: whether latents go into pages of a type, which our kernel of attention reads.
+    """
     recorder = Recorder()
     shapes = {w.name.removesuffix(".weight"): w.shape for w in case.weights(width) if len(w.shape) == 2}
-    vectors = {w.name: meta(*w.shape) for w in case.weights(width) if len(w.shape) == 1}
-    weights = Weights(linears(shapes, gpu(recorder)), {"norm.weight": meta(width), **vectors})
-    stage = gpu(recorder).stage(api.LATENT_INPUT, LatentInput(case, RMSNorm(), 1.0), weights)
-    half = case.qk_rope_head_dim // 2
-    stage(meta(tokens, width), meta(tokens, width), Rotary(meta(tokens, half), meta(tokens, half)))
+    arrays = {w.name: meta(*w.shape) for w in case.weights(width) if len(w.shape) == 1}
+    up = case.num_heads, case.qk_nope_head_dim + case.v_head_dim, case.kv_lora_rank
+    arrays |= {"norm.weight": meta(width), "kv_b.weight": meta(*up, dtype=torch.bfloat16)}
+    weights, reader = Weights(linears(shapes, gpu(recorder)), arrays), GPU_BACKEND if is_paged else None
+    stage = gpu(recorder).stage(api.LATENT_INPUT, LatentInput(case, RMSNorm(), 1.0, reader), weights)
+    pages = meta(4096, 16, 1, case.row + (SCALE_BYTES if dtype == torch.int8 else 0), dtype=dtype)
+    half, at = case.qk_rope_head_dim // 2, meta(tokens, dtype=torch.int64)
+    target = PageTarget((pages,), at, at) if is_paged else None
+    stage(meta(tokens, width), meta(tokens, width), Rotary(meta(tokens, half), meta(tokens, half)), target)
     return recorder.launches
 
 

@@ -64,7 +64,10 @@ def main() -> None:
     for name, dtype in (("bfloat16", torch.bfloat16), ("int8", torch.int8), ("fp8", torch.uint8)):
         (_, attended, _) = l.latents(deepseek, 2048, 2, dtype)
         cases.append((f"latents in {name}, 2 prompts of 1,024 tokens", attended))
-    cases += [("8 tokens, latents", x) for x in l.latent_input(deepseek, 7168, 8)[-1:]]
+    for is_paged in (True, False):
+        cases += [("8 tokens, latents", x) for x in l.latent_input(deepseek, 7168, 8, is_paged=is_paged)[-1:]]
+    cases += [("2 prompts of 1,024 tokens, descriptors", x)
+              for x in l.attention(llama, 2048, 2, torch.bfloat16, 64, described=True)]  # fmt: skip
     for tokens in (8, 2048):
         for name, format in (("bfloat16", PLAIN), ("int4-128", format_of("int4-128"))):
             launches = l.experts(MoE(128, 8, 768), 2048, format, tokens)

@@ -124,12 +124,15 @@ def test_latents(case: LatentAttention, tokens: int, sequences: int, dtype: torc
 @pytest.mark.slow
 @TARGETS
 def test_the_input_of_latents(target: GPUTarget) -> None:
-    """Kernels of one head of few numbers read less than 16 bytes at once; test_products sees the products."""
-    launches = l.latent_input(DEEPSEEK, 7168, 8)
-    names = ["normalize", "dense_product", "normalize", "dense_product", "rotate_latents"]
-    assert [launched.kernel.fn.__name__ for launched in launches] == names
-    check(launches[2], target)
-    check(launches[4], target)
+    """Three kernels follow, so attention with latents of queries starts 8. Products are seen by test_products."""
+    for is_paged, last in ((True, "absorb"), (False, "rotate_latents")):
+        launches = l.latent_input(DEEPSEEK, 7168, 8, is_paged=is_paged)
+        names = ["normalize", "dense_product", "normalize", "dense_product", last]
+        assert [launched.kernel.fn.__name__ for launched in launches] == names
+        check(launches[2], target)
+        check(launches[4], target, "HGMMA" if is_paged else None)
+    for tokens in (8, 100):
+        check(l.latent_input(DEEPSEEK, 7168, tokens, torch.int8)[4], target, "HGMMA")
 
 
 QWEN3 = MoE(128, 8, 768)
@@ -296,7 +299,8 @@ def test_kernels_compile_for_rocm() -> None:
     """One launch of each kernel compiles for gfx942. Nothing was run there."""
     launches = [
         *l.product("plain", 8), *l.product("int4-128", 8), *l.attention(LLAMA, 8, 8, torch.float16), *l.rows(),
-        *l.latents(LITE, 8, 8, torch.bfloat16), *l.latent_input(LITE, 2048, (4, 8)),
+        *l.latents(LITE, 8, 8, torch.bfloat16), *l.latent_input(LITE, 2048, 8),
+        *l.latent_input(LITE, 2048, 8, is_paged=False),
         *l.experts(MoE(8, 2, 768), 2048, PLAIN, 8),
         *(launched for mixer, width, _ in MIXERS.values() for launched in l.recurrent(mixer, width, 8, 1)),
     ]  # fmt: skip

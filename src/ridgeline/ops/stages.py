@@ -43,7 +43,7 @@ class LatentInput:
     """residual += scale * delta; x = norm(residual); q = rope(q x), or rope(q_b norm(q_a x)); c, k = kv_a x; the state
     gets [norm(c), rope(k)].
 
-    reader: the backend of PAGED_LATENT_ATTENTION. The same backend may return queries in a form of its own.
+    reader: the backend of PAGED_LATENT_ATTENTION. If it also serves this stage, queries may have a form of its own.
     """
 
     mixer: LatentAttention
