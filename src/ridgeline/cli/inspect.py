@@ -336,7 +336,8 @@ def norms(layer: AnyLayer) -> str:
         mlp = f"{layer.mlp_alpha:.6g} x + {layer.mlp_beta:.6g} mlp(x)"
         return f"pre, of the residual stream, which becomes {mixer}, then {mlp}: {describe(layer.pre_norm)}"
     if isinstance(layer, ParallelLayer):
-        return f"pre, branches in parallel: {describe(layer.pre_norm)}"
+        count = "one norm" if layer.one_norm else "branches"
+        return f"pre, {count} in parallel: {describe(layer.pre_norm)}"
     kinds = [name for name, norm in (("pre", layer.pre_norm), ("post", layer.post_norm)) if norm]
     norm = layer.pre_norm or layer.post_norm
     return f"{' and '.join(kinds)}: {describe(norm)}" if norm else "none"

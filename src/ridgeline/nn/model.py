@@ -65,7 +65,7 @@ class Model:
         self.rotaries = Rotations(spec.ropes(), spec.regimes(max_model_len), max_model_len, table)
         self.frequency_tables = self.rotaries.tables
         embedding = weights["embed.weight"]
-        self._positions = weights["position_embed.weight"] if spec.num_position_embeddings else None
+        self._positions: Any = weights["position_embed.weight"] if spec.num_position_embeddings else None
         how = How(table, formats, low_rank, capture, kv_scales)
         self._capture = capture
         # The largest matrix is packed first: its floats are released before others are read.
@@ -179,7 +179,8 @@ class Model:
         if self.spec.embedding_scale != 1.0:
             x = self._scale(x, self.spec.embedding_scale)
         if self._positions is not None:
-            x = self._add(x, self._table_rows(self._positions, step.positions), 1.0)
+            rows = self._positions[self.spec.position_offset :]
+            x = self._add(x, self._table_rows(rows, step.positions), 1.0)
         return x
 
     def lookup(self, ids: Array) -> Array:
@@ -283,7 +284,8 @@ class _Block:
         scale = residual_scale(layer) if layer.mixer else previous_scale
         self._mlp: Callable[..., tuple[Array, Array]] | None = None
         if layer.mlp:
-            mlp = _bound(weights, f"{self._name}.mlp", how)
+            norm = "mixer_norm" if isinstance(layer, ParallelLayer) and layer.one_norm else "mlp_norm"
+            mlp = _bound(weights, f"{self._name}.mlp", how, f"{self._name}.{norm}")
             self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, layer.pre_norm, scale), mlp)
         post = None if isinstance(layer, ParallelLayer) else layer.post_norm
         self._mixer_post = _OuterNorm(post, f"{self._name}.mixer_post_norm", weights, table)
@@ -423,9 +425,9 @@ def bind(
     return Weights(linears, arrays, experts)
 
 
-def _bound(weights: Mapping[str, Array], prefix: str, how: How) -> Weights:
-    """Return the weights of the stage under `prefix`, whose norm has the same name and `_norm`."""
-    return bind(weights, how.table, prefix, f"{prefix}_norm", how.formats, how.low_rank, how.capture)
+def _bound(weights: Mapping[str, Array], prefix: str, how: How, norm: str | None = None) -> Weights:
+    """Return the weights of the stage under `prefix`. norm: its norm's name; None: the prefix, and `_norm`."""
+    return bind(weights, how.table, prefix, norm or f"{prefix}_norm", how.formats, how.low_rank, how.capture)
 
 
 def _term(matrices: Terms | None, table: OpsTable) -> LowRank | None:
@@ -454,17 +456,18 @@ def _blocks(spec: ModelSpec, weights: Mapping[str, Array], how: How) -> Iterator
         scale = residual_scale(layer)
 
 
-def _linear(name: str, matrix: Array, how: How) -> Linear:
+def _linear(name: str, matrix: Array, how: How, bias: Array | None = None) -> Linear:
     """Return a matrix that is not of a layer."""
     own, term = how.formats.of(Weight(name, matrix.shape)), _term(how.low_rank.get(name), how.table)
-    return store(matrix, None, how.table, own, term)
+    return store(matrix, bias, how.table, own, term)
 
 
 def _head(spec: ModelSpec, weights: Mapping[str, Array], embedding: Array, how: How) -> api.HeadStage:
     case = Head(spec.norm, residual_scale(spec.layers[-1]), spec.logit_scale, spec.logit_softcap)
     matrix = embedding if spec.tie_word_embeddings else weights["head.weight"]
     arrays = {f"norm.{kind}": weights[f"norm.{kind}"] for kind in ("weight", "bias") if f"norm.{kind}" in weights}
-    linears = {"head": _linear("head.weight", matrix, how)}
+    bias = weights["head.bias"] if spec.head_bias else None
+    linears = {"head": _linear("head.weight", matrix, how, bias)}
     with _named("the head"):
         return how.table.stage(api.HEAD, case, Weights(linears, arrays))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ridgeline.spec.attention import Attention, SharedAttention
 from ridgeline.spec.mlp import MLP, GatedMLP, MoE
-from ridgeline.spec.model import AnyLayer
+from ridgeline.spec.model import AnyLayer, ParallelLayer
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.weight import Weight
 
@@ -41,7 +41,8 @@ def mixer_folds(layer: AnyLayer, prefix: str) -> Iterator[Fold]:
     if isinstance(mixer, Attention):
         names += ["k"] if mixer.values_are_keys else ["k", "v"]
     readers = tuple((f"{prefix}.mixer.{name}.weight", None) for name in names)
-    yield Fold(f"{prefix}.mixer_norm", layer.pre_norm, readers)
+    if not _has_one_norm(layer):
+        yield Fold(f"{prefix}.mixer_norm", layer.pre_norm, readers)
     if isinstance(mixer, Attention) and not mixer.values_are_keys and mixer.value_eps is None:
         out = ((f"{prefix}.mixer.o.weight", None),)
         yield Fold(f"{prefix}.mixer.v", None, out, attention.query_group, attention.head_dim)
@@ -60,7 +61,8 @@ def mlp_folds(layer: AnyLayer, prefix: str, weights: Sequence[Weight], hidden_si
         if not w.name.removeprefix(f"{prefix}.").startswith(behind)
         for reader in _readers(w)
     ]
-    yield Fold(f"{prefix}.mlp_norm", layer.pre_norm, tuple(readers))
+    if not _has_one_norm(layer):
+        yield Fold(f"{prefix}.mlp_norm", layer.pre_norm, tuple(readers))
     if isinstance(mlp, GatedMLP):
         yield Fold(f"{prefix}.mlp.up", None, ((f"{prefix}.mlp.down.weight", None),))
     if isinstance(mlp, MoE) and isinstance(mlp.shared, GatedMLP):
@@ -68,6 +70,11 @@ def mlp_folds(layer: AnyLayer, prefix: str, weights: Sequence[Weight], hidden_si
     if isinstance(mlp, MoE) and isinstance(mlp.activation, str):
         for e in range(mlp.num_experts):
             yield Fold(f"{prefix}.mlp.experts.up", None, ((f"{prefix}.mlp.experts.down.weight", e),), expert=e)
+
+
+def _has_one_norm(layer: AnyLayer) -> bool:
+    """Return whether both branches read one norm, whose scales would have to suit both."""
+    return isinstance(layer, ParallelLayer) and layer.one_norm
 
 
 def _readers(weight: Weight) -> Iterator[Reader]:

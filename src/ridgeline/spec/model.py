@@ -59,15 +59,19 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayer:
-    """x += mixer(norm1(x)) + mlp(norm2(x)): both branches read the same input (GPT-NeoX)."""
+    """x += mixer(norm1(x)) + mlp(norm2(x)): both branches read the same input (GPT-NeoX).
+
+    one_norm: both read the result of one norm, that of the mixer (GPT-J, Phi, Cohere).
+    """
 
     mixer: TokenMixer
     mlp: ChannelMixer
     pre_norm: Norm
+    one_norm: bool = False
 
     def weights(self, width: int) -> Iterator[Weight]:
         yield from _branch_weights("mixer", self.mixer, self.pre_norm, None, width)
-        yield from _branch_weights("mlp", self.mlp, self.pre_norm, None, width)
+        yield from _branch_weights("mlp", self.mlp, None if self.one_norm else self.pre_norm, None, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +128,10 @@ class ModelSpec:
 
     family: the name of the architecture in messages. max_position_embeddings: the longest context that it can
     serve, in tokens, stretched rotations included. num_position_embeddings: rows of a learned position
-    table, 0 for none (GPT-2). embedding_scale and logit_scale multiply the embeddings and the logits
-    (Gemma, Granite); logit_softcap bounds the logits (Gemma 2). diffusion: how a diffusion language model fills an
-    answer; None for autoregressive models. layer_embeddings: embeddings of the tokens for each layer (Gemma 4).
+    table, 0 for none (GPT-2). position_offset: row of the first position (OPT). embedding_scale and logit_scale
+    multiply the embeddings and the logits (Gemma, Granite); logit_softcap bounds the logits (Gemma 2). head_bias:
+    whether a number is added to each logit (Phi). diffusion: how a diffusion language model fills an answer; None for
+    autoregressive models. layer_embeddings: embeddings of the tokens for each layer (Gemma 4).
     """
 
     family: str
@@ -142,6 +147,8 @@ class ModelSpec:
     logit_softcap: float | None = None
     diffusion: Diffusion | None = None
     layer_embeddings: LayerEmbeddings | None = None
+    head_bias: bool = False
+    position_offset: int = 0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
@@ -226,6 +233,8 @@ class ModelSpec:
         yield from self.norm.weights("norm", self.hidden_size)
         if not self.tie_word_embeddings:
             yield from linear("head", self.hidden_size, self.vocab_size)
+        if self.head_bias:
+            yield Weight("head.bias", (self.vocab_size,), "out")
 
     @property
     def sight(self) -> Sight:

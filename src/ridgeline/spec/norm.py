@@ -21,13 +21,15 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """(x - mean) / sqrt(var + eps) * weight + bias. (arXiv:1607.06450)"""
+    """(x - mean) / sqrt(var + eps) * weight + bias. (arXiv:1607.06450) Without `bias`, none is added (Cohere)."""
 
     eps: float = 1e-5
+    bias: bool = True
 
     def weights(self, name: str, width: int) -> Iterator[Weight]:
         yield Weight(f"{name}.weight", (width,))
-        yield Weight(f"{name}.bias", (width,))
+        if self.bias:
+            yield Weight(f"{name}.bias", (width,))
 
 
 Norm = RMSNorm | LayerNorm

@@ -82,8 +82,8 @@ def check_rotatable(spec: ModelSpec) -> None:
     branch, and nowhere else.
     """
     for i, layer in enumerate(spec.layers):
-        post = getattr(layer, "post_norm", None)
-        if not isinstance(layer, Layer | ParallelLayer) or post is not None or not _is_plain(layer.pre_norm):
+        other = getattr(layer, "post_norm", None) is not None or getattr(layer, "one_norm", False)
+        if not isinstance(layer, Layer | ParallelLayer) or other or not _is_plain(layer.pre_norm):
             raise _not_plain(f"layer {i} of {spec.family} has others")
     if not _is_plain(spec.norm):
         raise _not_plain(f"the last norm of {spec.family} is another one")
