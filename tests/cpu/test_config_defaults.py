@@ -37,6 +37,7 @@ MORE: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 6, "num_experts_per_tok": 3, "n_shared_experts": 2},
     "helium": {"num_attention_heads": 60, "hidden_size": 60 * 128},  # its defaults are 20 KV heads of 128 numbers
 }
+GPT2 = {"vocab_size": 1000, "n_embd": 64 * 24, "n_layer": 30, "n_head": 64, "n_positions": 12_000}
 INSTEAD: dict[str, dict[str, Any]] = {
     "mamba": {"vocab_size": 1000, "hidden_size": 64 * 24, "num_hidden_layers": 30},
     "falcon_mamba": {"vocab_size": 1000, "hidden_size": 64 * 24, "num_hidden_layers": 30},
@@ -57,7 +58,17 @@ INSTEAD: dict[str, dict[str, Any]] = {
         "hidden_size": 64 * 24,
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
     },
-    "gpt2": {"vocab_size": 1000, "n_embd": 64 * 24, "n_layer": 30, "n_head": 64, "n_positions": 12_000},
+    "gpt2": GPT2,
+    **dict.fromkeys(("gpt_bigcode",), GPT2),
+    **dict.fromkeys(("gptj", "codegen"), GPT2 | {"n_head": 16, "n_positions": 2048}),
+    "opt": {name: size for name, size in SIZES.items() if name != "intermediate_size"} | {"ffn_dim": 3000},
+    "gpt_neo": {
+        "vocab_size": 1000,
+        "hidden_size": 64 * 24,
+        "num_layers": 24,
+        "num_heads": 64,
+        "max_position_embeddings": 12_000,
+    },
 }
 # Families with a model type that transformers has; the others are spellings of these.
 NAMED = [name for name in FAMILIES if name in CONFIG_MAPPING]

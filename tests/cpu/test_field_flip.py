@@ -111,13 +111,14 @@ ONE_WAY = {
     "ModelSpec.num_position_embeddings": "a table that most models do not have",
     "ModelSpec.tie_word_embeddings": "a head that tied models do not have",
     "Attention.values_are_keys": "a matrix of values that such layers do not have",
+    "ParallelLayer.one_norm": "a second norm that such layers do not have",
 }
 # Fields that are off in a case and add weights when they are switched on.
 ABSENT = {"qkv_bias", "out_bias", "bias", "router_bias", "sinks", "qk_norm", "pre_norm", "post_norm"}
 ABSENT |= {"latent_bias", "q_lora_rank", "conv_bias"}
 ABSENT |= {"choice_bias", "shared", "groups"}  # the possible number of groups differs in every case
 ABSENT |= {"layer_embeddings", "embedded", "out_scale", "expert_scale"}
-ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate"}
+ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate", "head_bias"}
 # Yarn rounds numbers that follow from these fields to whole pairs of a head. There are few pairs, so only one of
 # several values must move the logits.
 ROUNDED = {"beta_fast", "beta_slow", "original_max_position_embeddings"}
@@ -187,6 +188,8 @@ def changed(part: Any, field: str) -> Any:
             return 1 if value > 1 else part.num_heads
         case "num_position_embeddings":
             return 0 if value else 256
+        case "position_offset":
+            return value + 1
         case "short_factor" | "long_factor":
             return tuple(2 * x for x in value)  # their number depends on RoPE's size
         case "scores":
@@ -224,6 +227,8 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             continue  # they must be equal
         if f.name == "pattern" and part.window is None:
             continue  # keys outside a window that does not exist
+        if f.name == "position_offset" and not part.num_position_embeddings:
+            continue  # a row of a table that does not exist
         if f.name == "qk_norm_over" and not part.qk_norm:
             continue  # a norm over something that does not exist
         if is_dataclass(value):
@@ -268,7 +273,7 @@ def other_kinds(part: Any, field: str) -> Iterator[Any]:
 
 def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
     """Return the layer with its branches in the other arrangement, which has the same weights."""
-    if isinstance(layer, ParallelLayer):
+    if isinstance(layer, ParallelLayer) and not layer.one_norm:
         yield "ParallelLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
     elif isinstance(layer, DeepNormLayer):
         yield "DeepNormLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)

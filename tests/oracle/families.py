@@ -11,6 +11,7 @@ from oracle import (
     cases_experts,
     cases_gemma,
     cases_hybrid,
+    cases_layer_norm,
     cases_linear,
     cases_more,
     cases_recurrent,
@@ -21,6 +22,7 @@ CASES: dict[str, Case] = (
     cases_dense.CASES
     | cases_more.CASES
     | cases_gemma.CASES
+    | cases_layer_norm.CASES
     | cases_experts.CASES
     | cases_recurrent.CASES
     | cases_linear.CASES

@@ -45,8 +45,8 @@ EQUAL, BOTH, UNSERVED, LENIENT = "equal", "both refuse", "we refuse", "only we a
 DIFFERENT, CRASH, UNEXPLAINED = "NOT EQUAL", "CRASH", "NO REASON"
 # Families with windows: in the layers of one kind, and in all layers.
 BY_KIND = (
-    "dots1", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "qwen2", "qwen2_moe", "qwen3",
-    "smollm3",
+    "cohere2", "dots1", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "qwen2", "qwen2_moe",
+    "qwen3", "smollm3",
 )  # fmt: skip
 WINDOWED = ("minimax", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2")
 BAD = (DIFFERENT, CRASH, UNEXPLAINED)
@@ -150,6 +150,8 @@ class Subject:
 
 def _windows(config: Any, count: int) -> list[int | None]:
     """Return the window of each attention layer, which a short sequence does not show."""
+    if config.model_type == "gpt_neo":
+        return [config.window_size if kind == "local" else None for kind in config.attention_layers]
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or []
     if "sliding_attention" in kinds or config.model_type in BY_KIND:

@@ -56,6 +56,10 @@ REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen2_moe", "olmoe", "glm4_moe", "minimax_m2"), SIZES),
     "dots1": SIZES | EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1},
     "gpt2": GPT2,
+    **dict.fromkeys(("gptj", "codegen", "gpt_bigcode"), GPT2),
+    **dict.fromkeys(("cohere", "cohere2", "phi", "stablelm"), SIZES),
+    "opt": {name: size for name, size in SIZES.items() if name != "intermediate_size"} | {"ffn_dim": 48},
+    "gpt_neo": {"vocab_size": 32, "hidden_size": 64, "num_layers": 24, "num_heads": 4, "max_position_embeddings": 128},
     "lfm2": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
     "jamba": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
     "lfm2_moe": {
@@ -108,6 +112,9 @@ EXPLICIT: dict[str, dict[str, Any]] = {
     "llada2_moe": KV_HEADS | {"mask_token_id": 3},
     "diffusion_gemma": {"canvas_length": 8},
     "Dream": KV_HEADS | {"mask_token_id": 3},
+    "stablelm": KV_HEADS,
+    "gptj": {"rotary_dim": 8},
+    "codegen": {"rotary_dim": 8},
     "gpt_oss": HEADS | EXPERTS | {"num_local_experts": 4},
     "lfm2": {"num_key_value_heads": 4},
     "jamba": {"num_key_value_heads": 4, "num_experts": 4},
@@ -676,7 +683,8 @@ def test_shapes_of_layers() -> None:
     tied = {name for name in FAMILIES if read(name).tie_word_embeddings}
     assert tied == {
         "gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2", "lfm2_moe", "llada",
-        "ernie4_5", "starcoder2", "gemma3", "gemma4", "gemma4_text", "diffusion_gemma",
+        "ernie4_5", "starcoder2", "gemma3", "gemma4", "gemma4_text", "diffusion_gemma", "cohere", "cohere2",
+        "gpt_bigcode", "opt", "gpt_neo",
     }  # fmt: skip
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
     assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5

@@ -12,6 +12,7 @@ from typing import Any
 
 from ridgeline.archs import (
     bamba,
+    cohere,
     deepseek,
     dense,
     diffusion_gemma,
@@ -20,6 +21,7 @@ from ridgeline.archs import (
     glm,
     gpt,
     gpt_oss,
+    gptj,
     granite,
     jamba,
     kimi,
@@ -32,6 +34,8 @@ from ridgeline.archs import (
     moe,
     nemotron,
     olmo,
+    opt,
+    phi,
     qwen_next,
     routed,
     sdar,
@@ -45,7 +49,7 @@ from ridgeline.spec import ModelSpec, from_json
 
 MODULES = (
     llama, dense, gemma, gemma4, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi,
-    bamba, granite, nemotron, sdar, llada2, llada, diffusion_gemma, routed,
+    bamba, granite, nemotron, sdar, llada2, llada, diffusion_gemma, routed, cohere, phi, gptj, opt,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 OUR_MODEL_TYPE = "ridgeline"

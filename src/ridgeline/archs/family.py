@@ -133,7 +133,7 @@ def layer_windows(c: Config, default: Callable[[int], bool], window: int | None)
 def decoder(
     c: Config, layers: tuple[AnyLayer, ...], norm: Norm, *, tied: bool = False, max_len: int | None = None,
     embedding_scale: float = 1.0, logit_scale: float = 1.0, logit_softcap: float | None = None,
-    diffusion: Diffusion | None = None, layer_embeddings: LayerEmbeddings | None = None,
+    diffusion: Diffusion | None = None, layer_embeddings: LayerEmbeddings | None = None, head_bias: bool = False,
 ) -> ModelSpec:  # fmt: skip
     """Return the model around the layers. tied: the family's default for `tie_word_embeddings`."""
     rope = next((layer.mixer.rope for layer in layers if layer.mixer and layer.mixer.rope), None)
@@ -152,4 +152,5 @@ def decoder(
         logit_softcap=logit_softcap,
         diffusion=diffusion,
         layer_embeddings=layer_embeddings,
+        head_bias=head_bias,
     )

@@ -1,8 +1,8 @@
 """Map our weights to a checkpoint's tensors: one table per family, applied by the loader.
 
 A table maps our module names to the checkpoint's. A value is either a module name, or it describes another layout:
-several of our weights in one tensor (`FusedRows`, `HeadPart`, `GroupPart`, `AllExperts`, `ExpertPart`), one of our
-weights in several tensors (`Each`), other axes (`Flat`), or a complete tensor name (`Tensor`).
+several of our weights in one tensor (`FusedRows`, `HeadPart`, `GroupPart`, `Groups`, `AllExperts`, `ExpertPart`), one
+of our weights in several tensors (`Each`), other axes (`Flat`), or a complete tensor name (`Tensor`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,18 @@ class GroupPart:
 
     module: str
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows of a fused matrix in equal groups, each with an equal share of the rows of each of `names`, stacked.
+
+    count: number of groups; None: one for each head of keys and values (Falcon 40B).
+    """
+
+    module: str
+    names: tuple[str, ...]
+    count: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +103,7 @@ class ExpertPart:
     names: tuple[str, ...]
 
 
-Source = str | FusedRows | HeadPart | GroupPart | Each | Flat | Tensor | Elsewhere | AllExperts | ExpertPart
+Source = str | FusedRows | HeadPart | GroupPart | Groups | Each | Flat | Tensor | Elsewhere | AllExperts | ExpertPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +212,21 @@ class Names:
         if isinstance(source, FusedRows):
             start, stop, total = among(source.names, 0)
             return replace(read, total_rows=total, rows=(start, stop))
-        if isinstance(source, GroupPart):
-            assert isinstance(mixer, GatedDelta)
-            groups, (start, stop, total) = mixer.num_key_heads, among(source.names, 0)
+        if isinstance(source, GroupPart | Groups):
+            groups, (start, stop, total) = _groups_of(source, mixer), among(source.names, 0)
             return replace(read, total_rows=total, group_rows=(groups, start // groups, stop // groups))
         if isinstance(source, HeadPart):
             head_dim = mixer.head_dim if isinstance(mixer, Attention) else 0
             return replace(read, total_rows=source.count * shape[0], head_part=(source.index, source.count, head_dim))
         return read
+
+
+def _groups_of(source: GroupPart | Groups, mixer: object) -> int:
+    """Return the number of groups of rows of a fused matrix."""
+    if isinstance(source, Groups) and source.count is not None:
+        return source.count
+    assert isinstance(mixer, GatedDelta | Attention)
+    return mixer.num_key_heads if isinstance(mixer, GatedDelta) else mixer.num_kv_heads
 
 
 LLAMA = Names(

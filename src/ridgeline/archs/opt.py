@@ -1,0 +1,124 @@
+"""OPT and GPT-Neo: learned positions beside the usual fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ridgeline.archs.config import Config
+from ridgeline.archs.family import Family, Heads, attention
+from ridgeline.archs.names import Names
+from ridgeline.spec import MLP, Layer, LayerNorm, ModelSpec
+
+OPT_OFFSET = 2  # rows of the table of positions before the first one
+KINDS = ("global", "local")
+
+
+def opt(c: Config) -> ModelSpec:
+    """OPT 125M, 1.3B to 66B (arXiv:2205.01068). OPT 350M has another arrangement and is refused."""
+    hidden, heads, norm, bias = *_sizes(c, "num_attention_heads"), LayerNorm(1e-5), c.get_bool("enable_bias", True)
+    c.expect("do_layer_norm_before", True, null=False)
+    c.expect("_remove_final_layer_norm", False, null=False)
+    c.expect("layer_norm_elementwise_affine", True, null=False)
+    c.expect("word_embed_proj_dim", hidden)
+    mixer = attention(heads, None, qkv_bias=bias, out_bias=bias)
+    mlp = MLP(c.get_size("ffn_dim"), c.get_activation("activation_function", "relu"), bias)
+    return _model(c, hidden, (Layer(mixer, mlp, norm),) * c.get_layer_count(), norm, OPT_OFFSET)
+
+
+def gpt_neo(c: Config) -> ModelSpec:
+    """GPT-Neo: every second layer has a window, and scores are not scaled."""
+    hidden, heads = _sizes(c, "num_heads")
+    norm, window = LayerNorm(c.get_eps("layer_norm_epsilon", 1e-5)), c.get_size("window_size", 256)
+    size = c.get_size("intermediate_size", 4 * hidden, 4 * hidden)
+    mlp = MLP(size, c.get_activation("activation_function", "gelu_new"), bias=True)
+    count = c.get_layer_count("num_layers")
+    kinds = _kinds(c, count)
+    layers = tuple(
+        Layer(attention(heads, None, out_bias=True, scale=1.0, window=window if kind == "local" else None), mlp, norm)
+        for kind in kinds
+    )
+    return _model(c, hidden, layers, norm, 0)
+
+
+def _sizes(c: Config, name: str) -> tuple[int, Heads]:
+    hidden, count = c.get_size("hidden_size"), c.get_size(name)
+    c.divide("hidden_size", hidden, name, count)
+    return hidden, Heads(count, count, hidden // count)
+
+
+def _kinds(c: Config, count: int) -> list[str]:
+    """Return the kind of each layer, from `attention_layers`, or from `attention_types` as [[kinds], times] pairs."""
+    types: list[Any] = c.get_list("attention_types", [[list(KINDS), 12]], [[list(KINDS), 12]])
+    found = [kind for kinds, times in map(_pair(c), types) for kind in kinds * times]
+    given = c.get_choices("attention_layers", count, KINDS, null=False) or found
+    if len(given) != count or any(kind not in KINDS for kind in given):
+        raise c.error("attention_types", f"must hold {count} entries, each {' or '.join(map(repr, KINDS))}")
+    return given
+
+
+def _pair(c: Config) -> Any:
+    def read(entry: Any) -> tuple[list[str], int]:
+        match entry:
+            case [[*kinds], int(times)] if 0 < times * len(kinds) <= 10_000:
+                return kinds, times
+        raise c.error("attention_types", f"holds {entry!r:.100}; each entry must be a list of kinds and a number")
+
+    return read
+
+
+def _model(c: Config, hidden: int, layers: tuple[Layer, ...], norm: LayerNorm, offset: int) -> ModelSpec:
+    positions = c.get_size("max_position_embeddings")
+    return ModelSpec(
+        family=c.model_type,
+        vocab_size=c.get_size("vocab_size"),
+        hidden_size=hidden,
+        max_position_embeddings=positions,
+        layers=layers,
+        norm=norm,
+        tie_word_embeddings=c.get_bool("tie_word_embeddings", True),
+        num_position_embeddings=positions + offset,
+        position_offset=offset,
+    )
+
+
+OPT_NAMES = Names(
+    root={
+        "embed": "decoder.embed_tokens",
+        "position_embed": "decoder.embed_positions",
+        "norm": "decoder.final_layer_norm",
+        "head": "lm_head",
+    },
+    layer="decoder.layers.{i}.",
+    parts={
+        "mixer_norm": "self_attn_layer_norm",
+        **{f"mixer.{n}": f"self_attn.{n}_proj" for n in "qkv"},
+        "mixer.o": "self_attn.out_proj",
+        "mlp_norm": "final_layer_norm",
+        "mlp.up": "fc1",
+        "mlp.down": "fc2",
+    },
+    optional_prefix="model.",
+)
+NEO_NAMES = Names(
+    root={"embed": "wte", "position_embed": "wpe", "norm": "ln_f", "head": "lm_head"},
+    layer="h.{i}.",
+    parts={
+        "mixer_norm": "ln_1",
+        **{f"mixer.{n}": f"attn.attention.{n}_proj" for n in "qkv"},
+        "mixer.o": "attn.attention.out_proj",
+        "mlp_norm": "ln_2",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    },
+    ignore=(r"\.attn\.attention\.(masked_)?bias$",),
+    optional_prefix="transformer.",
+)
+
+_NEO_HARMLESS = (
+    "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
+    "resid_dropout", "embed_dropout",
+)  # fmt: skip
+FAMILIES = (
+    Family("opt", opt, OPT_NAMES, ("dropout", "layerdrop", "init_std", "activation_dropout")),
+    Family("gpt_neo", gpt_neo, NEO_NAMES, _NEO_HARMLESS),
+)
