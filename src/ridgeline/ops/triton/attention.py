@@ -370,7 +370,6 @@ def attend(
     SINGLE: tl.constexpr, TREE: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """Compute out [T, H, D] for a tile of BLOCK_Q queries of one sequence and some heads of one head of keys.
-
     SHAPE: H, K, numbers of a value for one program, a power of two of them, numbers of a query and a key, programs that
     share a value, D. NUMBERS: kind and type of the operands, slices, numbers of a query that are read at once, or 0 for
     queries that stay in registers, and whether `keys` and `values` are tensor descriptors. SIZES: tokens of a page, and

@@ -103,6 +103,66 @@ def sum_visits(
 
 
 @triton.jit
+def results_of(
+    x, rounding, codes, scales, zero_points, bias, row, token, is_token, rows, columns, x_stride, tiles, groups,
+    row_tiles, alpha, limit, PARTS: tl.constexpr, NAME: tl.constexpr, IS_DOWN: tl.constexpr, WHOLE: tl.constexpr,
+    KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr,
+    ROUNDS: tl.constexpr,
+):  # fmt: skip
+    """Return the products of an expert's matrix, or of its gate and its up matrix, and their activation."""
+    found = expert_rows(
+        x, rounding, codes, scales, zero_points, bias, row, row, token, is_token, rows, columns, x_stride,
+        tiles, groups, WHOLE, KIND, LOW, HAS_ZEROS, HAS_BIAS, SLICES, ROWS, COLUMNS, HALVES, GROUP, UNIT, ROUNDS,
+    )  # fmt: skip
+    if PARTS == 2:
+        if HAS_BIAS:
+            bias += rows
+        up = expert_rows(
+            x, rounding, codes, scales, zero_points, bias, row, row + row_tiles * ROWS, token, is_token, rows, columns,
+            x_stride, tiles, groups, WHOLE, KIND, LOW, HAS_ZEROS, HAS_BIAS, SLICES, ROWS, COLUMNS, HALVES, GROUP, UNIT,
+            ROUNDS,
+        )  # fmt: skip
+        if NAME == "clamped":
+            found = clamped_swiglu(found, up, alpha, limit)
+        else:
+            found = activated(found, NAME) * up
+    elif not IS_DOWN:
+        found = activated(found, NAME)
+    return found
+
+
+@triton.jit
+def multiply_shared(
+    beside, sizes, summed, block, tokens, rows, gate_stride, CHOSEN: tl.constexpr, IS_DOWN: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BESIDE: tl.constexpr,
+    FINISH: tl.constexpr,
+):  # fmt: skip
+    """Multiply a block of tokens with some rows of the shared expert's matrix, and store results; see `expert_product`.
+
+    beside: tokens, codes, scales, zero points, bias and results; sizes: rows, columns, stride of tokens, tiles, groups,
+    tiles of a split, and the scale of all tokens; summed: what `sum_visits` takes.
+    """
+    x, codes, scales, zero_points, bias, results = beside
+    row, token = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R), block * BLOCK_T + tl.arange(0, BLOCK_T)
+    is_token, token = token < tokens, token.to(tl.int64)
+    if tl.program_id(1) * BLOCK_R < sizes[0]:
+        found = shared_rows(
+            x, codes, scales, zero_points, bias, row, token, is_token, sizes[0], sizes[1], sizes[2], sizes[3],
+            sizes[4], sizes[5], sizes[6], BESIDE, ROWS, BLOCK,
+        )  # fmt: skip
+        store(
+            found, tl.program_id(1), token, tokens, sizes[0], results, None, None, None, None, None, None, FINISH
+        )  # fmt: skip
+        if IS_DOWN:
+            out, weights, gate, sums, arrived = summed
+            sum_visits(
+                out, weights, results, gate, sums, arrived, token, is_token, row, rows, gate_stride, CHOSEN, CHOSEN + 1,
+                True, gate is not None,
+            )  # fmt: skip
+
+
+@triton.jit
 def expert_product(
     x, token_scales, codes, scales, zero_points, bias, out, visits, table, num_blocks, weights, shared, gate, sums,
     arrived, beside, beside_codes, beside_scales, beside_zeros, beside_bias, beside_out, most_blocks, rows, columns,
@@ -126,23 +186,12 @@ def expert_product(
     block = tl.program_id(0)
     if BESIDE is not None:
         if block >= most_blocks:
-            own = (block - most_blocks) * BLOCK_T + tl.arange(0, BLOCK_T)
-            at = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
-            if tl.program_id(1) * BLOCK_R < beside_rows:
-                shared_sum = shared_rows(
-                    beside, beside_codes, beside_scales, beside_zeros, beside_bias, at, own.to(tl.int64), own < tokens,
-                    beside_rows, beside_columns, beside_stride, beside_tiles, beside_groups, beside_splits,
-                    beside_given, BESIDE, ROWS, BLOCK,
-                )  # fmt: skip
-                store(
-                    shared_sum, tl.program_id(1), own.to(tl.int64), tokens, beside_rows, beside_out, None, None, None,
-                    None, None, None, FINISH,
-                )  # fmt: skip
-                if IS_DOWN:
-                    sum_visits(
-                        out, weights, beside_out, gate, sums, arrived, own.to(tl.int64), own < tokens, at, rows,
-                        gate_stride, CHOSEN, CHOSEN + 1, True, gate is not None,
-                    )  # fmt: skip
+            multiply_shared(
+                (beside, beside_codes, beside_scales, beside_zeros, beside_bias, beside_out),
+                (beside_rows, beside_columns, beside_stride, beside_tiles, beside_groups, beside_splits, beside_given),
+                (out, weights, gate, sums, arrived), block - most_blocks, tokens, rows, gate_stride, CHOSEN, IS_DOWN,
+                ROWS, BLOCK, BLOCK_T, BLOCK_R, BESIDE, FINISH,
+            )  # fmt: skip
     if (block < tl.load(num_blocks)) & (tl.program_id(1) * BLOCK_R < rows):
         expert = tl.load(table + block).to(tl.int64)
         visit = tl.load(table + most_blocks + block) + tl.arange(0, BLOCK_T)
@@ -161,24 +210,11 @@ def expert_product(
         rounding = (is_token, is_token, is_token)
         if WHOLE:
             rounding = scales_of(x, token_scales, token, is_token, columns, x_stride, given, ROUNDS, HAS_SCALE, BLOCK)
-        found = expert_rows(
-            x, rounding, codes, scales, zero_points, bias, row, row, token, is_token, rows, columns, x_stride,
-            tiles, groups, WHOLE, KIND, LOW, HAS_ZEROS, HAS_BIAS, SLICES, ROWS, COLUMNS, HALVES, GROUP, UNIT, ROUNDS,
+        found = results_of(
+            x, rounding, codes, scales, zero_points, bias, row, token, is_token, rows, columns, x_stride, tiles, groups,
+            row_tiles, alpha, limit, PARTS, NAME, IS_DOWN, WHOLE, KIND, LOW, HAS_ZEROS, HAS_BIAS, SLICES, ROWS, COLUMNS,
+            HALVES, GROUP, UNIT, ROUNDS,
         )  # fmt: skip
-        if PARTS == 2:
-            if HAS_BIAS:
-                bias += rows
-            up = expert_rows(
-                x, rounding, codes, scales, zero_points, bias, row, row + row_tiles * ROWS, token, is_token, rows,
-                columns, x_stride, tiles, groups, WHOLE, KIND, LOW, HAS_ZEROS, HAS_BIAS, SLICES, ROWS, COLUMNS,
-                HALVES, GROUP, UNIT, ROUNDS,
-            )  # fmt: skip
-            if NAME == "clamped":
-                found = clamped_swiglu(found, up, alpha, limit)
-            else:
-                found = activated(found, NAME) * up
-        elif not IS_DOWN:
-            found = activated(found, NAME)
         target = pair if IS_DOWN else visit
         tl.store(out + target[None, :] * rows + row[:, None], found, mask=(row < rows)[:, None] & is_token[None, :])
         if IS_DOWN:
