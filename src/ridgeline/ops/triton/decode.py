@@ -18,6 +18,7 @@ from ridgeline.ops.triton.state import StatesInPages
 from ridgeline.ops.triton.tokens import MOST_INSIDE
 from ridgeline.spec import GatedConvolution, GatedDelta, KimiDelta, LightningAttention, Mamba, Mamba2, ShortConvolution
 
+WIDE_NORM = 2048  # numbers of a norm that need more threads, so that their registers suffice
 States = Sequence[StatesInPages]
 
 
@@ -88,7 +89,8 @@ def ssd(case: Mamba2, bound: Bound) -> OneToken | None:
         count, (kept, pages) = len(inputs["x"]), [state.pages for state in states]
         y = kept.new_empty((count, case.inner_size))
         launch(
-            one_token.ssd_step, (-(-case.head_dim // block), case.num_heads, count), Compiled(4),
+            one_token.ssd_step, (-(-case.head_dim // block), case.num_heads, count),
+            Compiled(8 if size > WIDE_NORM else 4),
             **inputs, **{f"{name}_stride": rows.stride(0) for name, rows in inputs.items()},
             weight=arrays["conv.weight"], bias=bias, dt_bias=arrays["dt_bias"], a_log=arrays["A_log"],
             skip=arrays["D"], norm_weight=arrays["gate_norm.weight"], y=y, kept=kept, pages=pages, **where(states),
@@ -138,7 +140,8 @@ def lightning(case: LightningAttention, bound: Bound) -> OneToken | None:
         pages = states[0].pages
         y = qkv.new_empty((len(qkv), case.inner_size))
         launch(
-            one_token.lightning_step, (-(-size // block), case.num_heads, len(qkv)), Compiled(4),
+            one_token.lightning_step, (-(-size // block), case.num_heads, len(qkv)),
+            Compiled(8 if case.inner_size > WIDE_NORM else 4),
             qkv=qkv, z=gate, decays=decays(qkv.device), norm_weight=arrays["out_norm.weight"], y=y, pages=pages,
             **where(states), arrived=counters(len(qkv), qkv.device), qkv_stride=qkv.stride(0),
             z_stride=gate.stride(0), page=pages.stride(0), offset=case.norm.offset, eps=case.norm.eps,
