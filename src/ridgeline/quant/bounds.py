@@ -18,6 +18,7 @@ BF16_SHARE, BF16_LEAST = 2.0**-8, 2.0**-134
 # number that would become infinite is cut off, which leaves a little more: 2^111 of at least 2^128 (1 - 2^-9).
 SLICES_SHARE = 2.0**-17 * (1 + 2.0**-8)
 FLUSHED = 2.0**-126  # what is lost where a denormal number becomes zero
+UNDERFLOW = 2.0**-150  # what rounding loses at most where a result is denormal: half the distance of two neighbors
 BLOCK = 32  # columns whose products a matrix unit adds before it adds them to a sum
 
 
@@ -52,7 +53,8 @@ def bound(
         terms = BLOCK // 2 + 1 + slices * blocks + 1
         most: Floats = added + gamma(terms) * (1 + 2.0**-7) * rounded + 2 * FLUSHED * lost
         return most
-    chain: Floats = added + gamma(_roundings(format, x.shape[1])) * rounded
+    roundings = _roundings(format, x.shape[1])
+    chain: Floats = added + gamma(roundings) * rounded + UNDERFLOW * roundings
     if in_dots:  # denormal numbers in tokens and weights, and a denormal sum after each column
         chain += 2 * FLUSHED * (np.abs(x).sum(1, keepdims=True) + size.sum(0) + x.shape[1])
     return chain
