@@ -79,7 +79,7 @@ def test_alterations_are_other_values_of_every_kind(value: object) -> None:
 
 
 def test_every_family_of_transformers_is_altered() -> None:
-    elsewhere = {"minimax_text_01", "minimax_m1", "sdar", "llada2_moe", "llada", "Dream"}
+    elsewhere = {"minimax_text_01", "minimax_m1", "sdar", "llada2_moe", "llada", "Dream", "diffusion_gemma"}
     assert {CASES[name].model_type for name in ONE_EACH} == set(FAMILIES) - elsewhere
 
 

@@ -78,8 +78,11 @@ def delta(case: GatedDelta | KimiDelta, bound: Bound) -> OneToken:
 def ssd(case: Mamba2, bound: Bound) -> OneToken | None:
     """Return Mamba-2 for one token; None if the norm of a group needs too many registers."""
     weights, before, _, launch = bound
-    arrays, counters, block = weights.arrays, Counters(), block_of(case.head_dim, case.state_size)
-    bias, size = weights.vector("conv.bias"), case.inner_size // case.num_groups
+    arrays, counters, bias = weights.arrays, Counters(), weights.vector("conv.bias")
+    size = case.inner_size // case.num_groups
+    is_wide = size > WIDE_NORM
+    # With more threads, a program holds fewer rows of the state: their registers suffice on sm_80 and sm_90 alike.
+    block = max(1, block_of(case.head_dim, case.state_size) // (2 if is_wide else 1))
     if size > MOST_INSIDE:
         return None
 
@@ -90,7 +93,7 @@ def ssd(case: Mamba2, bound: Bound) -> OneToken | None:
         y = kept.new_empty((count, case.inner_size))
         launch(
             one_token.ssd_step, (-(-case.head_dim // block), case.num_heads, count),
-            Compiled(8 if size > WIDE_NORM else 4),
+            Compiled(8 if is_wide else 4),
             **inputs, **{f"{name}_stride": rows.stride(0) for name, rows in inputs.items()},
             weight=arrays["conv.weight"], bias=bias, dt_bias=arrays["dt_bias"], a_log=arrays["A_log"],
             skip=arrays["D"], norm_weight=arrays["gate_norm.weight"], y=y, kept=kept, pages=pages, **where(states),
