@@ -94,6 +94,7 @@ class LLM:
         activations: str | None = None,
         threads: int | None = None,
         diffusion_block: int | None = None,
+        block_cache: str | None = None,
         engine: EngineOptions | None = None,
         speculative: str | None = None,
         proposer: Proposer | None = None,
@@ -104,7 +105,7 @@ class LLM:
         options = _engine_options(engine, speculative, proposer, cache)
         self.options = LoadOptions(
             device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations, threads,
-            diffusion_block,
+            diffusion_block, block_cache,
         )  # fmt: skip
         self._kv_cache_dtype, self._attention = storage_name(kv_cache_dtype), attention
         self.loaded: LoadedModel = self._load(model, tokenizer, progress_bar, on_wait)
@@ -149,9 +150,11 @@ class LLM:
         loaded = replace(loaded, storage=storage)
         notes = (*notes, *scale_notes(loaded))
         if loaded.spec.diffusion is not None:
+            from ridgeline.evals.block_cache import describe_block_cache
             from ridgeline.evals.blocks import describe_blocks
 
             notes = (*notes, *describe_blocks(model, self.options, tokenizer, loaded, on_wait))
+            notes = (*notes, *describe_block_cache(model, self.options, tokenizer, loaded, on_wait))
         if self._kv_cache_dtype != AUTO and not storage.is_exact and has_rows(loaded.spec):
             from ridgeline.evals.price import describe_state
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oracle.llada2 import Tensors, norm, rotate
 
+Rows = dict[int, tuple[Tensor, Tensor]]  # keys and values of each layer
 Pass = Callable[[list[int]], Tensor]  # logits [T, vocabulary] of all tokens of a sequence
 
 
@@ -73,8 +74,14 @@ def draw(config: Mapping[str, Any], seed: int) -> dict[str, np.ndarray]:
     return {name: x.astype(np.float32) for name, x in found.items()}
 
 
-def define(config: Mapping[str, Any], w: Tensors, tokens: list[int]) -> Tensor:
-    """Return the logits [T, vocabulary] of one sequence, all of whose tokens see each other. w: tensors in float64."""
+def define(
+    config: Mapping[str, Any], w: Tensors, tokens: list[int], kept: range | None = None, left: Rows | None = None
+) -> Tensor:
+    """Return the logits [T, vocabulary] of one sequence, all of whose tokens see each other. w: tensors in float64.
+
+    left: where the pass leaves keys and values by layer; if `kept` is given, the positions outside of it take theirs
+    from there instead.
+    """
     s = shape_of(config)
     x, head = w[f"{s.root[0]}.weight"][tokens], s.width // s.heads
     for i in range(s.layers):
@@ -89,6 +96,11 @@ def define(config: Mapping[str, Any], w: Tensors, tokens: list[int]) -> Tensor:
         )  # fmt: skip
         q, k = (torch.stack([torch.stack([rotate(y, p, s.theta, 1.0) for y in row]) for p, row in enumerate(z)])
                 for z in (q, k))  # fmt: skip
+        if left is not None and kept is not None:
+            inside = torch.tensor([p in kept for p in range(len(h))])[:, None, None]
+            k, v = torch.where(inside, k, left[i][0]), torch.where(inside, v, left[i][1])
+        elif left is not None:
+            left[i] = (k, v)
         rows = [
             torch.cat([
                 torch.softmax(k[:, n * s.kv // s.heads] @ q[p, n] * head**-0.5, 0) @ v[:, n * s.kv // s.heads]
@@ -149,3 +161,29 @@ def dream_generate(look: Pass, prompt: list[int], count: int, steps: int, alg: s
         kept = sure.topk(number).indices
         x[at[kept]] = found[kept]
     return x[len(prompt) :].tolist()
+
+
+def cached_generate(
+    config: Mapping[str, Any], w: Tensors, prompt: list[int], count: int, block: int, cache: str, *, shift: int,
+    each: int = 1, threshold: float | None = None, suffix: tuple[int, ...] = (), mask: int = 3,
+) -> list[int]:  # fmt: skip
+    """Return the greedy answer with the caches of Fast-dLLM (arXiv:2505.22618, section 3.1), without any cache.
+
+    Keys and values of positions outside of a block are those of the block's first pass, in all of its later passes.
+    `prefix`: only of positions before the block. shift: 1 if logits are for the next position; then the position before
+    a block belongs to what its passes compute. each: tokens that a pass keeps; threshold: all that are as likely.
+    """
+    x = [*prompt, *[mask] * count, *suffix]
+    for first in range(len(prompt), len(prompt) + count, block):
+        end, rows, begun = min(first + block, len(prompt) + count), Rows(), False
+        now = range(first - shift, end if cache == "dual" else len(x))
+        while mask in x[first:end]:
+            logits = define(config, w, x, now if begun else None, rows)
+            logits[:, mask], begun = -torch.inf, True
+            p = torch.softmax(logits, -1)
+            at = [i for i in range(first, end) if x[i] == mask]
+            at.sort(key=lambda i: -float(p[i - shift].max()))
+            likely = sum(float(p[i - shift].max()) >= (threshold or 0) for i in at)
+            for i in at[: each if threshold is None else max(1, likely)]:
+                x[i] = int(p[i - shift].argmax())
+    return x[len(prompt) : len(prompt) + count]

@@ -44,6 +44,7 @@ def verify(
     max_model_len: o.MaxModelLen = None,
     load_format: o.LoadFormat = "auto",
     diffusion_block: o.DiffusionBlock = None,
+    block_cache: o.BlockCache = None,
     revision: o.Revision = None,
     kv_cache_dtype: o.KVCacheDType = "auto",
     attention: o.Attention = "exact",
@@ -60,8 +61,8 @@ def verify(
     options = {
         "cache": "off", "device": device, "dtype": dtype, "weights": weights, "activations": activations,
         "max_model_len": max_model_len, "load_format": load_format, "revision": revision, "seed": seed,
-        "diffusion_block": diffusion_block, "kv_cache_dtype": kv_cache_dtype, "attention": attention,
-        "ops": o.parse_ops(ops),
+        "diffusion_block": diffusion_block, "block_cache": block_cache, "kv_cache_dtype": kv_cache_dtype,
+        "attention": attention, "ops": o.parse_ops(ops),
     }  # fmt: skip
     llm = load(model, options)
     from ridgeline.ops.arithmetic import arithmetic_lines

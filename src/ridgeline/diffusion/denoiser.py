@@ -7,7 +7,10 @@ state is here, and noise depends on the seed, the answer, the pass and the posit
 
 In a model that sees whole sequences, a pass computes all tokens: the prompt, the answer so far, the open block, and
 masks for the rest of the answer; a suffix may follow. So the length of the answer is a part of the question. Blocks
-begin at the end of the prompt, and are as long as `block_length` says.
+begin at the end of the prompt, and are as long as `block_length` says. With a block cache (Fast-dLLM,
+arXiv:2505.22618), only the first pass over a block computes all tokens: later ones compute the block, and with `prefix`
+all after it, and read the rows of the others as the first pass left them. If these are lost, the first pass is computed
+once more, with the tokens that it had.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class Block:
     """The open block. start: its first position. tokens: mask tokens included. masks: indices of those, ascending.
 
     fixed: number of its first tokens that are of the prompt. edits: passes since it has no mask.
+    first: all tokens of the first pass, in a whole sequence.
     """
 
     start: int
@@ -58,6 +62,7 @@ class Block:
     fixed: int = 0
     number: int = 0  # of the next pass
     edits: int = 0
+    first: tuple[int, ...] = ()
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
@@ -80,7 +85,9 @@ class Denoiser:
 
     block: tokens of a block, or BEYOND. row: the row of the answer at the end of its prompt. passes: passes that were
     computed. max_length: tokens of the prompt and the longest answer. wanted: the first and the end of the tokens of a
-    whole sequence whose logits `take` expects; None: those of the open block, and of the token before it.
+    whole sequence whose logits `take` expects; None: those of the open block, and of the token before it. part: if the
+    pass computes a part of a whole sequence, the position of its first token, and the number of rows that it reads;
+    `wanted` counts from there.
     """
 
     def __init__(self, model: MaskedDiffusion, block: int, row: SampleRow, prompt: int, max_length: int) -> None:
@@ -95,15 +102,43 @@ class Denoiser:
         self._whole = block >= BEYOND
         self._unguided: Floats | None = None  # logits of the pass without the prompt, for `cfg_scale`
         self.wanted: tuple[int, int] | None = None
+        self.part: tuple[int, int] | None = None
+        self._kept_rows = -1  # the epoch in which the first pass over the open block has left its rows
         self._before: Floats | None = None  # logits of the last token before the block, for `predicts_next`
         self.passes = 0
 
-    def open_block(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """Return the open block of a sequence, or the whole sequence. tokens: the prompt, and the answer so far."""
+    @property
+    def first(self) -> tuple[int, ...]:
+        """Return all tokens of the first pass over the open block, in a whole sequence."""
+        return self._open.first
+
+    def open_block(self, tokens: Sequence[int], epoch: int = 0) -> tuple[int, ...]:
+        """Return the open block of a sequence, or of a whole sequence the tokens that the next pass computes.
+
+        tokens: the prompt, and the answer so far. epoch: it changes when the sequence loses its rows.
+        """
         start = len(tokens) if self._whole else len(tokens) // self._block * self._block
         if start + len(self._open.tokens) <= len(tokens) or start != self._open.start:
             self._begin(start, list(tokens[start:]))
-        return self._sequence(tokens) if self._whole else tuple(self._open.tokens)
+        if not self._whole:
+            return tuple(self._open.tokens)
+        whole = self._sequence(tokens)
+        if self._open.number == 0:
+            self._open.first, self._kept_rows = whole, -1
+        self.part = None
+        if self._model.block_cache == "none":
+            return whole
+        return self._part(whole) if self._kept_rows == epoch else self._open.first
+
+    def _part(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the tokens of a later pass with a block cache, and set `part` and `wanted`.
+
+        They begin with the token whose logits predict the block's first one.
+        """
+        assert self.wanted is not None
+        (first, end), count = self.wanted, len(self._open.tokens)
+        self.part, self.wanted = (first, len(whole)), (0, count)
+        return whole[first : end + self._model.predicts_next if self._model.block_cache == "dual" else None]
 
     def _begin(self, start: int, known: list[int]) -> None:
         """Open the block at `start`, whose first tokens are known."""
@@ -133,6 +168,10 @@ class Denoiser:
         logits [n, vocabulary]: a row for the last token before the block, if the work has it, and for each of its own.
         """
         if self._whole:
+            if self._model.block_cache != "none" and self.part is None:
+                self._kept_rows = work.epoch
+                if self._open.number:  # only its rows were wanted
+                    return Result()
             self.passes += 1
             guided = self._guided(logits)
             return Result() if guided is None else self._keep(guided)

@@ -65,6 +65,11 @@ def check_params(params: Params, model: Diffusion | None, prompt: Sequence[int],
             f"suffix needs a model that sees whole sequences; a token of this model sees its own block of {block}, and "
             "nothing after it; leave it out"
         )
+    if model.block_cache != "none" and params.cfg_scale:
+        raise RequestError(
+            f"cfg_scale is {params.cfg_scale}, but block_cache (--block-cache) is {model.block_cache}: guidance takes "
+            "passes with and without the prompt, and pages keep the rows of one kind; take none or leave cfg_scale out"
+        )
     if params.suffix and params.suffix_token_ids:
         raise RequestError("suffix and suffix_token_ids both say what follows the answer; give one")
     for name, tokens in (("prompt", prompt), ("suffix", params.suffix_token_ids)):

@@ -44,11 +44,12 @@ class BlockAnswer(Answer):
 
     def open_block(self) -> None:
         """Give the sequence its open block, as it is after the last pass that was committed."""
-        self.sequence.propose(self.denoiser.open_block(self.sequence.tokens))
         if isinstance(self.denoiser, CanvasDenoiser):
+            self.sequence.propose(self.denoiser.open_block(self.sequence.tokens))
             self.sequence.signal = self.denoiser.signal
         else:
-            self.sequence.wanted = self.denoiser.wanted
+            self.sequence.propose(self.denoiser.open_block(self.sequence.tokens, self.sequence.epoch))
+            self.sequence.wanted, self.sequence.part = self.denoiser.wanted, self.denoiser.part
 
     @property
     def needs_host(self) -> bool:

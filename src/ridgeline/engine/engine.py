@@ -197,6 +197,9 @@ class RequestLoop(Generic[R]):
         """Begin a step if one can run, and end the steps that are due; return what happened to answers, in order."""
         events = self._late_events()
         self._drafting.propose(self._scheduler, self._answers)
+        for answer in self._answers.values() if self._diffusion is not None else ():
+            if not answer.sequence.drafts and isinstance(answer, BlockAnswer):  # it lost the rows that it was to read
+                answer.open_block()
         plan = self._loop.schedule()
         self._late.drop_preempted()
         if plan is not None:
@@ -432,4 +435,5 @@ def _drafting(
 
 
 def _shape(works: Seq[Work]) -> StepShape:
-    return tuple((len(w.tokens), w.start + len(w.tokens), w.num_rows if w.sample else 0) for w in works)
+    ends = [w.reads or w.start + len(w.tokens) for w in works]
+    return tuple((len(w.tokens), end, w.num_rows if w.sample else 0) for w, end in zip(works, ends, strict=True))

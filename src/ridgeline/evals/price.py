@@ -44,7 +44,8 @@ class Price:
     num_tokens: int
 
 
-def _described(price: Price) -> str:
+def describe_price(price: Price) -> str:
+    """Return a cost in words, after the name of what is compared."""
     return (
         f"{price.kl:.2g} nats per token; the most likely token is the same for {price.top1_agreement:.1%} of "
         f"{price.num_tokens} tokens of a sample text"
@@ -88,7 +89,7 @@ class Appraisal:
         price = self._known or self._measure(loaded)
         if price is None:
             return f"{self._subject}: the accuracy cost is not known: {self._why_not}"
-        return f"{self._subject}: KL to the stored model is {_described(price)}"
+        return f"{self._subject}: KL to the stored model is {describe_price(price)}"
 
     def _measure(self, loaded: LoadedModel) -> Price | None:
         recorded, self._recorded = self._recorded, None
@@ -128,7 +129,7 @@ def describe_attention(
         )
     except RidgelineError as e:
         return f"{subject}: the accuracy cost is not known: {e}"
-    return f"{subject}: KL to exact attention is {_described(price)}"
+    return f"{subject}: KL to exact attention is {describe_price(price)}"
 
 
 def describe_state(
@@ -146,7 +147,7 @@ def describe_state(
         )  # fmt: skip
     except RidgelineError as e:
         return f"{subject}: the accuracy cost is not known: {e}"
-    return f"{subject}: KL to float32 state is {_described(price)}"
+    return f"{subject}: KL to float32 state is {describe_price(price)}"
 
 
 def _own_price(

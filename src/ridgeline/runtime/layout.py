@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ class Slices:
     rows: each sequence's row in the page tables. drafts: number of drafts among its tokens, which come last. replays:
     number of accepted drafts before `start`, which the state in pages does not include yet. paths: the
     path of each token (ops.api.PagedLayout) if drafts form trees, whose slots are not positions; None: they are chains.
+    reads: number of rows that each sequence's tokens read, if some read rows after the step's own (Work.reads).
     """
 
     rows: Ints
@@ -31,6 +32,7 @@ class Slices:
     replays: Ints
     floors: Ints
     paths: Ints | None = None
+    reads: Ints | None = None
 
     @classmethod
     def plain(cls, rows: Ints, starts: Ints, lengths: Ints) -> Slices:
@@ -47,6 +49,13 @@ class Slices:
     def offsets(self) -> Ints:
         """Return the index of each sequence's first token among the step's T tokens."""
         return np.cumsum(self.lengths) - self.lengths
+
+    def reading(self) -> Slices:
+        """Return the slices as attention sees them: its tokens are the last ones of the rows that they read.
+
+        Where rows after a token are read, all tokens read the same rows, so that their own slots do not matter.
+        """
+        return self if self.reads is None else replace(self, starts=self.reads - self.lengths, reads=None)
 
     def slots(self) -> Ints:
         """Return the slot of each token's rows among those of its sequence, [T]."""
@@ -71,16 +80,17 @@ def build_layout(
     query reads. first_tokens: number of tokens at the start of each sequence that every query reads as well.
     """
     slots, owner = slices.slots(), np.repeat(slices.rows, slices.lengths)
+    reading = slices.reading()
     # A copy: the buckets may be built after the page table has changed.
-    tables = page_table[slices.rows, : -(-int((slices.starts + slices.lengths).max()) // page_tokens)]
-    reads = _pages_read(slices, page_tokens, lookback, first_tokens)
+    tables = page_table[slices.rows, : -(-int((reading.starts + slices.lengths).max()) // page_tokens)]
+    reads = _pages_read(reading, page_tokens, lookback, first_tokens)
     return PagedLayout(
         memory.integers(page_table[owner, slots // page_tokens]),
         memory.integers(slots % page_tokens),
-        memory.integers(slices.starts),
+        memory.integers(reading.starts),
         memory.integers(slices.lengths),
         memory.integers(tables),
-        lambda: _buckets(slices, tables, page_tokens, reads, memory),
+        lambda: _buckets(reading, tables, page_tokens, reads, memory),
         None if slices.paths is None else memory.integers(slices.paths),
     )
 

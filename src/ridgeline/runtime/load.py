@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 from ridgeline.errors import DeviceError, RequestError
 from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
@@ -17,7 +17,8 @@ from ridgeline.ops import OpsTable, api, open_table, resolve_device
 from ridgeline.ops.devices import missing_kernels, served_by_definitions
 from ridgeline.ops.table import COMPOSED
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec import Blocks, ModelSpec
+from ridgeline.spec import Blocks, MaskedDiffusion, ModelSpec, WholeSequence
+from ridgeline.spec.diffusion import BlockCache
 from ridgeline.spec.dtype import DTYPE_NAMES, DType, config_dtype
 from ridgeline.spec.footprint import footprint
 from ridgeline.spec.quant import AS_STORED, PLAIN, Format, FormatTable, activations_of, format_of
@@ -37,7 +38,9 @@ class LoadOptions:
     matrices: `auto` as they are stored; others (`int8`, `int4-128-asym`, see spec.quant.format_of) are rounded to
     nearest. activations: how inputs of products are taken, bf16 for all matrices; None: as the format says. threads:
     number of threads of the kernels of device cpu; None: the number of physical cores. diffusion_block: tokens of a
-    block of a block diffusion model; None: as its config says.
+    block of a block diffusion model; None: as its config says. block_cache: which rows later passes over a block read
+    as its first pass left them, in a diffusion model that sees whole sequences (spec.diffusion.BlockCache); None: as
+    its config says, which is `none` for published models.
     """
 
     device: str = "auto"
@@ -51,6 +54,7 @@ class LoadOptions:
     activations: str | None = None
     threads: int | None = None
     diffusion_block: int | None = None
+    block_cache: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,7 @@ def _load(
     is_dummy = options.load_format == "dummy"
     folder = find_model(name, revision=options.revision, files=SMALL_FILES if is_dummy else MODEL_FILES)
     checkpoint = _with_blocks(open_checkpoint(folder), options.diffusion_block)
+    checkpoint = _with_block_cache(checkpoint, options.block_cache)
     spec = checkpoint.spec
     max_model_len = spec.resolve_max_model_len(options.max_model_len)
     if table is None:
@@ -173,6 +178,23 @@ def _with_blocks(checkpoint: Checkpoint, size: int | None) -> Checkpoint:
         return replace(checkpoint, spec=spec.seeing(Blocks(size), spec.diffusion))
     except ValueError as e:
         raise RequestError(f"diffusion_block (--diffusion-block) is {size}: {e}") from None
+
+
+def _with_block_cache(checkpoint: Checkpoint, kind: str | None) -> Checkpoint:
+    """Return the checkpoint of a model with a block cache; None: as its config says."""
+    spec, known = checkpoint.spec, get_args(BlockCache)
+    if kind is None:
+        return checkpoint
+    if kind not in known:
+        raise RequestError(f"block_cache (--block-cache) is {kind!r}; known are {', '.join(known)}")
+    if not isinstance(spec.sight, WholeSequence) or not isinstance(spec.diffusion, MaskedDiffusion):
+        why = "has no block cache: it computes one token after the other"
+        if spec.diffusion is not None:
+            why = "sees nothing after its block, so that its pages are an exact cache already"
+        raise RequestError(f"block_cache (--block-cache) is {kind}, but {spec.family} {why}; leave it out")
+    return replace(
+        checkpoint, spec=replace(spec, diffusion=replace(spec.diffusion, block_cache=cast(BlockCache, kind)))
+    )
 
 
 class _Sizes(NamedTuple):

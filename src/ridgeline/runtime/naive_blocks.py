@@ -1,18 +1,22 @@
 """Fill the blocks of a diffusion model without a cache (`--cache off`): each pass computes the whole history again.
 
-It is the baseline for correctness and speed, as naive.py is for autoregressive models.
+With a block cache, the first pass over the block is computed again as well, for the rows that a later pass reads. It is
+the baseline for correctness and speed, as naive.py is for autoregressive models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from ridgeline.diffusion import Denoiser
 from ridgeline.errors import RequestError
+from ridgeline.nn.step import Stream
 from ridgeline.runtime.generator import Event, GenerationRequest, Generator
+from ridgeline.runtime.kept import forward_with_kept_rows
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.naive import MAX_STEP_LOGITS, MAX_STEP_TOKENS, NaiveGenerator
 from ridgeline.sample.logits import Floats
@@ -35,12 +39,19 @@ class _Answer:
     limit: int
 
     def pass_over(self, block: int) -> tuple[list[int], Work]:
-        """Return all tokens of the next pass, and the work of its logits: the token before the block, and the block."""
+        """Return all tokens of the next pass, and the work of its logits: the token before the block, and the block.
+
+        With a block cache, the work's tokens are those whose rows the pass computes.
+        """
         open_block = self.denoiser.open_block(self.tokens)
+        own, part = self.denoiser.wanted, self.denoiser.part
+        if part is not None:
+            start, first = part[0], self.denoiser.first
+            whole = [*first[:start], *open_block, *first[start + len(open_block) :]]
+            return whole, Work(0, 0, 0, start, open_block, True, start, len(open_block), wanted=own, reads=part[1])
         known = self.tokens[: len(self.tokens) // block * block]
         start = max(0, len(known) - 1)
         tokens = (*known[start:], *open_block)
-        own = self.denoiser.wanted
         return [*known, *open_block], Work(0, 0, 0, start, tokens, True, start, len(open_block), wanted=own)
 
 
@@ -83,9 +94,9 @@ class NaiveBlocks:
             return []
         memory = self._loaded.table.memory
         passes = [answer.pass_over(self._block) for answer in some]
-        stream = self._loaded.model.forward(self._loaded.dense_step([tokens for tokens, _ in passes]))
-        ends = np.cumsum([len(tokens) for tokens, _ in passes])
-        rows = [np.array(work.rows) + end - len(work.tokens) for end, (_, work) in zip(ends, passes, strict=True)]
+        stream = self._forward(some, passes)
+        offsets = [0, *accumulate(len(tokens) for tokens, _ in passes)]
+        rows = [np.array(work.rows) + work.start + at for at, (_, work) in zip(offsets, passes, strict=False)]
         logits = self._change(memory.get(self._loaded.model.logits(stream, memory.integers(np.concatenate(rows)))))
         events, at = [], 0
         for answer, (_, work) in zip(some, passes, strict=True):
@@ -93,6 +104,14 @@ class NaiveBlocks:
             events += [] if event is None else [event]
             at += work.num_rows
         return events
+
+    def _forward(self, some: Sequence[_Answer], passes: Sequence[tuple[list[int], Work]]) -> Stream:
+        """Run the passes over some answers together."""
+        whole = [tokens for tokens, _ in passes]
+        if self._model.block_cache == "none":
+            return self._loaded.model.forward(self._loaded.dense_step(whole))
+        parts = [range(work.start, work.start + len(work.tokens)) for _, work in passes]
+        return forward_with_kept_rows(self._loaded, [answer.denoiser.first for answer in some], whole, parts)
 
     def _some(self) -> list[_Answer]:
         """Return the first answers, at least one, while a pass stays within the limits of its memory."""

@@ -449,6 +449,7 @@ class DeviceRunner:
             np.array([w.start - w.replay_from for w in works]),
             np.array([w.floor for w in works]) if self._model.frequency_tables else np.zeros(len(works), np.int64),
             trees,
+            np.array([w.reads or w.start + len(w.tokens) for w in works]) if any(w.reads for w in works) else None,
         )
 
     def _step(self, slices: Slices, tokens: Ints, signal: Floats | None = None) -> PagedStep:

@@ -5,7 +5,8 @@ last whole block, and masks. No draft is ever accepted: their rows are computed 
 the open block is done, its tokens join those of the sequence, and their rows are computed as final together with the
 first pass over the block after it. In a model that sees whole sequences no row is ever final, so that all tokens are
 drafts, those of the prompt too; `wanted` says which of them are predicted. In a model with a canvas, blocks have one
-token, as known tokens are computed causally, and the drafts are the canvas.
+token, as known tokens are computed causally, and the drafts are the canvas. With a block cache, the later passes
+over a block of a whole sequence compute a part of its rows (`part`), and read the others as the first pass left them.
 
              start              settled            settled + block
         ------|------------------|------------------|
@@ -38,6 +39,8 @@ class BlockScheduler(Scheduler):
         start, settled, block = seq.planned, seq.settled, seq.drafts
         if seq.row < 0 or seq.pending or seq.held or not block:
             return 0
+        if seq.part is not None:
+            return self._plan_part(seq, *seq.part, budget)
         if seq.children:  # they begin at the last block, once those before it are computed
             settled, block = seq.fork_at, ()
         end = settled + len(block)
@@ -57,6 +60,16 @@ class BlockScheduler(Scheduler):
             deltas = self._cache.take(seq, end, end)
         tokens = (*seq.tokens[start : end - len(block)], *block)
         return self._append_block(seq, tokens, len(block), deltas)
+
+    def _plan_part(self, seq: Sequence, first: int, reads: int, budget: int) -> int:
+        """Append work for a part of a whole sequence, whose pages an earlier pass has filled."""
+        if len(seq.drafts) > budget:
+            return 0
+        work = Work(seq.id, seq.row, seq.epoch, first, seq.drafts, True, first, len(seq.drafts), (), seq.floor)
+        self._works.append(work._replace(wanted=seq.wanted, reads=reads))
+        seq.pending += 1
+        self._cache.newest_step = seq.last_step = self._step
+        return len(seq.drafts)
 
     def _append_block(self, seq: Sequence, tokens: tuple[int, ...], count: int, deltas: tuple[PageDelta, ...]) -> int:
         """Append a work whose last `count` tokens are the open block."""

@@ -437,7 +437,7 @@ class Scheduler:
             seq = self._live.get(work.sequence)
             if seq is None or seq.epoch != work.epoch:
                 continue
-            seq.computed = limit = work.start + len(work.tokens) - work.num_draft
+            seq.computed = limit = work.limit
             if work.sample:
                 updates.append(self._accept(seq, work, result))
             if seq.row < 0:  # swapped out meanwhile; its pages are published when it runs again

@@ -57,6 +57,7 @@ class Sequence:
     parents: tuple[int, ...] = ()  # of the drafts, if they form a tree (trees.py)
     waits: bool = False  # its tokens are known when a step is committed, not before: until then it runs no more
     wanted: tuple[int, int] | None = None  # drafts whose logits are sampled; None: all
+    part: tuple[int, int] | None = None  # position of the first draft, and number of rows that drafts read (blocks.py)
     after: int = 0  # known tokens that follow the answer, in whole sequences, or the rest of its last canvas
     signal: Any = None  # of the drafts, if they are a canvas (work.py)
     block: int = 1  # tokens whose rows are final together; above 1 only in diffusion models (blocks.py)
@@ -153,6 +154,8 @@ class Sequence:
         self.epoch = epoch
         self.computed = self.replay_from = self.planned = self.pending = 0
         self.held = False  # its last token is computed again, and sampled again
+        if self.part is not None:  # the rows that its next pass was to read are lost
+            self.part, self.drafts = None, ()
 
 
 def root_of(root: bytes, floor: int) -> bytes:

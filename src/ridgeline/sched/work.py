@@ -63,6 +63,8 @@ class Work(NamedTuple):
     in flight. epoch: a number that changes with each preemption, so that old results are ignored. sample: the logits of
     the last known token, and of the drafts, are sampled. parents: the parent of each draft of a tree (trees.py).
     wanted: the first and the end of the tokens whose logits are sampled instead, if most drafts are not predicted.
+    reads: if the work is a part of a whole sequence, whose other rows stay as an earlier pass left them: the number of
+    rows of its sequence, all of which its tokens read. 0: its tokens read no rows after their own.
     signal: if the drafts are a canvas, which is a pass of its own: the mean embedding of each token's last prediction,
     float32 [num_draft, hidden size].
     """
@@ -80,6 +82,12 @@ class Work(NamedTuple):
     parents: tuple[int, ...] = ()
     wanted: tuple[int, int] | None = None
     signal: Any = None
+    reads: int = 0
+
+    @property
+    def limit(self) -> int:
+        """Return the number of tokens of its sequence that are computed for good once it has run."""
+        return 0 if self.reads else self.start + self.known
 
     @property
     def known(self) -> int:

@@ -13,6 +13,10 @@ from ridgeline.spec.weight import Weight
 # How many tokens each of a number of passes keeps: equally many (LLaDA), or as time runs from 1 to 0 (Dream).
 Schedule = Literal["equal", "time"]
 
+# Which rows of a whole sequence the later passes over a block read as its first pass left them (Fast-dLLM,
+# arXiv:2505.22618): none, those before the block, or those after it as well. Any but `none` is an approximation.
+BlockCache = Literal["none", "prefix", "dual"]
+
 # Sampling parameters that follow an answer from left to right, token by token, which diffusion models do not.
 IN_ORDER = (
     "structured_outputs", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "bad_words",
@@ -31,6 +35,8 @@ class MaskedDiffusion:
         schedule: How many tokens each pass keeps, if a request gives the number of passes.
         trained_blocks: Lengths of the blocks that the weights were trained with; empty: those of the model's attention.
         edits: The weights were trained to replace tokens that were kept (LLaDA2.1).
+        block_cache: Which rows later passes over a block do not compute again; only in a model that sees whole
+            sequences.
     """
 
     tokens_per_pass: ClassVar[float] = 1.0  # that a pass keeps at least
@@ -40,12 +46,15 @@ class MaskedDiffusion:
     schedule: Schedule = "equal"
     trained_blocks: tuple[int, ...] = ()
     edits: bool = False
+    block_cache: BlockCache = "none"
 
     def __post_init__(self) -> None:
         if self.mask_token < 0:
             raise ValueError(f"mask_token must be a token id, not {self.mask_token}")
         if self.schedule not in get_args(Schedule):
             raise ValueError(f"schedule is {self.schedule!r}; it must be {' or '.join(get_args(Schedule))}")
+        if self.block_cache not in get_args(BlockCache):
+            raise ValueError(f"block_cache is {self.block_cache!r}; it must be {', '.join(get_args(BlockCache))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,7 @@ class CanvasDiffusion:
     predicts_next: ClassVar[bool] = False
     trained_blocks: ClassVar[tuple[int, ...]] = ()
     edits: ClassVar[bool] = False
+    block_cache: ClassVar[BlockCache] = "none"
 
     canvas: int
     conditioning: GatedMLP

@@ -35,6 +35,7 @@ class LoadFlags:
     ops: o.Ops = None
     threads: o.Threads = None
     diffusion_block: o.DiffusionBlock = None
+    block_cache: o.BlockCache = None
     kv_cache_dtype: o.KVCacheDType = "auto"
     attention: o.Attention = "exact"
 

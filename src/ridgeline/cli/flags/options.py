@@ -81,6 +81,14 @@ DiffusionBlock = Annotated[
         "the model was trained for that. Default: as its config says.",
     ),
 ]
+BlockCache = Annotated[
+    str | None,
+    _model(
+        "--block-cache",
+        help="What later passes over a block read as its first pass left it, in LLaDA and Dream: none; prefix, the "
+        "rows before the block; dual, those after it too. Any but none is faster and approximate; the cost is printed.",
+    ),
+]
 LoadFormat = Annotated[
     str, _model("--load-format", help="Where weights come from: auto, safetensors, or dummy for random weights.")
 ]
