@@ -139,6 +139,15 @@ def rows() -> list[Launched]:
     return recorder.launches
 
 
+def norms(width: int) -> list[Launched]:
+    """Return the launches of norms of rows of a width, as floats and rounded to int8."""
+    recorder, rounds = Recorder(), pack_codes(matrix("int8", width, width))
+    for case, bias in ((RMSNorm(), None), (LayerNorm(), meta(width))):
+        for packed in (None, rounds):
+            Normalizer(case, meta(width), bias, recorder, packed)(meta(8, width), meta(8, width))
+    return recorder.launches
+
+
 def finished(name: str, tokens: int) -> list[Launched]:
     """Return the launches of products that rotate and write into pages, or activate, in a format; and of one that first
     normalizes heads, and writes into pages in int8.

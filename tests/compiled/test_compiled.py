@@ -277,6 +277,15 @@ def test_rows(target: GPUTarget) -> None:
 
 @pytest.mark.slow
 @TARGETS
+@pytest.mark.parametrize("width", [4096, *(pytest.param(2**n, marks=pytest.mark.nightly) for n in (10, 11, 13, 14))])
+def test_norms(width: int, target: GPUTarget) -> None:
+    """Rows of up to 2^14 numbers fit into registers, with layer norm and RMS norm, as floats and rounded."""
+    for launched in l.norms(width):
+        check(launched, target)
+
+
+@pytest.mark.slow
+@TARGETS
 def test_ptx_tells_what_the_machine_code_does(target: GPUTarget) -> None:
     """The other tests read PTX, which takes a hundredth of the time of machine code."""
     launches = [

@@ -70,6 +70,18 @@ def sum_pairs(x):
 
 
 @triton.jit
+def sum_pairs_across(x):
+    """Return what `sum_pairs` returns, for rows that the threads of a program share.
+
+    Threads exchange numbers, where tl.split would copy all of them through shared memory. A sum of two has one order.
+    """
+    for _ in tl.static_range(16):
+        if x.shape[1] > 1:
+            x = tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]), 2)
+    return tl.reshape(x, [x.shape[0]])
+
+
+@triton.jit
 def sum_row(x):
     """Return the sum of x [n] in a fixed order: numbers 2,048 apart are added as pairs, and then their sums.
 
@@ -77,8 +89,8 @@ def sum_row(x):
     """
     N: tl.constexpr = x.shape[0]
     ROW: tl.constexpr = 2048 if N > 2048 else N
-    parts = sum_pairs(tl.permute(tl.reshape(x, [N // ROW, ROW]), (1, 0)))
-    return tl.sum(sum_pairs(tl.reshape(parts, [1, ROW])), 0)
+    parts = sum_pairs_across(tl.permute(tl.reshape(x, [N // ROW, ROW]), (1, 0)))
+    return tl.sum(sum_pairs_across(tl.reshape(parts, [1, ROW])), 0)
 
 
 @triton.jit

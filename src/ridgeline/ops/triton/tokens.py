@@ -29,6 +29,11 @@ MOST_WIDTH = 2**15  # numbers of a row that one program keeps in registers
 MOST_INSIDE = 2**13  # the same for a program of 128 threads that also multiplies
 
 
+def warps_for(width: int) -> int:
+    """Return warps for a norm of so many numbers. Each thread holds at most 32 of them; beyond 2^14, some spill."""
+    return 4 if width <= 2048 else 8 if width <= 2**13 else 16
+
+
 class Normalizer:
     """A norm with its weights, and the sum before it. rounds: a matrix that takes the results as rounded tokens."""
 
@@ -57,7 +62,7 @@ class Normalizer:
         given = None if packed is None else packed.input_scale
         if count:
             self._launch(
-                normalize, (count,), Compiled(8 if width > 2048 else 4),
+                normalize, (count,), Compiled(warps_for(width)),
                 residual=residual, delta=None if delta is None else delta.contiguous(), rows=rows, weight=self._weight,
                 bias=self._bias, total=total, out=out, token_scales=rounded and rounded.token_scales, width=width,
                 filled=out.shape[1], stride=residual.stride(0), scale=scale, offset=self._offset, eps=self._eps,
