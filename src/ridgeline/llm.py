@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ridgeline.engine import Engine, Session, StaticGenerator
+from ridgeline.engine.given import engine_options
 from ridgeline.engine.session import error_output
 from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.checkpoint import Checkpoint
@@ -17,9 +18,11 @@ from ridgeline.load.tokenizer import Tokenizer, has_tokenizer
 from ridgeline.propose import PROPOSERS, Proposer, proposer_of
 from ridgeline.runtime import generator
 from ridgeline.runtime.captured import Receive, capture
+from ridgeline.runtime.embeddings import Embeddings, EmbedsTexts
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.kv_notes import scale_notes
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
+from ridgeline.runtime.naive import MAX_STEP_TOKENS
 from ridgeline.runtime.naive_blocks import open_naive
 from ridgeline.runtime.request import Frontend, Prompt, as_batch
 from ridgeline.sample.grammar import Grammars
@@ -27,16 +30,15 @@ from ridgeline.sched.stats import Stats, StepShape
 from ridgeline.settings import (
     EngineConfig,
     EngineOptions,
-    check_tree,
     choose_storage,
     resolve,
     storage_name,
-    with_drafts,
 )
 from ridgeline.settings.advice import Advice, machine_advice
 from ridgeline.settings.attention import EXACT, ROUNDED, choose_attention
-from ridgeline.settings.given import check_choices, with_speculative
-from ridgeline.settings.speculative import AUTO, OFF
+from ridgeline.settings.encoders import resolve_encoder
+from ridgeline.settings.given import check_choices
+from ridgeline.settings.speculative import AUTO
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.quant import PLAIN, format_of
 from ridgeline.spec.request import OutputChunk, Params, RequestOutput, SamplingParams
@@ -56,7 +58,7 @@ OWN = "chosen, because LLM(proposer=...) proposes drafts"
 ChunkStream = Generator[OutputChunk, None, None]
 
 
-class LLM:
+class LLM(EmbedsTexts):
     """A model that is ready to answer, in this process. Only one thread at a time may call it.
 
     model: a folder, a GGUF file or a hub id. tokenizer: folder or hub id of the tokenizer, if not the model's. cache:
@@ -102,7 +104,7 @@ class LLM:
         on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
         check_choices({"cache": cache, "batching": batching, "attention": attention})
-        options = _engine_options(engine, speculative, proposer, cache)
+        options = engine_options(engine, speculative, proposer, cache)
         self.options = LoadOptions(
             device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations, threads,
             diffusion_block, block_cache,
@@ -117,22 +119,29 @@ class LLM:
             self.no_tokenizer = self._open_tokenizer(tokenizer)
         self.config: EngineConfig | None = None
         self.draft_spec: ModelSpec | HeadSpec | None = None  # of the draft model or head
-        source: generator.Generator
-        if cache == "off":
-            source = open_naive(self.loaded)
-        else:
-            draft = self._load_draft(options.speculative, progress_bar)
-            self.draft_spec = None if draft is None else draft.spec
-            reason = STATIC if batching == "static" else OWN if proposer is not None else None
-            self.config = self._resolve(options, draft, reason)
-            source = Engine(
-                self.loaded, self.config, proposer=proposer or proposer_of(self.config.speculative), draft=draft
-            )
-            if batching == "static":
-                source = StaticGenerator(source)
+        source = self._open_source(options, cache, batching, proposer, progress_bar)
         self.grammars = Grammars(self.tokenizer, self.loaded.spec.vocab_size, self.loaded.eos_token_ids)
         self.session = Session(source, self.tokenizer, self.grammars)
         self.frontend = Frontend(self.loaded.spec, self.tokenizer, self.no_tokenizer, self.max_model_len, seed)
+        self.batch_tokens = self.config.max_num_batched_tokens if self.config else MAX_STEP_TOKENS
+        self.embeddings = Embeddings(self.loaded, self.frontend, self.max_model_len, self.batch_tokens)
+
+    def _open_source(
+        self, options: EngineOptions, cache: str, batching: str, proposer: Proposer | None, progress_bar: ProgressBar
+    ) -> generator.Generator:
+        """Return what generates tokens, and choose the settings."""
+        if self.loaded.spec.encoder:  # it keeps no state, and refuses requests for tokens
+            self.config = self._resolve(options, None, None)
+        if cache == "off" or self.loaded.spec.encoder:
+            return open_naive(self.loaded)
+        draft = self._load_draft(options.speculative, progress_bar)
+        self.draft_spec = None if draft is None else draft.spec
+        reason = STATIC if batching == "static" else OWN if proposer is not None else None
+        self.config = self._resolve(options, draft, reason)
+        engine = Engine(
+            self.loaded, self.config, proposer=proposer or proposer_of(self.config.speculative), draft=draft
+        )
+        return StaticGenerator(engine) if batching == "static" else engine
 
     def _load(
         self,
@@ -146,6 +155,8 @@ class LLM:
         Its notes have the cost in accuracy of quantized weights, of a KV cache as given, and of rounded attention.
         """
         loaded, notes = self._load_weights(model, tokenizer, progress_bar, on_wait)
+        if loaded.spec.encoder:
+            return replace(loaded, notes=(*loaded.notes, *notes))
         storage, _ = choose_storage(self._kv_cache_dtype, loaded.stored_weights)
         loaded = replace(loaded, storage=storage)
         notes = (*notes, *scale_notes(loaded))
@@ -192,6 +203,14 @@ class LLM:
         threads = driver.threads if driver else None  # None: the device has no kernels of ours for this CPU
         return_freed_memory()  # loading a model and a tokenizer takes more memory for a while than they keep
         free = memory.free_bytes()
+        loaded, fraction = self.loaded, 0.5 if memory.on_host else 0.9  # other programs use the memory of a CPU, too
+        usable = (UNKNOWN_FREE_BYTES if free is None else free) - loaded.mapped_bytes
+        if loaded.spec.encoder:
+            own = resolve_encoder(
+                loaded.spec, loaded.max_model_len, options, free_bytes=usable, fraction=fraction,
+                on_host=memory.on_host, float_bytes=memory.float_bytes,
+            )  # fmt: skip
+            return self._with_threads(own, None, threads)
         advice = self._advice() if threads else None
         config = resolve(
             self.loaded.spec,
@@ -200,11 +219,9 @@ class LLM:
             kv_cache_dtype=self._kv_cache_dtype,
             attention=self._attention,
             weights=self.loaded.stored_weights,
-            free_bytes=(UNKNOWN_FREE_BYTES if free is None else free)
-            - self.loaded.mapped_bytes
-            - (0 if draft is None else draft.mapped_bytes),
+            free_bytes=usable - (0 if draft is None else draft.mapped_bytes),
             fixed_len=self.options.max_model_len is not None,
-            fraction=0.5 if memory.on_host else 0.9,  # other programs use the memory of a CPU, too
+            fraction=fraction,
             device_is_host=memory.on_host,
             float_bytes=memory.float_bytes,
             host_free_bytes=free_bytes(),
@@ -212,6 +229,9 @@ class LLM:
             draft=None if draft is None else draft.spec,
             undrafted=undrafted if threads else "chosen, because only device cpu is calibrated",
         )
+        return self._with_threads(config, advice, threads)
+
+    def _with_threads(self, config: EngineConfig, advice: Advice | None, threads: int | None) -> EngineConfig:
         if threads is None:
             return config
         why = f"one per physical core that this process may use; the machine has {num_cores()} CPUs"
@@ -365,6 +385,7 @@ class LLM:
 
     def logits(self, sequences: Sequence[Sequence[int]]) -> list[np.ndarray[Any, Any]]:
         """Return logits [tokens, vocabulary] at every position of each token list, computed in one ragged batch."""
+        self.loaded.spec.require_logits("logits")
         self._check_sequences(sequences)
         if not sequences:
             return []
@@ -459,34 +480,3 @@ def _check_batching(spec: ModelSpec, batching: str) -> None:
     """Raise RequestError if the blocks of a diffusion model are to be filled in static batches."""
     if spec.diffusion is not None and batching != "continuous":
         raise RequestError(f"batching is {batching!r}, but a diffusion model has continuous batches only; leave it out")
-
-
-def _engine_options(
-    engine: EngineOptions | None, speculative: str | None, proposer: Proposer | None, cache: str
-) -> EngineOptions:
-    """Return the options of the engine as they are given. Raises RequestError for some that contradict each other."""
-    options = with_speculative(engine or EngineOptions(), speculative)
-    _check_proposer(proposer, options, cache)
-    return options
-
-
-def _check_proposer(proposer: Proposer | None, options: EngineOptions, cache: str) -> None:
-    """Raise RequestError for drafts that nobody proposes, and for a proposer whose drafts nobody verifies."""
-    options = with_drafts(options)
-    drafts, chosen = options.num_speculative_tokens or 0, options.speculative or AUTO
-    chosen = OFF if chosen == AUTO else chosen  # an automatic choice gives way
-    if chosen != OFF and (proposer is not None or cache == "off"):
-        reason = "a proposer is given as well" if proposer is not None else "cache='off' verifies no drafts"
-        raise RequestError(f"speculative (--speculative) is {chosen}, but {reason}; leave one of them out")
-    if chosen in PROPOSERS:
-        check_tree(options)
-    if drafts > 0 and proposer is None and chosen == OFF:
-        raise RequestError(
-            f"num_speculative_tokens (--num-speculative-tokens) is {drafts}, but nothing proposes draft tokens; "
-            "set --speculative ngram, pass LLM(proposer=...) in Python, or leave it at 0"
-        )
-    if proposer is not None and (drafts == 0 or cache == "off"):
-        raise RequestError(
-            "a proposer needs cache='on' and EngineOptions(num_speculative_tokens=...) of at least 1, the most draft "
-            "tokens that a sequence verifies in a step"
-        )

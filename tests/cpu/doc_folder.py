@@ -11,6 +11,7 @@ import tokenizers
 from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
+from cpu.encoder_models import tiny_embedder
 from ridgeline.load.heads import HeadFile, write_head
 from ridgeline.load.safetensors import HostTensor
 from ridgeline.spec.heads import MedusaSpec
@@ -44,6 +45,8 @@ def make_folder(folder: Path) -> Path:
     for name in MODELS:
         (folder / name).symlink_to(tiny)
     write_medusa(folder / "HEAD")
+    (folder / "ENCODER").mkdir()
+    tiny_embedder(folder / "ENCODER")
     only_config = folder / "FOLDER_WITH_ONLY_A_CONFIG"
     only_config.mkdir()
     config = (tiny / "config.json").read_text()

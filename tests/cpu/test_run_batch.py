@@ -34,7 +34,7 @@ def test_a_batch_and_its_second_half(tmp_path: Path) -> None:
     requests, out = tmp_path / "requests.jsonl", tmp_path / "out.jsonl"
     lines = [line(i) for i in range(20)]
     lines[3]["body"]["temperature"] = -1
-    lines[4] = {**lines[4], "url": "/v1/embeddings", "body": {"input": "x"}}
+    lines[4] = {**lines[4], "url": "/v1/embeddings", "body": {"input": "x", "pooling": "mean"}}
     lines[5] = {**lines[5], "url": "/v1/responses", "body": {"input": "x", "previous_response_id": "a"}}
     # U+2028 ends a line in other formats, but not in JSON
     lines[6]["body"] |= {"model": "another", "prompt": "a\u2028b"}

@@ -282,8 +282,10 @@ def test_a_bad_structure_is_a_bad_request(server: Server, structure: Any, stream
 def test_embeddings(client: openai.OpenAI, server: Server, llm: LLM) -> None:
     import numpy as np
 
-    answer = client.embeddings.create(model="pocket", input=["def f():", "a much longer text"])  # in base64
-    _, plain = server.post("/v1/embeddings", input=["def f():"], encoding_format="float")
+    answer = client.embeddings.create(
+        model="pocket", input=["def f():", "a much longer text"], extra_body={"pooling": "mean"}
+    )  # in base64
+    _, plain = server.post("/v1/embeddings", input=["def f():"], encoding_format="float", pooling="mean")
     assert np.allclose(answer.data[0].embedding, plain["data"][0]["embedding"], atol=1e-6)
     assert all(abs(np.linalg.norm(d.embedding) - 1) < 1e-5 for d in answer.data)
     # The head applied to the last vector gives the model's logits, except for the vector's length.

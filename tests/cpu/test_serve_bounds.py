@@ -60,7 +60,7 @@ REFUSED = [
     ("/v1/completions", {"prompt": ["a", "a" * CHARS]}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * CHARS}], "max_tokens": 1}),
     ("/v1/responses", {"input": "a" * CHARS}),
-    ("/v1/embeddings", {"input": "a" * CHARS}),
+    ("/v1/embeddings", {"input": "a" * CHARS, "pooling": "mean"}),
 ]
 
 

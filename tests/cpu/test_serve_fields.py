@@ -91,7 +91,7 @@ def test_truncated_prompts(server: Server) -> None:
     assert cut["prompt_token_ids"] == [whole[0], whole[-1]]  # the BOS stays
     used = answer(server, "/v1/responses", input="x", max_output_tokens=2, truncate_prompt_tokens=2)["usage"]
     assert used["input_tokens"] == 2
-    vectors = answer(server, "/v1/embeddings", input=["x " * 5000, "x"], truncate_prompt_tokens=3)
+    vectors = answer(server, "/v1/embeddings", input=["x " * 5000, "x"], pooling="mean", truncate_prompt_tokens=3)
     assert vectors["usage"]["prompt_tokens"] <= 6 and len(vectors["data"]) == 2
     for wrong in (0, -2, "3", 10**6):
         assert server.post("/v1/completions", prompt="x", truncate_prompt_tokens=wrong)[0] == 400
@@ -107,7 +107,7 @@ def test_special_tokens_of_a_prompt(server: Server) -> None:
         chat = {"messages": MESSAGES[:1], "add_special_tokens": special, "return_token_ids": True, **GREEDY}
         found = answer(server, "/v1/chat/completions", **chat)["prompt_token_ids"]
         assert found == rendered["prompt_token_ids"] and (found[0] == with_bos[0]) is (special is not False)
-        used = answer(server, "/v1/embeddings", input=CODE, add_special_tokens=special)["usage"]
+        used = answer(server, "/v1/embeddings", input=CODE, pooling="mean", add_special_tokens=special)["usage"]
         assert used["prompt_tokens"] == len(wanted)
 
 

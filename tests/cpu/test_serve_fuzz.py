@@ -19,7 +19,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
     "/v1/responses": {"input": "x", "max_output_tokens": 2},
-    "/v1/embeddings": {"input": "x"},
+    "/v1/embeddings": {"input": "x", "pooling": "mean"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1, 2]},
     "/v1/chat/completions/render": {"messages": [{"role": "user", "content": "x"}]},

@@ -6,19 +6,22 @@ import os
 import resource
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ridgeline.errors import HelpersBusy
+from ridgeline.errors import HelpersBusy, RequestError
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.vectors import Reading, Text
 from ridgeline.sched.stats import StepShape
 from ridgeline.serve.engine.channel import connect
 from ridgeline.serve.engine.compiler import MAX_NEW, THREADS, Compiler
+from ridgeline.serve.engine.embed import Embedder
 from ridgeline.serve.engine.machine import StepEstimate
-from ridgeline.serve.engine.messages import Abort, Ask, Embed, Embedded, Inbox, Lost, Submit, frame
+from ridgeline.serve.engine.messages import Abort, Ask, Embed, Embedded, Inbox, Lost, Refused, Submit, frame
 from ridgeline.serve.engine.outgoing import Outgoing
 from ridgeline.serve.engine.pulse import Pulse
 from ridgeline.serve.engine.worker import Worker
@@ -74,7 +77,10 @@ class Bench:
         ours, theirs = socket.socketpair()
         self.session, memory = FakeSession(), SimpleNamespace(on_host=False)
         loaded = SimpleNamespace(table=SimpleNamespace(memory=memory))
-        llm: Any = SimpleNamespace(session=self.session, grammars=None, loaded=loaded)
+        embeddings = SimpleNamespace(reader=None)
+        llm: Any = SimpleNamespace(
+            session=self.session, grammars=None, loaded=loaded, embeddings=embeddings, batch_tokens=100
+        )
         ledger: Any = SimpleNamespace(cost=lambda shape: StepEstimate(10.0, 1.0, 1.0, 1.0, 1.0))
         self._inbox, self._inner = Inbox(ours), Inbox(theirs)
         outgoing = Outgoing(self._inner.send)
@@ -106,32 +112,62 @@ def bench() -> Iterator[Bench]:
     found.close()
 
 
-def test_embeddings_alternate_and_fail_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[int] = []
+class FakeReader:
+    """Returns the first id of each text; 13 fails, and 14 is an input from which no vector follows."""
 
-    def embed(loaded: Any, prompt: list[int], pooling: str) -> list[float]:
-        done.append(prompt[0])
-        if prompt[0] == 13:
+    def __init__(self) -> None:
+        self.passes: list[list[int]] = []
+
+    def read(self, texts: Sequence[Text], reading: Reading) -> np.ndarray:
+        self.passes.append([text.ids[0] for text in texts])
+        if 13 in self.passes[-1]:
             raise MemoryError
-        return [float(prompt[0])]
+        if 14 in self.passes[-1]:
+            raise RequestError("no vector")
+        return np.array([[float(text.ids[0])] for text in texts])
 
-    monkeypatch.setattr("ridgeline.serve.engine.embed.embed", embed)
+
+def embed(number: int, *firsts: int, tokens: int = 40, pool: Any = "mean") -> Embed:
+    """Return a request for texts of so many tokens."""
+    return Embed(number, [Text([first] * tokens) for first in firsts], Reading(pool=pool))
+
+
+@pytest.fixture
+def reader(bench: Bench) -> FakeReader:
+    found = FakeReader()
+    bench.worker._embedder = Embedder(found, 100, bench.worker._meters)  # two texts of 40 tokens fit into a pass
+    return found
+
+
+def rows_of(messages: list[Any]) -> dict[int, list[float]]:
+    return {message.id: message.rows[:, 0].tolist() for message in messages if isinstance(message, Embedded)}
+
+
+def test_embeddings_alternate_with_steps_and_take_turns(bench: Bench, reader: FakeReader) -> None:
     bench.session.steps = ["token"] * 9
-    bench.send(Submit(0, REQUEST, 0.0, False), Embed(1, [[1], [2]], "mean"), Embed(2, [[13], [3]], "mean"))
-    bench.send(Embed(3, [[4]], "last"))
-    assert bench.turn() == [] and done == [1] and len(bench.session.steps) == 8  # a step and a prompt in each iteration
-    assert bench.turn() == [Embedded(1, [[1.0], [2.0]])]
-    (lost,) = bench.turn()
-    assert isinstance(lost, Lost) and lost.ids == [2] and "MemoryError" in lost.message
-    assert bench.turn() == [Embedded(3, [[4.0]])] and done == [1, 2, 13, 4]
+    bench.send(Submit(0, REQUEST, 0.0, False), embed(1, 1, 2, 3, 4, 5), embed(2, 6), embed(3, 7, pool="last"))
+    assert bench.turn() == [] and len(bench.session.steps) == 8  # a step and a pass in each iteration
+    assert rows_of(bench.turn()) == {2: [6.0]}
+    assert rows_of(bench.turn()) == {3: [7.0]}
+    assert rows_of(bench.turn()) == {1: [1.0, 2.0, 3.0, 4.0, 5.0]}
+    assert reader.passes == [[1, 2], [6, 3], [7], [4, 5]]
+    assert (bench.worker._meters.embedded_texts, bench.worker._meters.embedded_tokens) == (7, 280)
 
 
-def test_an_aborted_embedding_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.serve.engine.embed.embed", lambda loaded, prompt, pooling: [float(prompt[0])])
-    bench.send(Embed(1, [[1], [2], [3]], "mean"), Embed(2, [[4], [5]], "mean"), Embed(3, [[6]], "mean"))
+def test_an_embedding_fails_alone(bench: Bench, reader: FakeReader) -> None:
+    bench.send(embed(1, 13), embed(2, 2), embed(3, 14), embed(4, 3, tokens=1000))
+    messages = bench.turn(3)
+    assert rows_of(messages) == {2: [2.0], 4: [3.0]}
+    (lost,) = (message for message in messages if isinstance(message, Lost))
+    assert lost.ids == [1] and "MemoryError" in lost.message
+    assert Refused(3, "no vector") in messages and not len(bench.worker._embedder)
+
+
+def test_an_aborted_embedding_ends(bench: Bench, reader: FakeReader) -> None:
+    bench.send(embed(1, 1, 2, 3), embed(2, 4, 5), embed(3, 6))
     assert bench.turn() == []
     bench.send(Abort(1), Abort(3), Abort(7))
-    assert bench.turn(2) == [Embedded(2, [[4.0], [5.0]])]
+    assert rows_of(bench.turn()) == {2: [4.0, 5.0]}
     assert not len(bench.worker._embedder)
 
 

@@ -165,7 +165,7 @@ def test_the_configs_here_cover_every_family() -> None:
     assert set(REQUIRED) == set(FAMILIES)
 
 
-@pytest.mark.parametrize("model_type", ["bert", None, 3, ["llama"], "Llama", ""])
+@pytest.mark.parametrize("model_type", ["bart", None, 3, ["llama"], "Llama", ""])
 def test_an_unknown_architecture_lists_the_known(model_type: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         spec_from_config({**SIZES, "model_type": model_type})

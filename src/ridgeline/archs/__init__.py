@@ -12,6 +12,7 @@ from typing import Any
 
 from ridgeline.archs import (
     bamba,
+    bert,
     cohere,
     deepseek,
     dense,
@@ -52,9 +53,11 @@ MODULES = (
     bamba, granite, nemotron, sdar, llada2, llada, diffusion_gemma, routed, cohere, phi, gptj, opt,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
+ENCODERS: Mapping[str, Family] = {family.model_type: family for module in (bert,) for family in module.FAMILIES}
 OUR_MODEL_TYPE = "ridgeline"
 
 __all__ = [
+    "ENCODERS",
     "FAMILIES",
     "OUR_MODEL_TYPE",
     "Family",
@@ -71,11 +74,12 @@ def family_of(config: Mapping[str, Any]) -> Family:
     model_type = config.get("model_type")
     if model_type == OUR_MODEL_TYPE:
         return Family(OUR_MODEL_TYPE, lambda c: from_json(c.raw("spec")), OURS)
-    if not isinstance(model_type, str) or model_type not in FAMILIES:
+    served = {**FAMILIES, **ENCODERS}
+    if not isinstance(model_type, str) or model_type not in served:
         named = f"model_type {model_type!r:.100}" if model_type is not None else "a missing model_type"
-        known = ", ".join(sorted(FAMILIES))
+        known = ", ".join(sorted(served))
         raise ConfigError(f"config.json: {named} is not a supported architecture; supported: {known}")
-    return FAMILIES[model_type]
+    return served[model_type]
 
 
 def quantization_of(config: Mapping[str, Any]) -> Quantization | None:

@@ -45,6 +45,8 @@ HARMLESS: Final = frozenset(
     "tie_encoder_decoder cross_attention_hidden_size add_cross_attention is_llama_config "
     # classification heads and tasks
     "id2label label2id num_labels problem_type task_specific_params finetuning_task "
+    # embeddings and scores: read beside sentence-transformers' files
+    "is_matryoshka matryoshka_dimensions sentence_transformers sbert_ce_default_activation_function "
     # generation defaults in old configs; generation_config.json is read instead
     "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature "
     "top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size "

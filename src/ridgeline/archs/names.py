@@ -2,7 +2,8 @@
 
 A table maps our module names to the checkpoint's. A value is either a module name, or it describes another layout:
 several of our weights in one tensor (`FusedRows`, `HeadPart`, `GroupPart`, `Groups`, `AllExperts`, `ExpertPart`), one
-of our weights in several tensors (`Each`), other axes (`Flat`), or a complete tensor name (`Tensor`).
+of our weights in several tensors (`Each`), other axes (`Flat`), a module of another layer (`Before`), or a complete
+tensor name (`Tensor`).
 """
 
 from __future__ import annotations
@@ -83,6 +84,16 @@ class Elsewhere:
 
 
 @dataclass(frozen=True, slots=True)
+class Before:
+    """A module of the layer before: in models with norms after their branches, the last norm of a layer begins the next
+    one here. Outside the layers it is that of the last layer. first: the complete name for layer 0.
+    """
+
+    module: str
+    first: str
+
+
+@dataclass(frozen=True, slots=True)
 class AllExperts:
     """All experts in one tensor: matrices [expert, in, out] under `module`, biases [expert, out] under `module`_bias.
     This weight has the output at `index` of every `count` neighboring ones (GPT-OSS).
@@ -103,7 +114,20 @@ class ExpertPart:
     names: tuple[str, ...]
 
 
-Source = str | FusedRows | HeadPart | GroupPart | Groups | Each | Flat | Tensor | Elsewhere | AllExperts | ExpertPart
+Source = (
+    str
+    | FusedRows
+    | HeadPart
+    | GroupPart
+    | Groups
+    | Each
+    | Flat
+    | Tensor
+    | Elsewhere
+    | Before
+    | AllExperts
+    | ExpertPart
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +180,17 @@ class Names:
         return replace(self, parts={k: v for k, v in parts.items() if v is not None}, **changes)  # type: ignore[arg-type]
 
     def fitting(self, spec: ModelSpec, keys: Container[str]) -> Names:
-        """Return this layout or one of `others`, the one that has the fewest tensors missing in `keys`. Prefixes are
-        not compared.
+        """Return this layout, one of `others` or the one without the prefix "model.", which files of a model without
+        its head have: the one that has the fewest tensors missing in `keys`. Prefixes are not compared.
         """
-        if not self.others:
+        if not self._count_missing(spec, keys):
             return self
-        return min((self, *self.others), key=lambda names: names._count_missing(spec, keys))
+        return min((self, *self.others, self._bare()), key=lambda names: names._count_missing(spec, keys))
+
+    def _bare(self) -> Names:
+        """Return this layout without the prefix "model."."""
+        root = {k: v.removeprefix("model.") if isinstance(v, str) else v for k, v in self.root.items()}
+        return replace(self, root=root, layer=self.layer.removeprefix("model."))
 
     def _count_missing(self, spec: ModelSpec, keys: Container[str]) -> int:
         return sum(key not in keys for read in self.reads(spec).values() for key in read.keys)
@@ -192,6 +221,10 @@ class Names:
             return Read(keys, stacked=True)
         if isinstance(source, Elsewhere):
             return Read((source.name.format(i=match[1] if match else ""),))
+        if isinstance(source, Before):
+            index = int(match[1]) if match else len(spec.layers)
+            own = f"{self.layer.format(i=index - 1)}{source.module}" if index else source.first
+            return Read((f"{own}.{suffix}",))
         if isinstance(source, Tensor):
             return Read((f"{prefix}{source.name}",), axes=source.axes)
         if isinstance(source, AllExperts):

@@ -20,6 +20,7 @@ from ridgeline.cli import (
     convert,
     distill,
     doctor,
+    embed,
     evaluate,
     explain,
     generate,
@@ -55,6 +56,8 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve", cls=ServeCommand, epilog=EPILOG)(serve.serve)
+app.command("embed")(embed.embed)
+app.command("rerank")(embed.rerank)
 app.command("run-batch")(run_batch.run_batch)
 app.command("inspect")(inspect.inspect)
 app.command("plan")(plan.plan)

@@ -71,17 +71,25 @@ def _say_ready(service: Service, url: str) -> None:
 
 
 def _predicted(service: Service) -> tuple[str, str]:
-    """Return two lines with the time and speed that the cost model predicts for a full decode step."""
-    config, context = service.ready.config, service.max_model_len // 2
+    """Return two lines with the time and speed that the cost model predicts for a full decode step, or for a pass of an
+    encoder."""
+    config, context = service.ready.config, max(1, service.max_model_len // 2)
     batch = min(config.max_num_seqs, PLANNED_SEQUENCES)
     cost = service.ledger.cost(((1, context, 1),) * batch)
     hardware = service.ledger.deployment.hardware
     speed, source = f"{cost.seconds * 1e3:.2g} ms per step, {batch / cost.seconds:,.0f} tokens/s", hardware.sources
+    what = f"{batch} sequences at {context:,} tokens"
+    if service.ready.spec.encoder:
+        tokens = config.max_num_batched_tokens
+        context = min(context, tokens)
+        cost = service.ledger.cost(((context, context, 0),) * (tokens // context))
+        what = f"texts of {context:,} tokens, {tokens // context} in a pass"
+        speed = f"{cost.seconds * 1e3:.2g} ms per pass, {tokens // context / cost.seconds:,.0f} texts/s"
     if not hardware.is_measured:
         note = f"upper bound: the roofline, {source['bandwidth']}; run `ridgeline calibrate` for real predictions"
     else:
         note = f"{cost.roof_s / cost.seconds:.0%} of the roofline ({source['bandwidth']})"
-    return f"{'predicted':<24}{batch} sequences at {context:,} tokens: {speed}", f"{'':<24}{note}"
+    return f"{'predicted':<24}{what}: {speed}", f"{'':<24}{note}"
 
 
 def _why(given: str | None, found: str | None) -> str:

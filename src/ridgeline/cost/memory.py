@@ -79,7 +79,10 @@ class Workspace:
         stream = 2 * FLOAT * size.tokens * self._spec.hidden_size  # the residual and what is to be added to it
         if own := self._spec.layer_embeddings:
             stream += own.workspace(size.tokens, len(self._spec.layers))
-        layers = max(_layer(size, self._spec.hidden_size, *case) for case in self._layers)
+        layers = max(
+            _layer(size, self._spec.hidden_size, mixer, mlp, _keys_read(size, group) if group else None)
+            for mixer, mlp, group in self._layers
+        )
         rotaries = FLOAT * size.tokens * self._rotary_dims
         floats = stream + rotaries + max(layers, _head(size, self._spec))
         forward = self._wider * floats + _layouts(size, self._groups)
@@ -103,6 +106,18 @@ class Workspace:
     def logits(self, max_tokens: int, max_seqs: int) -> int:
         """Return how many of these bytes, at most, are for logits, sampling and log probabilities."""
         return self._wider * _head(StepSize(max_tokens, max_seqs, 1, self._block, self._drafts), self._spec)
+
+
+def pass_bytes(spec: ModelSpec, tokens: int, length: int, *, on_cpu: bool, float_bytes: int = FLOAT) -> int:
+    """Return the bytes of a pass of an encoder over `tokens` tokens, in texts of up to `length` tokens."""
+    size, keys = (
+        StepSize(tokens, tokens, length, CPU_BLOCK if on_cpu else GPU_BLOCK, 0),
+        KeysRead(length, tokens, False),
+    )
+    layers = max(_layer(size, spec.hidden_size, layer.mixer, layer.mlp, keys) for layer in spec.layers)
+    # The stream, what is to be added to it, and a copy of the last hidden states from which vectors are read.
+    stream = FLOAT * tokens * (4 * spec.hidden_size + _rotary_dims(spec))
+    return LIBRARY_BYTES + float_bytes // FLOAT * (stream + layers) + 16 * INT * tokens
 
 
 def _rotary_dims(spec: ModelSpec) -> int:
@@ -177,13 +192,13 @@ def _power_above(n: int) -> int:
 
 
 def _layer(
-    size: StepSize, hidden_size: int, mixer: TokenMixer | None, mlp: ChannelMixer | None, group: StateGroup | None
+    size: StepSize, hidden_size: int, mixer: TokenMixer | None, mlp: ChannelMixer | None, keys: KeysRead | None
 ) -> int:
-    """Return the largest phase of a layer, besides the residual stream. group: the group of its state."""
+    """Return the largest phase of a layer, besides the residual stream. keys: the keys that its attention reads."""
     width = FLOAT * size.tokens * hidden_size
     before, during, held = Phases(0)
-    if mixer and group:
-        before, during, held = mixer.workspace(size, hidden_size, _keys_read(size, group))
+    if mixer and keys:
+        before, during, held = mixer.workspace(size, hidden_size, keys)
     # Two residuals, the mixer's branch, the norm; the inputs and the result of the mixer until the layer ends.
     after = 4 * width + held + (mlp.workspace(size.tokens, hidden_size) if mlp else 0)
     return max(2 * width + max(width, before), width + during, after) + FLOAT * max(WIDEN_BLOCK, hidden_size)

@@ -13,8 +13,10 @@ from ridgeline.archs.quantization import SIDE_FILES, Quantization
 from ridgeline.errors import ConfigError
 from ridgeline.load.gguf.model import GgufModel, open_gguf
 from ridgeline.load.gguf.paths import is_gguf
+from ridgeline.load.vectors import read_vectors
 from ridgeline.spec import CanvasDiffusion, ModelSpec
 from ridgeline.spec.diffusion import IN_ORDER
+from ridgeline.spec.encoder import Vectors
 from ridgeline.spec.folders import read_json
 from ridgeline.spec.request import SAMPLING
 
@@ -50,7 +52,7 @@ class Checkpoint:
     sampling_defaults: fields of generation_config.json that are sampling parameters (SAMPLING_FIELDS); temperature 0 if
     it disables sampling. notes: settings that are not applied, and parts of the model that are left out. quantization:
     how matrices are stored; None for plain ones. folder: the model's folder or its GGUF file. gguf: the description of
-    the file; None for a folder.
+    the file; None for a folder. vectors: how texts become embeddings, if the folder says so.
     """
 
     folder: Path
@@ -62,6 +64,7 @@ class Checkpoint:
     notes: tuple[str, ...]
     quantization: Quantization | None = None
     gguf: GgufModel | None = None
+    vectors: Vectors | None = None
 
 
 def read_config(folder: Path) -> Mapping[str, Any]:
@@ -94,6 +97,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
             *((family.note,) if family.note else ()), *_unapplied(generation, fields), *(scheme.notes if scheme else ())
         ),
         quantization=scheme,
+        vectors=read_vectors(folder, config, spec.hidden_size),
     )  # fmt: skip
 
 

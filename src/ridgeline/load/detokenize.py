@@ -40,6 +40,8 @@ class _Rules:
     byte_level: bool = False
     byte_fallback: bool = False
     separator: str = ""  # before every token but the first
+    continuing: str = ""  # at the start of a token that continues a word, in place of the separator (WordPiece)
+    cleanup: bool = False  # whether spaces before marks and English endings are removed within a token
     drop_first: str = ""  # removed from the first token (Metaspace's added space)
     strip: str = ""  # removed from the start of the text, at most `strip_count` times
     strip_count: int = 0
@@ -75,7 +77,7 @@ class TokenText:
         """Return the text of `piece` at the start of a text. The spaces of `piece` are not replaced yet."""
         if self.rules.drop_first and isinstance(piece, str):
             return piece.replace(self.rules.drop_first, "")
-        return piece
+        return _clean(piece) if self.rules.cleanup and isinstance(piece, str) else piece
 
     def later(self, piece: str | bytes) -> str | bytes:
         """Return the text of `piece` after another token."""
@@ -83,7 +85,9 @@ class TokenText:
             return piece
         if self.rules.drop_first:
             return piece.replace(self.rules.drop_first, " ")
-        return self.rules.separator + piece
+        start = self.rules.continuing
+        text = piece[len(start) :] if start and piece.startswith(start) else self.rules.separator + piece
+        return _clean(text) if self.rules.cleanup else text
 
     def characters(self, token_id: int) -> str:
         """Return what `token_id` adds after another token, if it is whole characters; else ""."""
@@ -217,6 +221,19 @@ def _decode(data: bytes, per_byte: bool) -> tuple[str, bytes]:
             data = data[error.end :]
 
 
+def _clean(text: str) -> str:
+    """Return the text of a token as the decoder WordPiece cleans it: each pair in its order."""
+    for old, new in _CLEANUP:
+        text = text.replace(old, new)
+    return text
+
+
+_CLEANUP = (
+    (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"),
+    (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
+)  # fmt: skip
+
+
 def _byte_table() -> dict[str, int]:
     """Return GPT-2's characters for bytes: printable ones are themselves, the others are U+0100 onwards."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -246,7 +263,7 @@ def _rules(backend: tokenizers.Tokenizer) -> _Rules:
         if not _apply(rules, step, kind, done):
             raise TokenizerError(
                 f"the decoder step {kind} of tokenizer.json is not supported after {sorted(done) or 'nothing'}; "
-                "supported: ByteLevel, Metaspace, or Replace, ByteFallback, Fuse, Strip in this order"
+                "supported: ByteLevel, Metaspace, WordPiece, or Replace, ByteFallback, Fuse, Strip in this order"
             )
         done.add(kind)
     if (most := growth(json.loads(backend.decoder.__getstate__()))) > MAX_GROWTH:
@@ -280,6 +297,8 @@ def _apply(rules: _Rules, step: dict[str, Any], kind: str, done: set[str]) -> bo
         rules.byte_level = True
     elif kind == "ByteFallback":
         rules.byte_fallback = True
+    elif kind == "WordPiece":
+        rules.separator, rules.continuing, rules.cleanup = " ", step["prefix"], step["cleanup"]
     elif kind == "Metaspace" and step.get("prepend_scheme", "always") == "never":
         rules.substitutions.append((step["replacement"], " "))
     elif kind == "Metaspace":

@@ -20,6 +20,10 @@ SMALL_FILES = (
     "special_tokens_map.json",
     "chat_template*",
     "additional_chat_templates/*",
+    "modules.json",
+    "*sentence_*.json",
+    "*_Pooling/config.json",
+    "*_Dense/*",
 )
 HEAD_FILES = ("model.safetensors", "medusa_lm_head.safetensors")  # a head has all of its weights in one file
 MODEL_FILES = (*SMALL_FILES, "model*.safetensors", "model.safetensors.index.json")

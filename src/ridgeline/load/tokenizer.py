@@ -100,6 +100,28 @@ class Tokenizer:
             return [*truncated(ids, max_tokens, truncation_side)]
         return self._cut([*self._with_prefix(ids), *self._suffix], len(self._suffix), max_tokens, truncation_side)
 
+    def encode_pair(self, first: str, second: str, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts as the tokenizer joins them, and a type for each: that of its text.
+
+        max_tokens: most ids; those of the second text are dropped from its end. Raises RequestError for text that is
+        not valid Unicode, and if the first text alone leaves no room.
+        """
+        for text in (first, second):
+            check_unicode(text)
+        (found,) = self._backend.encode_batch_fast([(first, second)], add_special_tokens=True)
+        ids, types = list(found.ids), list(found.type_ids)
+        if max_tokens is None or len(ids) <= max_tokens:
+            return ids, types
+        own = [i for i, text in enumerate(found.sequence_ids) if text == 1]
+        if len(ids) - len(own) >= max_tokens:
+            raise RequestError(
+                f"the query has {len(ids) - len(own)} tokens with those between the texts, which leaves no room for a "
+                f"document in {max_tokens}; shorten it"
+            )
+        dropped = set(own[len(own) - (len(ids) - max_tokens) :])
+        kept = [i for i in range(len(ids)) if i not in dropped]
+        return [ids[i] for i in kept], [types[i] for i in kept]
+
     def encode_rendered(
         self, text: str, add_special_tokens: bool | None = None, *, max_tokens: int | None = None,
         truncation_side: Side = "left",
@@ -242,12 +264,7 @@ class Tokenizer:
     def _encode(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise RequestError(f"the text to encode is a {type(text).__name__}; it must be a string")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the text has the lone surrogate {text[error.start]!r} at {error.start}; send valid Unicode"
-            ) from error
+        check_unicode(text)
         # `encode` is not used, because it blocks all other threads of the process until it is done.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
         return encoding.ids
@@ -279,6 +296,16 @@ class Tokenizer:
                 "or put the model's chat_template.jinja into its folder"
             )
         return self.chat_templates[name]
+
+
+def check_unicode(text: str) -> None:
+    """Raise RequestError for text that is not valid Unicode."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text has the lone surrogate {text[error.start]!r} at {error.start}; send valid Unicode"
+        ) from error
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -9,6 +9,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ridgeline.errors import CheckpointError
 from ridgeline.nn.canvas import Conditioning, Soften
 from ridgeline.nn.capture import EXPERTS, INPUT, Capture
@@ -21,6 +23,7 @@ from ridgeline.ops.api import Array, Linear, QuantizedMatrix, QuantizedStack, Ro
 from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import LowRank, store
 from ridgeline.spec import AnyLayer, CanvasDiffusion, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope, Weight
+from ridgeline.spec.encoder import LABEL_MATRICES, TYPE_TABLE
 from ridgeline.spec.per_layer import EMBEDDED_NORM, TABLE
 from ridgeline.spec.quant import AS_STORED, PLAIN, FormatTable
 from ridgeline.spec.storage import UNSCALED, KVScales
@@ -66,10 +69,12 @@ class Model:
         self.frequency_tables = self.rotaries.tables
         embedding = weights["embed.weight"]
         self._positions: Any = weights["position_embed.weight"] if spec.num_position_embeddings else None
+        self._types: Any = weights.get(TYPE_TABLE)
+        self._memory = table.memory
         how = How(table, formats, low_rank, capture, kv_scales)
         self._capture = capture
         # The largest matrix is packed first: its floats are released before others are read.
-        self._head = _head(spec, weights, embedding, how)
+        self._head = None if spec.encoder else _head(spec, weights, embedding, how)
         self._lookup = self._lookup_in(embedding)
         self._embedded = self._embedded_inputs(weights, how) if spec.layer_embeddings else None
         self._conditioning: Conditioning | None = None
@@ -156,7 +161,7 @@ class Model:
 
     def logits(self, stream: Stream, rows: Array | None = None) -> Array:
         """Return logits [n, vocabulary] of the given rows of a stream (None: all of them), float32."""
-        return self._head(stream.residual, stream.delta, rows)
+        return self._output()(stream.residual, stream.delta, rows)
 
     def hidden(self, stream: Stream) -> Array:
         """Return the stream after the last norm, [T, hidden_size], which is the input of the head."""
@@ -164,7 +169,13 @@ class Model:
 
     def project(self, x: Array) -> Array:
         """Return logits [n, vocabulary] of rows [n, hidden_size] that are normalized already, float32."""
-        return self._head.project(x)
+        return self._output().project(x)
+
+    def _output(self) -> api.HeadStage:
+        """Return the output head. Raises RequestError for an encoder, which has none."""
+        self.spec.require_logits("computing logits")
+        assert self._head is not None
+        return self._head
 
     def begin(self, step: Step) -> Stream:
         """Return the stream before the first layer, with the embeddings that layers have of their own."""
@@ -181,6 +192,11 @@ class Model:
         if self._positions is not None:
             rows = self._positions[self.spec.position_offset :]
             x = self._add(x, self._table_rows(rows, step.positions), 1.0)
+        if self._types is not None:
+            types = step.token_types
+            if types is None:
+                types = self._memory.integers(np.zeros(step.positions.shape[0], np.int64))
+            x = self._add(x, self._table_rows(self._types, types), 1.0)
         return x
 
     def lookup(self, ids: Array) -> Array:
@@ -193,7 +209,7 @@ class Model:
         """
         if not isinstance(embedding, QuantizedMatrix):
             return partial(self._table_rows, embedding)
-        of_head = self._head.rows if self.spec.tie_word_embeddings else None
+        of_head = self._head.rows if self._head and self.spec.tie_word_embeddings else None
         return of_head or partial(self._coded_rows, embedding)
 
     def _embedded_inputs(self, weights: Mapping[str, Array], how: How) -> EmbeddedInputs:
@@ -217,7 +233,7 @@ class How(NamedTuple):
 
 
 def _check_low_rank(spec: ModelSpec, low_rank: Mapping[str, Terms]) -> None:
-    tables = ("embed.weight", "position_embed.weight", TABLE)
+    tables = ("embed.weight", "position_embed.weight", TABLE, TYPE_TABLE, *LABEL_MATRICES)
     known = {w.name for w in spec.weights() if w.is_matrix and len(w.shape) == 2 and w.name not in tables}
     if unknown := set(low_rank).difference(known):
         raise ValueError(

@@ -58,6 +58,11 @@ class Step(Protocol):
         ...
 
     @property
+    def token_types(self) -> Array | None:
+        """Return the type of each token, [T], for an encoder that has a table of them; None: all are 0."""
+        ...
+
+    @property
     def segments(self) -> Segments:
         """Return the division of the tokens into sequences."""
         ...

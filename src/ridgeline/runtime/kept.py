@@ -57,4 +57,6 @@ def forward_with_kept_rows(
 
 def _step(loaded: LoadedModel, sequences: Sequence[Sequence[int]], rows: Rows, kept: Array | None) -> KeptStep:
     one = loaded.dense_step(sequences)
-    return KeptStep(one.token_ids, one.positions, one.lengths, one.memory, one.store, one.prompts, None, rows, kept)
+    return KeptStep(
+        one.token_ids, one.positions, one.lengths, one.memory, one.store, one.prompts, rows=rows, kept=kept
+    )  # fmt: skip

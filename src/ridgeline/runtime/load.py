@@ -93,12 +93,18 @@ class LoadedModel:
     def spec(self) -> ModelSpec:
         return self.model.spec
 
-    def dense_step(self, sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> DenseStep:
-        """Return a step over whole sequences without pages, whose keys and values are rounded as pages round them."""
+    def dense_step(
+        self, sequences: Sequence[Sequence[int]], prompts: Sequence[int] | None = None,
+        types: Sequence[Sequence[int]] | None = None,
+    ) -> DenseStep:  # fmt: skip
+        """Return a step over whole sequences without pages, whose keys and values are rounded as pages round them.
+
+        types: the type of each token, for an encoder that has types.
+        """
         memory = self.table.memory
         is_kept = self.storage.is_exact and memory.float_bytes == self.storage.element_bytes
         store = None if is_kept else self.table.primitive(api.STORE_ROWS, self.storage)
-        return DenseStep.build(sequences, memory, store, prompts)
+        return DenseStep.build(sequences, memory, store, prompts, types)
 
 
 def no_progress(total: int) -> Callable[[int], None]:
@@ -131,7 +137,7 @@ def _load(
     checkpoint = _with_blocks(open_checkpoint(folder), options.diffusion_block)
     checkpoint = _with_block_cache(checkpoint, options.block_cache)
     spec = checkpoint.spec
-    max_model_len = spec.resolve_max_model_len(options.max_model_len)
+    max_model_len = spec.resolve_max_model_len(longest_of(checkpoint, options.max_model_len))
     if table is None:
         table = open_table(resolve_device(options.device), options.ops, options.threads, exact=True)
     files = None if is_dummy else open_tensors(checkpoint)
@@ -163,6 +169,14 @@ def _load(
         notes=notes, dtype=sizes.dtype, dtypes=sizes.dtypes,
         dequantized=weights.dequantized if isinstance(weights, StoredWeights) and not format.is_lossy else {},
     )  # fmt: skip
+
+
+def longest_of(checkpoint: Checkpoint, wanted: int | None) -> int | None:
+    """Return the longest text as the user wants it, or as the model's folder says; None if neither says one."""
+    own = checkpoint.vectors
+    if wanted is not None or own is None or own.max_tokens is None:
+        return wanted
+    return min(own.max_tokens, checkpoint.spec.max_position_embeddings)
 
 
 def _with_blocks(checkpoint: Checkpoint, size: int | None) -> Checkpoint:

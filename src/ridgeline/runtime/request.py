@@ -158,6 +158,7 @@ class Frontend:
 
     def check_kind(self, params: Params, ids: Sequence[int] = ()) -> None:
         """Raise RequestError for parameters, or ids of a prompt, that this kind of model cannot serve."""
+        self._spec.require_logits("an answer")
         check_params(params, self._spec.diffusion, ids, self._spec.block)
 
     def _with_suffix(self, params: Params) -> Params:

@@ -40,7 +40,7 @@ class DenseStep:
     """One forward pass over whole sequences of any lengths, laid end to end.
 
     store: rounds keys and values as pages would; None if pages hold them as they are computed. prompts: tokens of the
-    prompt in each sequence; None: all of them.
+    prompt in each sequence; None: all of them. token_types: the type of each token; None: all are 0.
     """
 
     token_ids: Array
@@ -49,19 +49,21 @@ class DenseStep:
     memory: Memory
     store: StoreRows | None = None
     prompts: tuple[int, ...] | None = None
+    token_types: Array | None = None
     signal: None = None
 
     @classmethod
     def build(
         cls, sequences: Sequence[Sequence[int]], memory: Memory, store: StoreRows | None = None,
-        prompts: Sequence[int] | None = None,
+        prompts: Sequence[int] | None = None, types: Sequence[Sequence[int]] | None = None,
     ) -> DenseStep:  # fmt: skip
-        """Return the step for sequences of token ids; none may be empty."""
+        """Return the step for sequences of token ids; none may be empty. types: the type of each token."""
         lengths = tuple(len(s) for s in sequences)
         tokens = np.fromiter((t for s in sequences for t in s), np.int64, sum(lengths))
         positions = np.concatenate([np.arange(n) for n in lengths])
         counts = None if prompts is None else tuple(prompts)
-        return cls(memory.integers(tokens), memory.integers(positions), lengths, memory, store, counts)
+        kinds = None if types is None else memory.integers(np.concatenate([np.asarray(t, np.int64) for t in types]))
+        return cls(memory.integers(tokens), memory.integers(positions), lengths, memory, store, counts, kinds)
 
     @cached_property
     def segments(self) -> Segments:
@@ -115,6 +117,10 @@ class PagedStep:
     recorded_segments: Segments | None = None
     recorded_kept: tuple[Array, Array | None] | None = None
     signal: Array | None = None
+
+    @property
+    def token_types(self) -> None:
+        """Return None: models with pages have no types of tokens."""
 
     @cached_property
     def segments(self) -> Segments:

@@ -33,6 +33,7 @@ from ridgeline.spec.prompt import PromptOptions
 from ridgeline.spec.request import SamplingParams
 
 T = TypeVar("T")
+CUT_CHARS = 1 << 17  # characters of a text for an encoder at least: documents are often longer, and are cut
 QUICK_IDS = 256  # token ids, which are checked in some 0.1 ms
 # Parameters whose check may take long: words are tokenized, and lists may have many ids.
 SLOW_FIELDS = (
@@ -133,7 +134,8 @@ class Service:
         """Return --max-prompt-chars. Its default is the text length that fills the context with the longest token."""
         if self.options.max_prompt_chars is not None or self.tokenizer is None:
             return self.options.max_prompt_chars
-        return self.max_model_len * self.tokenizer.longest_token
+        least = CUT_CHARS if self.ready.spec.encoder else 0
+        return max(least, self.max_model_len * self.tokenizer.longest_token)
 
     @property
     def name(self) -> str:

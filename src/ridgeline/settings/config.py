@@ -142,7 +142,9 @@ class EngineConfig:
         return (*uses, ("left free", self.free_bytes - engine))
 
     def settings(self) -> tuple[Setting, ...]:
-        """Return each setting with its reason and its option, for `explain`, `generate --verbose` and `serve`."""
+        """Return each setting that has an effect, its reason and its option, for `explain`, `generate --verbose` and
+        `serve`.
+        """
         values = {
             "max_model_len": f"{self.max_model_len}",
             "max_num_seqs": f"{self.max_num_seqs}",
@@ -160,6 +162,8 @@ class EngineConfig:
             "draft_acceptance": self.draft_acceptance,
             "draft_tree": f"{self.draft_tree}" if self.untreed is None else "1",
         }
+        if not self.groups:  # an encoder
+            values = {name: values[name] for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens")}
         if self.threads is not None:
             values["threads"] = f"{self.threads}"
         reasons = dict(self.reasons)
@@ -170,6 +174,8 @@ class EngineConfig:
             size = sum(g.most_pages(self.max_model_len) * g.page_bytes for g in self.groups)
             how: str = self.preempt(self.max_model_len, size)
             found.append(Setting("preemption", how, self.reasons["preemption"], "--swap-space-bytes 0: recompute"))
+        if not self.groups:
+            return tuple(found)
         pages = " + ".join(f"{n - 1:,}" for n in self.num_pages)
         why = (
             "pages of each group of layers: enough for max_num_seqs sequences of max_model_len tokens, as far as "

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ridgeline.spec.convolution import GatedConvolution, ShortConvolution
     from ridgeline.spec.delta import DeltaMixer, GatedDelta, KimiDelta
     from ridgeline.spec.diffusion import CanvasDiffusion, Diffusion, MaskedDiffusion
+    from ridgeline.spec.encoder import Encoder, LabelHead
     from ridgeline.spec.latent import LatentAttention
     from ridgeline.spec.lightning import LightningAttention
     from ridgeline.spec.mamba import Mamba, Mamba2
@@ -57,12 +58,14 @@ __all__ = [
     "Dilated",
     "DynamicNTKScaling",
     "EmbeddingBranch",
+    "Encoder",
     "ExpertGroups",
     "FirstTokens",
     "GatedConvolution",
     "GatedDelta",
     "GatedMLP",
     "KimiDelta",
+    "LabelHead",
     "LatentAttention",
     "Layer",
     "LayerEmbeddings",
@@ -110,6 +113,7 @@ _HOMES = {
     "convolution": ("GatedConvolution", "ShortConvolution"),
     "delta": ("DeltaMixer", "GatedDelta", "KimiDelta"),
     "diffusion": ("CanvasDiffusion", "Diffusion", "MaskedDiffusion"),
+    "encoder": ("Encoder", "LabelHead"),
     "latent": ("LatentAttention",),
     "lightning": ("LightningAttention",),
     "mamba": ("Mamba", "Mamba2"),

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ridgeline.spec.dtype import DTYPE_BYTES, DType
+from ridgeline.spec.encoder import LABEL_MATRICES, TYPE_TABLE
 from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.model import ModelSpec
@@ -14,7 +15,8 @@ from ridgeline.spec.per_layer import TABLE
 from ridgeline.spec.quant import PLAIN, Format, FormatTable, coded_bytes, has_layout, packed_bytes
 from ridgeline.spec.weight import Weight
 
-TABLES = ("embed.weight", "position_embed.weight", TABLE)  # tables whose rows are looked up
+# Matrices without a kernel for products: tables whose rows are looked up, and the head of an encoder.
+TABLES = ("embed.weight", "position_embed.weight", TABLE, TYPE_TABLE, *LABEL_MATRICES)
 
 
 class Footprint(NamedTuple):
@@ -50,7 +52,8 @@ def footprint(
             rest += 0 if packs and rows_of_head(weight, spec, own) else coded_bytes(own, *weight.shape)
         else:
             rest += weight.num_params * (DTYPE_BYTES[dtypes.get(weight.name, dtype)] if weight.is_matrix else 4)
-    if spec.tie_word_embeddings and (packs or formats.is_lossy):
+    has_head = isinstance(spec, ModelSpec) and not spec.encoder
+    if spec.tie_word_embeddings and has_head and (packs or formats.is_lossy):
         head = Weight("head.weight", (spec.vocab_size, spec.hidden_size))
         products += _matrix(head, formats, dtypes.get(TABLES[0], dtype), packs, False)
     return Footprint(products + (_absorbed(spec, dtype, dtypes) if packs else 0), rest)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ridgeline.errors import RequestError
 from ridgeline.spec.attention import Attention, SharedAttention
 from ridgeline.spec.diffusion import CanvasDiffusion, Diffusion, MaskedDiffusion
+from ridgeline.spec.encoder import Encoder
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.mixers import ChannelMixer, TokenMixer
 from ridgeline.spec.norm import Norm
@@ -131,7 +132,8 @@ class ModelSpec:
     table, 0 for none (GPT-2). position_offset: row of the first position (OPT). embedding_scale and logit_scale
     multiply the embeddings and the logits (Gemma, Granite); logit_softcap bounds the logits (Gemma 2). head_bias:
     whether a number is added to each logit (Phi). diffusion: how a diffusion language model fills an answer; None for
-    autoregressive models. layer_embeddings: embeddings of the tokens for each layer (Gemma 4).
+    autoregressive models. layer_embeddings: embeddings of the tokens for each layer (Gemma 4). encoder:
+    what an encoder has instead of an output head; None for models that write text.
     """
 
     family: str
@@ -149,6 +151,7 @@ class ModelSpec:
     layer_embeddings: LayerEmbeddings | None = None
     head_bias: bool = False
     position_offset: int = 0
+    encoder: Encoder | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
@@ -189,8 +192,12 @@ class ModelSpec:
         sights = {self._sight_of(i) for i, layer in enumerate(self.layers) if layer.mixer}
         if len(sights) > 1:
             raise ValueError("all layers must see equally far ahead: one `sight`, and no other mixer beside it")
-        if self.sight != CAUSAL and not isinstance(self.diffusion, MaskedDiffusion):
-            raise ValueError("a model whose tokens see those after them needs `diffusion`: it fills masked tokens")
+        if self.encoder and (self.diffusion or self.head_bias or not self.tie_word_embeddings):
+            raise ValueError("an encoder has no `diffusion`, and no output head: tie_word_embeddings without head_bias")
+        if self.sight != CAUSAL and not isinstance(self.diffusion, MaskedDiffusion) and not self.encoder:
+            raise ValueError(
+                "a model whose tokens see those after them needs `diffusion`, which fills masked tokens, or `encoder`"
+            )
         if self.diffusion is None:
             return
         if self.diffusion.mask_token >= self.vocab_size:
@@ -223,6 +230,8 @@ class ModelSpec:
         yield Weight("embed.weight", (self.vocab_size, self.hidden_size), "out")
         if self.num_position_embeddings:
             yield Weight("position_embed.weight", (self.num_position_embeddings, self.hidden_size))
+        if self.encoder:
+            yield from self.encoder.weights(self.hidden_size)
         if self.layer_embeddings:
             yield from self.layer_embeddings.weights(self.hidden_size, len(self.layers))
         for i, layer in enumerate(self.layers):
@@ -264,11 +273,20 @@ class ModelSpec:
         return replace(self, layers=layers, diffusion=diffusion)
 
     def require_autoregressive(self, purpose: str) -> None:
-        """Raise RequestError for a diffusion model. purpose: a task that needs logits of earlier tokens alone."""
+        """Raise RequestError for another model. purpose: a task that needs logits of earlier tokens alone."""
+        self.require_logits(purpose)
         if self.diffusion is not None:
             raise RequestError(
                 f"{purpose} needs an autoregressive model; {self.family} is a diffusion model, whose tokens are "
                 "predicted together"
+            )
+
+    def require_logits(self, purpose: str) -> None:
+        """Raise RequestError for an encoder. purpose: a task that needs probabilities of tokens."""
+        if self.encoder is not None:
+            raise RequestError(
+                f"{purpose} needs a model that writes text; {self.family} is an encoder, which gives embeddings or "
+                "scores: use ridgeline embed, /v1/embeddings or /v1/rerank"
             )
 
     def state_layer(self, index: int) -> int:

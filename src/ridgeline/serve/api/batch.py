@@ -19,7 +19,8 @@ from ridgeline.serve.api import responses
 from ridgeline.serve.api.chat import Chat
 from ridgeline.serve.api.completions import Completion
 from ridgeline.serve.api.embeddings import embeddings
-from ridgeline.serve.api.types import Body, ChatBody, CompletionBody, EmbeddingBody
+from ridgeline.serve.api.scores import rerank, score
+from ridgeline.serve.api.types import Body, ChatBody, CompletionBody, EmbeddingBody, RerankBody, ScoreBody
 from ridgeline.serve.api.types_responses import ResponseBody
 from ridgeline.serve.engine.client import EngineClient, EngineDown
 from ridgeline.serve.http import unknown
@@ -30,7 +31,7 @@ from ridgeline.spec.folders import write_whole
 
 BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody, "/v1/responses": ResponseBody,
-    "/v1/embeddings": EmbeddingBody,
+    "/v1/embeddings": EmbeddingBody, "/v1/score": ScoreBody, "/v1/rerank": RerankBody,
 }  # fmt: skip
 TRIES = 3  # attempts for a request that is lost when the engine process ends
 PATIENCE_SECONDS = 60.0  # to wait for an engine that restarts
@@ -232,6 +233,10 @@ async def _sent(service: Service, line: Line, ignored: list[str]) -> dict[str, A
         return await Chat(service, body).answer()
     if isinstance(body, ResponseBody):
         return await responses.Response(service, body).answer()
+    if isinstance(body, ScoreBody):
+        return await score(service, body)
+    if isinstance(body, RerankBody):
+        return await rerank(service, body)
     assert isinstance(body, EmbeddingBody)
     return await embeddings(service, body)
 

@@ -3,61 +3,55 @@
 from __future__ import annotations
 
 import base64
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ridgeline.errors import RequestError
 from ridgeline.runtime.request import Prompt
-from ridgeline.serve.api.params import prompt_options
-from ridgeline.serve.api.types import EmbeddingBody
-from ridgeline.serve.service import Service, as_prompts, read_as
+from ridgeline.runtime.texts import Cut, named_prompt, text_of
+from ridgeline.runtime.vectors import Floats, Reading, Text, check_reading
+from ridgeline.serve.api.types import EmbeddingBody, Truncated
+from ridgeline.serve.service import Service, as_prompts
 
 
 async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
     """Return the answer. Raises RequestError, APIError, EngineDown."""
     service.check_model(body.model)
-    size = service.ready.spec.hidden_size
-    if body.dimensions is not None and body.dimensions != size:
-        raise RequestError(f"dimensions is {body.dimensions}; this model's vectors always have {size}")
-    prompts = as_prompts(body.input)
+    vectors = service.ready.vectors
+    reading = Reading("vector", body.pooling, body.dimensions, body.normalize)
+    check_reading(service.ready.spec, vectors, reading)
+    before, prompts = named_prompt(vectors, body.prompt, body.prompt_name), as_prompts(body.input)
+    cut = cut_of(body, add_special_tokens=body.add_special_tokens is not False)
     service.gate.enter(len(prompts))
     try:
-        ids = await _checked(service, prompts, prompt_options(body))
-        vectors = await service.client.embed(ids, body.pooling or "mean")
+        texts = await _texts(service, prompts, before, cut)
+        found = await service.client.embed(texts, reading)
     finally:
         service.gate.leave(len(prompts))
-    data = [
-        {"object": "embedding", "index": i, "embedding": _encoded(vector, body.encoding_format)}
-        for i, vector in enumerate(vectors)
-    ]
-    used = sum(map(len, ids))
-    usage = {"prompt_tokens": used, "total_tokens": used}
-    return {"object": "list", "data": data, "model": service.name, "usage": usage}
+    return await service.off_loop(lambda: _answer(service.name, texts, found, body.encoding_format))
 
 
-async def _checked(service: Service, prompts: Sequence[Prompt], reading: Mapping[str, Any]) -> list[list[int]]:
-    """Return the token ids of the prompts. Raises RequestError if a prompt exceeds the context length.
-
-    The length of a list of ids is checked before its ids, so that a long list costs little.
-    """
-    for prompt in prompts:
-        if isinstance(prompt, list) and "truncate_prompt_tokens" not in reading:
-            _fits(service, len(prompt))
-    found = await service.token_ids([read_as(prompt, reading) for prompt in prompts], answer_tokens=0)
-    for ids in found:
-        _fits(service, len(ids))
-    return found
+def cut_of(body: Truncated, *, add_special_tokens: bool = True) -> Cut:
+    """Return how the texts of a request are cut: at their end, unless it says otherwise."""
+    return Cut(body.truncate_prompt_tokens, body.truncation_side or "right", add_special_tokens)
 
 
-def _fits(service: Service, tokens: int) -> None:
-    if tokens > service.max_model_len:
-        raise RequestError(
-            f"an input has {tokens} tokens, but the context length is {service.max_model_len}; shorten it or set "
-            "truncate_prompt_tokens"
-        )
+async def _texts(service: Service, prompts: Sequence[Prompt], before: str, cut: Cut) -> list[Text]:
+    """Return the tokens of each input, a few at a time, so that other requests get their turn."""
+    most, frontend = service.max_model_len, service.frontend
+    return await service.off_loop(lambda: [text_of(frontend, one, before, cut, most) for one in prompts])  # type: ignore[arg-type]
 
 
-def _encoded(vector: Sequence[float], form: str | None) -> Sequence[float] | str:
+def _answer(name: str, texts: Sequence[Text], found: Floats, form: str | None) -> dict[str, Any]:
+    data = [{"object": "embedding", "index": i, "embedding": _encoded(row, form)} for i, row in enumerate(found)]
+    return {"object": "list", "data": data, "model": name, "usage": usage(texts)}
+
+
+def usage(texts: Sequence[Text]) -> dict[str, int]:
+    """Return the tokens of a request in the names of OpenAI's API."""
+    used = sum(len(text.ids) for text in texts)
+    return {"prompt_tokens": used, "total_tokens": used}
+
+
+def _encoded(row: Floats, form: str | None) -> Any:
     """Return the vector, or with "base64" its little-endian float32 numbers, as OpenAI's clients request."""
-    return base64.b64encode(array("f", vector).tobytes()).decode("ascii") if form == "base64" else vector
+    return base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") if form == "base64" else row.tolist()

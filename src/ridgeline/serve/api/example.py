@@ -40,7 +40,7 @@ def example_of(tokenizer: Path | None) -> Example | None:
 def curl_line(service: Service, url: str) -> str:
     """Return a shell command that tries the server at this URL.
 
-    It is a chat if the chat template reads the messages' roles, else a completion.
+    It is a chat if the chat template reads the messages' roles, else a completion. An encoder embeds or ranks.
     """
     path, body = _request(service)
     key = " -H 'Authorization: Bearer KEY'" if service.options.key_hashes else ""
@@ -48,6 +48,10 @@ def curl_line(service: Service, url: str) -> str:
 
 
 def _request(service: Service) -> tuple[str, dict[str, Any]]:
+    if encoder := service.ready.spec.encoder:
+        if encoder.head:
+            return "rerank", {"query": _GREETING, "documents": ["Good morning", "Good night"]}
+        return "embeddings", {"input": _GREETING}
     if service.knows_roles:
         return "chat/completions", {"messages": [{"role": "user", "content": _GREETING}], "max_tokens": 64}
     example = example_of(service.ready.tokenizer)

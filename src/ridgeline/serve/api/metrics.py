@@ -224,6 +224,11 @@ def _engine(page: Page, report: Report) -> None:
     page.value("gauge", "ridgeline:roof_fraction",
                "Least time of all steps by the roofline, divided by their measured time, 0 to 1.",
                m.roof_s / m.busy_s if m.busy_s else 0.0)  # fmt: skip
+    page.value("counter", "ridgeline:embedded_texts_total",
+               "Number of texts from which embeddings or scores were computed.", m.embedded_texts)  # fmt: skip
+    page.value("counter", "ridgeline:embedded_tokens_total",
+               "Number of tokens of the texts from which embeddings or scores were computed.",
+               m.embedded_tokens)  # fmt: skip
     page.value("counter", "llamacpp:n_decode_total", "Number of forward passes.", m.forwards)
     page.value("gauge", "llamacpp:n_busy_slots_per_decode", "Mean number of sequences per forward pass.",
                m.sequences / m.forwards if m.forwards else 0.0)  # fmt: skip

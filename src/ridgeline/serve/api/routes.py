@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
@@ -18,6 +18,7 @@ from ridgeline.serve.api.described import answers, text
 from ridgeline.serve.api.embeddings import embeddings
 from ridgeline.serve.api.live import live, plan
 from ridgeline.serve.api.metrics import exposition
+from ridgeline.serve.api.scores import rerank, score
 from ridgeline.serve.api.token_texts import TokenTexts
 from ridgeline.serve.api.types import (
     MAX_IDS,
@@ -26,6 +27,8 @@ from ridgeline.serve.api.types import (
     DetokenizeBody,
     EmbeddingBody,
     RenderBody,
+    RerankBody,
+    ScoreBody,
     TokenizeBody,
 )
 from ridgeline.serve.api.types_responses import ResponseBody
@@ -109,12 +112,32 @@ async def render(body: RenderBody, request: Request) -> Response:
 
 @router.post("/v1/embeddings", tags=["OpenAI"], responses={**answers(t.EmbeddingAnswer)})
 async def post_embeddings(body: EmbeddingBody, request: Request) -> Response:
-    """Return a vector of length 1 for each input: the mean of its hidden states, or the last hidden state."""
-    return await while_connected(request, _embeddings(_service(request), body))
+    """Return a vector for each input, from its hidden states."""
+    service = _service(request)
+    return await while_connected(request, _dumped(service, embeddings(service, body)))
 
 
-async def _embeddings(service: Service, body: EmbeddingBody) -> Response:
-    return _json(await embeddings(service, body))
+@router.post("/v1/score", tags=["Embeddings"], responses={**answers(t.ScoreAnswer)})
+@router.post("/score", tags=["Embeddings"], responses={**answers(t.ScoreAnswer)})
+async def post_score(body: ScoreBody, request: Request) -> Response:
+    """Return a score for each pair of texts: of the model's head, or the similarity of two embeddings."""
+    service = _service(request)
+    return await while_connected(request, _dumped(service, score(service, body)))
+
+
+@router.post("/v1/rerank", tags=["Embeddings"], responses={**answers(t.RerankAnswer)})
+@router.post("/v2/rerank", tags=["Embeddings"], responses={**answers(t.RerankAnswer)})
+@router.post("/rerank", tags=["Embeddings"], responses={**answers(t.RerankAnswer)})
+async def post_rerank(body: RerankBody, request: Request) -> Response:
+    """Order documents by how well they fit a query. Return the best ones first, with scores."""
+    service = _service(request)
+    return await while_connected(request, _dumped(service, rerank(service, body)))
+
+
+async def _dumped(service: Service, answer: Awaitable[dict[str, Any]]) -> Response:
+    """Write a long answer as JSON in a thread, so that the event loop can deliver chunks of other requests."""
+    found = await answer
+    return await service.off_loop(lambda: _json(found))
 
 
 def _check_count(ids: Sequence[int]) -> None:

@@ -265,11 +265,54 @@ class DetokenizeBody(Body):
 
 
 class EmbeddingBody(Ignored, Truncated):
-    """POST /v1/embeddings. pooling: how hidden states become the vector. add_special_tokens: as in completions."""
+    """POST /v1/embeddings.
+
+    pooling: the hidden states that become the vector; by default as the model's folder says. normalize: whether vectors
+    have length 1. prompt, prompt_name: a text before each input, or its name in the model's folder. add_special_tokens:
+    as in completions.
+    """
 
     model: str | None = None
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Positive | None = None
-    pooling: Literal["mean", "last"] | None = None
+    pooling: Literal["cls", "mean", "last"] | None = None
+    normalize: bool | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
     add_special_tokens: bool | None = None
+
+
+class Scored(Ignored, Truncated):
+    """Fields of requests for scores.
+
+    score_template, score_no, score_yes: for a model that writes text: a text with {query} and {document}, and the two
+    tokens that may follow.
+    """
+
+    model: str | None = None
+    score_template: str | None = None
+    score_no: str | None = None
+    score_yes: str | None = None
+
+
+class ScoreBody(Scored):
+    """POST /v1/score. text_1, text_2: one text for all of the other list, or two lists of equal length."""
+
+    text_1: Text | Items[Text]
+    text_2: Text | Items[Text]
+
+
+class Document(Body):
+    """A document of a request, as an object."""
+
+    text: Text
+
+
+class RerankBody(Scored):
+    """POST /v1/rerank. top_n: number of results; by default all. return_documents: whether results have the texts."""
+
+    query: Text
+    documents: Items[Text | Document]
+    top_n: Positive | None = None
+    return_documents: bool | None = None

@@ -277,7 +277,7 @@ class ResponseAnswer(Answer):
 
 
 class Embedding(Answer):
-    """A vector of length 1: a list of numbers, or little-endian float32 in base64."""
+    """A vector: a list of numbers, or little-endian float32 in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -297,6 +297,48 @@ class EmbeddingAnswer(Answer):
     object: Literal["list"]
     data: list[Embedding]
     model: str
+    usage: EmbeddingUsage
+
+
+class Score(Answer):
+    """The score of a pair of texts."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreAnswer(Answer):
+    """The answer of /v1/score."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
+class RankedDocument(Answer):
+    """The text of a document."""
+
+    text: str
+
+
+class Ranked(Answer):
+    """A document of the request, and how well it fits the query. index: its position in the request."""
+
+    index: int
+    relevance_score: float
+    document: RankedDocument | None = None
+
+
+class RerankAnswer(Answer):
+    """The answer of /v1/rerank: documents, the best one first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
     usage: EmbeddingUsage
 
 

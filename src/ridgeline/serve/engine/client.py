@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ridgeline.errors import HelpersBusy, RequestError, RidgelineError
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.vectors import Floats, Reading, Text
 from ridgeline.serve.engine.channel import start_process
 from ridgeline.serve.engine.messages import (
     HEADER,
@@ -28,7 +29,6 @@ from ridgeline.serve.engine.messages import (
     Failed,
     Loading,
     Lost,
-    Pooling,
     Ready,
     Refused,
     Report,
@@ -202,10 +202,10 @@ class EngineClient:
         self._answers |= dict.fromkeys(ids, answers)
         return answers
 
-    async def embed(self, prompts: Sequence[Sequence[int]], pooling: Pooling) -> Sequence[Sequence[float]]:
-        """Return a vector for each prompt. Raises RequestError, EngineDown."""
-        reply: Embedded = await self._ask(lambda number: Embed(number, prompts, pooling))
-        return reply.vectors
+    async def embed(self, texts: Sequence[Text], reading: Reading) -> Floats:
+        """Return a row of numbers for each text. Raises RequestError, EngineDown."""
+        reply: Embedded = await self._ask(lambda number: Embed(number, texts, reading))
+        return reply.rows
 
     async def report(self) -> Report:
         """Return the engine's state and counters, taken between two steps. Raises EngineDown."""

@@ -14,20 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ridgeline.plan.planner import Deployment
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.runtime.vectors import Floats, Reading, Text
 from ridgeline.sched.stats import Stats
 from ridgeline.serve.engine.meters import EngineMeters
 from ridgeline.settings import EngineConfig
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.encoder import Vectors
 from ridgeline.spec.request import OutputChunk
 
 HEADER = struct.Struct("<I")
 _READ = 1 << 18
-
-Pooling = Literal["mean", "last"]
 
 
 # ---- to the engine ------------------------------------------------------------------------------------------
@@ -69,11 +69,11 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Compute a vector for each of these prompts."""
+    """Compute a row of numbers for each of these texts: an embedding, or scores."""
 
     id: int
-    prompts: Sequence[Sequence[int]]
-    pooling: Pooling
+    texts: Sequence[Text]
+    reading: Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,8 @@ class Ready:
     """The model is loaded.
 
     weight_bytes: size of all weights. on_host: True if the weights are in host memory. tokenizer: the tokenizer's
-    folder, or None. no_tokenizer: the reason why there is no tokenizer.
+    folder, or None. no_tokenizer: the reason why there is no tokenizer. vectors: how texts become embeddings, if the
+    folder says so.
     """
 
     spec: ModelSpec
@@ -112,6 +113,7 @@ class Ready:
     on_host: bool
     notes: Sequence[str]
     deployment: Deployment
+    vectors: Vectors | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +161,10 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The answer to Embed: one vector for each prompt."""
+    """The answer to Embed: a row for each text."""
 
     id: int
-    vectors: Sequence[Sequence[float]]
+    rows: Floats
 
 
 @dataclass(frozen=True, slots=True)

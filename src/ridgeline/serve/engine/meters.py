@@ -66,7 +66,8 @@ class EngineMeters:
     time, and their least time by the roofline. drift: measured time of the last seconds of steps, divided by their
     predicted time; 0 if it is not known. resident_bytes: memory that the process has in RAM. finished: finished
     sequences by reason. block_passes: passes over blocks of finished answers, in a diffusion model. page_checks: checks
-    of the page tables by result, "agreed" or "wrong".
+    of the page tables by result, "agreed" or "wrong". embedded_texts, embedded_tokens: texts from which vectors or
+    scores were computed, and their tokens.
     """
 
     prompt_tokens: int = 0
@@ -86,6 +87,8 @@ class EngineMeters:
     drift: float = 0.0
     resident_bytes: int = 0
     block_passes: int = 0
+    embedded_texts: int = 0
+    embedded_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     page_checks: Counter[str] = field(default_factory=Counter)
     ttft: RecentHistogram = field(default_factory=lambda: RecentHistogram(TTFT))

@@ -57,9 +57,9 @@ class Worker:
         self._session = llm.session
         self._pulse, self._outgoing = pulse, outgoing
         self._compiler = Compiler(llm.grammars, inbox.wake)
-        self._embedder = Embedder(llm.loaded)
         self._open: dict[int, int] = {}  # the HTTP process's id -> the session's
         self._meters = EngineMeters()
+        self._embedder = Embedder(llm.embeddings.reader, llm.batch_tokens, self._meters)
         self._drift = Drift()
         self._started = time.perf_counter()
         self._failures = 0  # failed steps since the last token
@@ -91,8 +91,9 @@ class Worker:
             self._step()
         elif not self._checked and time.perf_counter() >= self._stepped + IDLE_SECONDS:
             self._check()
-        if len(self._embedder) and (answer := self._embedder.advance()) is not None:
-            self._send(answer)
+        if len(self._embedder):
+            for answer in self._embedder.advance():
+                self._send(answer)
 
     def _wait_seconds(self) -> float | None:
         """Return how long to wait for a message, in seconds; None means without limit."""
@@ -227,6 +228,7 @@ def ready(llm: LLM) -> Ready:
     return Ready(
         loaded.spec, llm.config, llm.default_sampling_fields(), llm.tokenizer_folder, llm.no_tokenizer,
         memory.device, loaded.weight_bytes, memory.on_host, loaded.notes, deployment_of(llm),
+        loaded.checkpoint.vectors,
     )  # fmt: skip
 
 
