@@ -139,6 +139,16 @@ def rows() -> list[Launched]:
     return recorder.launches
 
 
+def preparing() -> list[Launched]:
+    """Return the launches that prepare and end a recorded step: positions, and tokens that stay on the device."""
+    recorder, integers = Recorder(), torch.int32
+    table, inputs = gpu(recorder), [meta(8, dtype=integers) for _ in range(3)]
+    table.primitive(api.DECODE_LAYOUT)(meta(257, 8192, dtype=integers), *inputs, 16)
+    ids = table.primitive(api.KNOWN_TOKENS)(inputs[0], meta(257, dtype=torch.int64), inputs[1])
+    table.primitive(api.KEEP_TOKENS)(meta(257, dtype=torch.int64), inputs[1], ids)
+    return recorder.launches
+
+
 def norms(width: int) -> list[Launched]:
     """Return the launches of norms of rows of a width, as floats and rounded to int8."""
     recorder, rounds = Recorder(), pack_codes(matrix("int8", width, width))

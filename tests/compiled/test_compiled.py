@@ -310,7 +310,7 @@ def test_kernels_compile_for_rocm() -> None:
         *l.product("plain", 8), *l.product("int4-128", 8), *l.attention(LLAMA, 8, 8, torch.float16), *l.rows(),
         *l.latents(LITE, 8, 8, torch.bfloat16), *l.latent_input(LITE, 2048, 8),
         *l.latent_input(LITE, 2048, 8, is_paged=False),
-        *l.experts(MoE(8, 2, 768), 2048, PLAIN, 8),
+        *l.experts(MoE(8, 2, 768), 2048, PLAIN, 8), *l.preparing(),
         *(launched for mixer, width, _ in MIXERS.values() for launched in l.recurrent(mixer, width, 8, 1)),
     ]  # fmt: skip
     for launched in {launched.kernel.fn.__name__: launched for launched in launches}.values():

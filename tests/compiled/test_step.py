@@ -140,11 +140,6 @@ def test_a_layer_of_codes_starts_seven_kernels(format: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
 def test_kernels_that_prepare_a_step_compile_without_a_stack(target: GPUTarget) -> None:
-    recorder = Recorder()
-    table, integers = l.gpu(recorder), torch.int32
-    inputs = [l.meta(8, dtype=integers) for _ in range(3)]
-    table.primitive(api.DECODE_LAYOUT)(l.meta(257, 8192, dtype=integers), *inputs, 16)
-    ids = table.primitive(api.KNOWN_TOKENS)(inputs[0], l.meta(257, dtype=torch.int64), inputs[1])
-    table.primitive(api.KEEP_TOKENS)(l.meta(257, dtype=torch.int64), inputs[1], ids)
-    assert recorder.names == ["place_tokens", "known_tokens", "keep_tokens"]
-    assert all(build(launched, target).stack == 0 for launched in recorder.launches)
+    launches = l.preparing()
+    assert [x.kernel.fn.__name__ for x in launches] == ["place_tokens", "known_tokens", "keep_tokens"]
+    assert all(build(launched, target).stack == 0 for launched in launches)
