@@ -1,6 +1,8 @@
-"""Print the table of docs/gpu.md: `PYTHONPATH=tests python tests/compiled/table.py`."""
+"""Print the table of docs/gpu.md: `PYTHONPATH=tests python tests/compiled/table.py [KERNEL ...]`."""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 
@@ -86,6 +88,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for case, launched in cases:
         name = name_of(launched)
+        if len(sys.argv) > 1 and name not in sys.argv:
+            continue
         if str(launched.key) not in seen and not (case.startswith("8 tokens") and name == "dense_product"):
             both = zip(*(facts(build(launched, target)) for target in (HOPPER, AMPERE)), strict=True)
             print(f"| `{name}` | {case} | {' | '.join(a if a == b else f'{a}, {b}' for a, b in both)} |", flush=True)
