@@ -15,6 +15,7 @@ from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.checkpoint import Checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer, has_tokenizer
+from ridgeline.ops.devices import threads_of
 from ridgeline.propose import PROPOSERS, Proposer, proposer_of
 from ridgeline.runtime import generator
 from ridgeline.runtime.captured import Receive, capture
@@ -68,7 +69,8 @@ class LLM(EmbedsTexts):
     fewer and float32 for others; with cache="off" keys and values are rounded in the same way. attention: "exact", or
     "bf16" to round queries, keys, values and weights of attention to bfloat16, which is faster for prompts on CPUs with
     AVX-512 BF16 and needs keys and values of 16 bits. speculative: short for
-    EngineOptions(speculative=...). The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An
+    EngineOptions(speculative=...). sharing: number of engines that share the cores and the memory of this machine; each
+    takes its part of what is free. The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An
     option that is not given is chosen, and `config.reasons` explains the choice. `loaded.notes` has the cost in
     accuracy of quantized weights, of a type that kv_cache_dtype names, and of rounded attention. It is measured once;
     on_wait is called with a message when that takes a while.
@@ -97,6 +99,7 @@ class LLM(EmbedsTexts):
         threads: int | None = None,
         diffusion_block: int | None = None,
         block_cache: str | None = None,
+        sharing: int = 1,
         engine: EngineOptions | None = None,
         speculative: str | None = None,
         proposer: Proposer | None = None,
@@ -106,10 +109,10 @@ class LLM(EmbedsTexts):
         check_choices({"cache": cache, "batching": batching, "attention": attention})
         options = engine_options(engine, speculative, proposer, cache)
         self.options = LoadOptions(
-            device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations, threads,
-            diffusion_block, block_cache,
+            device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations,
+            threads_of(device, threads, sharing), diffusion_block, block_cache,
         )  # fmt: skip
-        self._kv_cache_dtype, self._attention = storage_name(kv_cache_dtype), attention
+        self._kv_cache_dtype, self._attention, self._sharing = storage_name(kv_cache_dtype), attention, sharing
         self.loaded: LoadedModel = self._load(model, tokenizer, progress_bar, on_wait)
         _check_batching(self.loaded.spec, batching)
         self.tokenizer: Tokenizer | None = None
@@ -203,7 +206,8 @@ class LLM(EmbedsTexts):
         threads = driver.threads if driver else None  # None: the device has no kernels of ours for this CPU
         return_freed_memory()  # loading a model and a tokenizer takes more memory for a while than they keep
         free = memory.free_bytes()
-        loaded, fraction = self.loaded, 0.5 if memory.on_host else 0.9  # other programs use the memory of a CPU, too
+        loaded = self.loaded
+        fraction = (0.5 if memory.on_host else 0.9) / self._sharing  # other programs use the memory of a CPU, too
         usable = (UNKNOWN_FREE_BYTES if free is None else free) - loaded.mapped_bytes
         if loaded.spec.encoder:
             own = resolve_encoder(
@@ -239,7 +243,7 @@ class LLM(EmbedsTexts):
             name: reason for name, reason in (advice.reasons if advice else {}).items() if name not in config.reasons
         }
         if self.options.threads is not None:
-            more["threads"] = "as given"
+            more["threads"] = "as given" if self._sharing == 1 else f"{self._sharing} engines share the physical cores"
         return replace(config, threads=threads, reasons={**config.reasons, **more})
 
     def _advice(self) -> Advice | None:

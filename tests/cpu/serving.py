@@ -123,10 +123,14 @@ class Server:
 
     def engine_pid(self) -> int:
         """Return the id of the engine's process, which is a child of the server's process."""
-        command = ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(self.process.pid)]
-        out = subprocess.run(command, capture_output=True, text=True)
-        (pid,) = (line.split()[0] for line in out.stdout.splitlines() if "ridgeline.serve.engine.worker" in line)
-        return int(pid)
+        (pid,) = self.engine_pids()
+        return pid
+
+    def engine_pids(self) -> list[int]:
+        """Return the ids of all engine processes, the oldest first."""
+        command = ["ps", "-ww", "-o", "pid=,args=", "--sort=start_time", "--ppid", str(self.process.pid)]
+        lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+        return [int(line.split()[0]) for line in lines if "ridgeline.serve.engine.worker" in line]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal to the server and return its exit status."""

@@ -90,7 +90,7 @@ def test_a_process_that_never_connects_is_ended(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_engine_answers_where_files_are_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ridgeline.serve.engine.client.start_process", partial(start_process, inherit=False))
+    monkeypatch.setattr("ridgeline.serve.engine.process.start_process", partial(start_process, inherit=False))
 
     async def start() -> str:
         client = EngineClient("pocket", {}, lambda loading: None)

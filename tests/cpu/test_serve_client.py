@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ from ridgeline.serve.api.choices import ChoiceEvents
 from ridgeline.serve.api.tally import Tally
 from ridgeline.serve.api.types import StreamOptions
 from ridgeline.serve.engine.client import Answers, EngineClient, EngineDown, pinned
-from ridgeline.serve.engine.messages import Abort, Beat, Chunks, Embed, Ready, Start, frame
+from ridgeline.serve.engine.messages import Abort, Beat, Chunks, Embed, Ready, Start
 from ridgeline.serve.engine.watch import EngineSilent, Patience, Watch
 from ridgeline.serve.gate import Gate
 from ridgeline.serve.http.errors import APIError
@@ -61,43 +62,49 @@ def test_an_embedding_whose_client_disconnects_is_aborted() -> None:
     assert sent == [Embed(0, [[1]], "mean"), Abort(0)]
 
 
+class Scripted:
+    """An `EngineProcess` that sends given messages, and then ends."""
+
+    pid = 0
+
+    def __init__(self, *messages: Any) -> None:
+        self._messages = iter(messages)
+
+    async def read(self) -> bytes:
+        try:
+            return pickle.dumps(next(self._messages))
+        except StopIteration:
+            raise ConnectionError from None
+
+    def write(self, data: bytes) -> None:
+        pass
+
+    async def end(self, patience_s: float) -> str:
+        return ""
+
+
 def test_a_failed_start_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first start finds no free file descriptor, the second raises an unexpected error, the third succeeds."""
     tries = iter([OSError(24, "Too many open files"), ValueError("?"), None])
-    client = EngineClient("pocket", {}, lambda loading: None)
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    def popen() -> Any:
-        if isinstance(error := next(tries), OSError):
+    async def start() -> Scripted:
+        if error := next(tries):
             raise error
-        return error
+        return Scripted(READY)
 
-    async def open_connection(sock: Any, limit: int) -> Any:
-        if sock is not None:
-            raise sock
-        reader = asyncio.StreamReader()
-        reader.feed_data(frame(READY))
-        return reader, SimpleNamespace(write=lambda data: None, close=lambda: None)
-
-    monkeypatch.setattr(client, "_popen", popen)
+    client = EngineClient("pocket", {}, lambda loading: None, start_process=start)
     monkeypatch.setattr("ridgeline.serve.engine.client.asyncio.sleep", sleep)
-    monkeypatch.setattr("ridgeline.serve.engine.client.asyncio.open_connection", open_connection)
     asyncio.run(client._restart(0.0))
     assert (client.state, client.restarts, waits) == ("ready", 3, [0.0, 1.0, 2.0])
 
 
 def test_an_invalid_message_restarts_the_engine() -> None:
     client = EngineClient("pocket", {}, lambda loading: None)
-
-    async def run() -> None:
-        reader = asyncio.StreamReader()
-        reader.feed_data(frame("nonsense"))
-        await asyncio.wait_for(client._listen(reader), 5)
-
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(client._listen(Scripted("nonsense")), 5))
 
 
 def chunk(output: Any = None) -> OutputChunk:

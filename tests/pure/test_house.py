@@ -93,6 +93,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "serve": frozenset(
         {"spec", "load", "sched", "cost", "plan", "settings", "sample", "runtime", "llm", "measure", "__init__"}
     ),
+    "dist": frozenset({"spec", "ops", "sched", "runtime", "serve"}),
     "cli": None,
     "__init__": None,  # the top level, which re-exports
     "__main__": None,

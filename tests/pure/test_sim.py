@@ -12,12 +12,12 @@ import pytest
 
 from ridgeline.errors import RequestError
 from ridgeline.sched import Scheduler
+from ridgeline.sched.routing import ROUTES
 from ridgeline.sim import LinearCost, Percentiles, Request, Settings, Simulated, Slo, Workload, simulate
 from ridgeline.sim.book import Book
 from ridgeline.sim.costs import CostTable
 from ridgeline.sim.metrics import SECOND, Answered, Usage, report
 from ridgeline.sim.replica import SteppingReplica, make_scheduler
-from ridgeline.sim.routing import ROUTES
 from ridgeline.sim.sequence import counted_sequence
 from ridgeline.sim.traces import read_trace
 from ridgeline.sim.workload import arrive, cut, gamma, lengths, on_off, parse_arrivals, poisson, repeated, scale_rate

@@ -16,12 +16,12 @@ from test_clock import EXACT, KEPT, MODELS, RATES
 
 from ridgeline.cost.calibration import machine_of
 from ridgeline.plan.planner import Deployment
+from ridgeline.sched.routing import ROUTES
 from ridgeline.sched.sequence import Sequence
 from ridgeline.sim import CalibratedCost, LinearCost, Request, Settings, Simulated, Slo, StepCost, Workload, simulate
 from ridgeline.sim.book import Open, StepLog
 from ridgeline.sim.fast_forward import FastForwardScheduler
 from ridgeline.sim.replica import JumpingReplica
-from ridgeline.sim.routing import ROUTES
 from ridgeline.sim.runs import RunCache, RunPool
 from ridgeline.spec.groups import StateGroup
 from ridgeline.spec.rates import Curve

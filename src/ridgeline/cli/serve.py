@@ -33,6 +33,7 @@ def serve(
 
     from ridgeline.cli.flags.loading import find
     from ridgeline.cli.show.report import say
+    from ridgeline.dist.local import opener
     from ridgeline.serve.server import run
 
     options = serve_options(served, server, seed)
@@ -44,6 +45,7 @@ def serve(
     find(served.model, load.revision, load.load_format)  # downloads the model with a progress bar, or fails early
     run(
         served.model, arguments, options, on_loading=lambda loading: None, on_ready=_say_ready,
+        open_engine=opener(arguments, server.replicas),
         on_bound=lambda url: say(f"loading {options.names[0]}; it will be served at {url}"),
     )  # fmt: skip
 

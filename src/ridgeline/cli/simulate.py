@@ -240,10 +240,10 @@ def simulate(
 ) -> None:
     """Run the engine's own scheduler on a virtual clock, and report latencies, goodput, memory and queues."""
     from ridgeline.cli.show.progress import requests_bar
+    from ridgeline.sched.routing import ROUTES
     from ridgeline.sim import Slo, settings
     from ridgeline.sim import simulate as run
     from ridgeline.sim.host import HostTimes
-    from ridgeline.sim.routing import ROUTES
 
     limits = Slo.parse(slo) if slo else None
     name, times, deployment = deployment_of(model, machine, drafts)

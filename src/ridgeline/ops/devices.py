@@ -90,6 +90,18 @@ def open_table(
     return OpsTable(*open_reference(device, exact=exact and device == REFERENCE), overrides)
 
 
+def threads_of(device: str, given: int | None, sharing: int) -> int | None:
+    """Return the threads of one of `sharing` engines on a device; None where the device chooses.
+
+    given: what the user set, for each engine.
+    """
+    if given is not None or sharing == 1 or resolve_device(device) != CPU or find_spec("ridgeline._kernels") is None:
+        return given
+    from ridgeline._kernels import usable_cores
+
+    return max(1, usable_cores() // sharing)
+
+
 def _check_threads(device: str, threads: int) -> None:
     if device != CPU or find_spec("ridgeline._kernels") is None:
         why = (

@@ -6,7 +6,8 @@ import asyncio
 import logging
 
 from ridgeline.sched.draft_report import draft_report
-from ridgeline.serve.engine.client import EngineClient, EngineDown
+from ridgeline.serve.engine.client import EngineDown
+from ridgeline.serve.engine.handle import EngineHandle
 
 LOG_SECONDS = 600.0
 PATIENCE_SECONDS = 2.0  # for the engine's answer
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 class DraftLog:
     """Logs the report of one engine's drafts."""
 
-    def __init__(self, client: EngineClient) -> None:
+    def __init__(self, client: EngineHandle) -> None:
         self._client, self._logged = client, 0  # verifications of the last report
 
     async def run(self, seconds: float = LOG_SECONDS) -> None:

@@ -19,8 +19,10 @@ from ridgeline.errors import RequestError
 from ridgeline.serve.app import build_app
 from ridgeline.serve.draft_log import DraftLog
 from ridgeline.serve.engine.client import EngineClient
+from ridgeline.serve.engine.handle import EngineHandle
 from ridgeline.serve.engine.messages import Loading
 from ridgeline.serve.engine.settle import settle
+from ridgeline.serve.engine.watch import Patience
 from ridgeline.serve.http.accept import Acceptor, raise_file_limit
 from ridgeline.serve.http.connections import Connections, Slot, fitting
 from ridgeline.serve.http.protocol import Protocol
@@ -31,6 +33,8 @@ BACKLOG = 2048
 MAX_PORT = 65_535
 log = logging.getLogger(__name__)
 
+# The model, arguments of LLM, a function that gets the progress of loading, and limits on engines that hang.
+OpenEngine = Callable[[str, Mapping[str, Any], Callable[[Loading], None], Patience], EngineHandle]
 CUT_SECONDS = 2.0  # to send the last event of requests that are ended by --shutdown-timeout
 TICK_SECONDS = 0.05
 
@@ -107,18 +111,19 @@ async def serve(
     on_loading: Callable[[Loading], None],
     on_ready: Callable[[Service, str], None],
     on_bound: Callable[[str], None] = lambda url: None,
+    open_engine: OpenEngine = EngineClient,
 ) -> None:
     """Serve a model until a signal ends it.
 
-    on_loading: called with the progress of loading. on_bound: called with the URL before the model is loaded. on_ready:
-    called with the service and its URL once requests are accepted. Raises RidgelineError for a model that cannot be
-    loaded and for an address that is in use.
+    on_loading: called with the progress of loading. open_engine: returns what answers requests. on_bound: called with
+    the URL before the model is loaded. on_ready: called with the service and its URL once requests are accepted. Raises
+    RidgelineError for a model that cannot be loaded and for an address that is in use.
     """
     listener = _bind(options)  # before the model is loaded, so that an address in use is reported at once
     url = _url(options, listener)
     on_bound(url)
     connections = _connections(options)
-    client = EngineClient(model, llm_options, on_loading, options.patience)
+    client = open_engine(model, llm_options, on_loading, options.patience)
     service: Service | None = None
     try:
         service = Service(client, await client.start(), options, connections)

@@ -19,7 +19,8 @@ from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.request import Frontend, Prompt, Rendered, TextToEncode, answer_tokens
 from ridgeline.sched.counts import Histogram
 from ridgeline.serve.api import reasoning, tools
-from ridgeline.serve.engine.client import Answers, Batch, EngineClient
+from ridgeline.serve.engine.client import Answers, Batch
+from ridgeline.serve.engine.handle import EngineHandle
 from ridgeline.serve.engine.machine import StepLedger
 from ridgeline.serve.engine.messages import Ready, Report
 from ridgeline.serve.engine.meters import DELIVERY
@@ -98,7 +99,7 @@ class Service:
     """A served model: its tokenizer, its limits, its engine."""
 
     def __init__(
-        self, client: EngineClient, ready: Ready, options: ServeOptions, connections: Connections | None = None
+        self, client: EngineHandle, ready: Ready, options: ServeOptions, connections: Connections | None = None
     ) -> None:
         """connections: the server's connections; None if there is no HTTP server."""
         self.client, self.ready, self.options = client, ready, options
@@ -118,7 +119,7 @@ class Service:
         )  # fmt: skip
         self.helpers = Helpers(ready.tokenizer)
         self.ledger = StepLedger(ready.deployment)
-        self.gate = Gate(ready.config.max_num_seqs, options.max_waiting)
+        self.gate = Gate(ready.config.max_num_seqs * client.engines, options.max_waiting)
         self.created = int(time.time())
         self.draining = False
         self.statuses: Counter[tuple[str, int]] = Counter()  # number of responses by path and status

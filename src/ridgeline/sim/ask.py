@@ -19,10 +19,10 @@ from ridgeline.cost.footprint import largest
 from ridgeline.errors import RequestError
 from ridgeline.plan.ask import FULLEST, Layout, Question
 from ridgeline.plan.planner import memory_of
+from ridgeline.sched.routing import least_loaded
 from ridgeline.sim.calibrated_cost import cost_of, draft_cost_of
 from ridgeline.sim.drafting import drafts_of
 from ridgeline.sim.metrics import SECOND, Answered, met
-from ridgeline.sim.routing import least_loaded
 from ridgeline.sim.settings import Settings, settings
 from ridgeline.sim.simulator import simulate
 from ridgeline.sim.workload import Request, Workload, arrive, lengths, poisson

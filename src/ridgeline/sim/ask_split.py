@@ -11,10 +11,10 @@ from typing import Any
 
 from ridgeline.plan.ask import Question
 from ridgeline.plan.ask_split import Split
+from ridgeline.sched.routing import least_loaded
 from ridgeline.sim.ask import MOST_SIMULATED, Spread, Trial, drawn, judged
 from ridgeline.sim.calibrated_cost import cost_of
 from ridgeline.sim.cost import StepCost, Sums
-from ridgeline.sim.routing import least_loaded
 from ridgeline.sim.settings import settings
 from ridgeline.sim.simulator import simulate
 from ridgeline.sim.workload import Workload, arrive, poisson

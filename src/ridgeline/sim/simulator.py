@@ -14,6 +14,7 @@ from typing import Any
 
 from ridgeline.errors import RequestError
 from ridgeline.plan.limits import Slo
+from ridgeline.sched.routing import Route, prefix_aware, round_robin
 from ridgeline.sched.scheduler import Scheduler
 from ridgeline.sched.stats import Stats
 from ridgeline.sim.book import Book, Run
@@ -24,7 +25,6 @@ from ridgeline.sim.fast_forward import FastForwardScheduler
 from ridgeline.sim.host import HostedCost, HostTimes, delayed
 from ridgeline.sim.metrics import DraftsUsed, Report, Usage, report
 from ridgeline.sim.replica import JumpingReplica, Replica, SteppingReplica, make_scheduler
-from ridgeline.sim.routing import Route, prefix_aware, round_robin
 from ridgeline.sim.settings import Settings
 from ridgeline.sim.workload import Request, Workload
 

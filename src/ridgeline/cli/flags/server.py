@@ -38,6 +38,15 @@ ServedModelName = Annotated[
         "Default: MODEL.",
     ),
 ]
+Replicas = Annotated[
+    int,
+    _server(
+        "--replicas",
+        help="Number of engines with a copy of the model each, behind this one address. Requests go where their prompt "
+        "is computed already, and go on elsewhere if an engine ends. CPUs share cores and memory among them; with GPUs "
+        "each has its own. Raise it with several GPUs or sockets.",
+    ),
+]
 ChatTemplateFile = Annotated[
     str | None,
     _server("--chat-template", help="File with a chat template in Jinja. Default: the model's own chat template."),

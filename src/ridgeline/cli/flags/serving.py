@@ -46,6 +46,7 @@ class ServerFlags:
 
     host: s.Host = "127.0.0.1"
     port: s.Port = 8000
+    replicas: s.Replicas = 1
     root_path: s.RootPath = ""
     ssl_keyfile: s.KeyFile = None
     ssl_certfile: s.CertFile = None

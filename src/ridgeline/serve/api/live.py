@@ -33,6 +33,7 @@ async def live(service: Service) -> dict[str, Any]:
         "roles": service.knows_roles,
         "example": None if example is None else {"prompt": example.prompt, "parameters": dict(example.parameters)},
         "engine": {"state": client.health, "restarts": client.restarts},
+        "replicas": client.replicas(),
     }
     try:
         report = await asyncio.wait_for(client.report(), PATIENCE_SECONDS if client.up else 0.0)
@@ -55,12 +56,13 @@ def _engine(service: Service, report: Report) -> dict[str, Any]:
     return {
         "requests": {
             "running": stats.running if stats else 0, "waiting": stats.waiting if stats else 0,
-            "max_running": config.max_num_seqs, "refused": service.gate.refused,
+            "max_running": config.max_num_seqs * service.client.engines, "refused": service.gate.refused,
         },
         "pages": [{"group": g.name, "used": g.used_pages, "total": g.num_pages} for g in groups],
         "memory": {
             "http": resident_bytes(), "engine": m.resident_bytes,
-            "state": config.bytes_of(stats.resident_pages) if stats else 0, "max_state": config.state_bytes,
+            "state": config.bytes_of(stats.resident_pages) if stats else 0,
+            "max_state": config.state_bytes * service.client.engines,
         },
         "tokens": {"prompt": m.prompt_tokens, "cached": m.cached_tokens, "generated": m.generation_tokens},
         "window_s": RECENT_SECONDS,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ridgeline.sched.counts import Histogram
 from ridgeline.sched.stats import Stats
 from ridgeline.serve.engine.client import EngineDown
+from ridgeline.serve.engine.handle import EngineHandle
 from ridgeline.serve.engine.messages import Report
 from ridgeline.serve.http.connections import REASONS, Connections
 from ridgeline.serve.service import Service
@@ -73,7 +74,7 @@ async def exposition(service: Service) -> str:
     if report is not None:
         _requests(page, report)
         _engine(page, report)
-        _memory(page, service.ready.config, report)
+        _memory(page, service, report)
     return page.text()
 
 
@@ -81,7 +82,7 @@ def _server(page: Page, service: Service) -> None:
     client, gate = service.client, service.gate
     page.value("gauge", "ridgeline:engine_up", "1 while the engine can answer, else 0.", client.up)
     page.value("gauge", "ridgeline:engine_silent_seconds", "Time since the last message of the engine, in seconds.",
-               client.watch.silent_s)  # fmt: skip
+               client.silent_s)  # fmt: skip
     page.value("counter", "ridgeline:engine_restarts_total", "Number of restarts of the engine process.",
                client.restarts)  # fmt: skip
     page.value("gauge", "ridgeline:answers_open", "Number of sequences that run or wait.", gate.open)
@@ -89,6 +90,7 @@ def _server(page: Page, service: Service) -> None:
                gate.capacity)  # fmt: skip
     page.value("counter", "ridgeline:requests_refused_total",
                "Number of requests refused with 429 because the queue was full.", gate.refused)  # fmt: skip
+    _replicas(page, client)
     _cache(page, service.ready.config)
     _connections(page, service.connections)
     roof = service.ledger.roof()
@@ -103,13 +105,36 @@ def _server(page: Page, service: Service) -> None:
     page.values("counter", "http_requests_total", "Number of HTTP requests, by path and status.", samples)
 
 
+# Names in `EngineHandle.replicas`, kinds, names of metrics, and what they are.
+REPLICAS = (
+    ("running", "gauge", "ridgeline:replica_running", "Number of prompts that a replica answers."),
+    ("routed", "counter", "ridgeline:replica_prompts_total", "Number of prompts that were sent to a replica."),
+    ("moved", "counter", "ridgeline:replica_moved_total", "Number of prompts that left a replica, whose engine ended."),
+    ("prompt_tokens", "counter", "ridgeline:replica_prompt_tokens_total", "Prompt tokens of a replica's answers."),
+    ("hit_tokens", "counter", "ridgeline:replica_cached_tokens_total",
+     "Prompt tokens of a replica's answers that were found in its prefix cache."),
+    ("restarts", "counter", "ridgeline:replica_restarts_total", "Number of restarts of a replica's engine process."),
+)  # fmt: skip
+
+
+def _replicas(page: Page, client: EngineHandle) -> None:
+    if found := client.replicas():
+        names = [{"replica": str(each["replica"])} for each in found]
+        page.values("gauge", "ridgeline:replica_up", "1 while a replica can answer, else 0.",
+                    [(name, float(r["state"] == "ready")) for name, r in zip(names, found, strict=True)])  # fmt: skip
+        for field, kind, metric, text in REPLICAS:
+            samples = [(name, float(each[field])) for name, each in zip(names, found, strict=True)]
+            page.values(kind, metric, text, samples)
+
+
 def _cache(page: Page, config: EngineConfig) -> None:
     page.value("gauge", "vllm:cache_config_info", "Settings of the KV cache, as labels. The value is always 1.", 1.0,
                block_size=str(config.block_size), cache_dtype=config.kv_cache_dtype,
                num_gpu_blocks=str(sum(config.num_pages)))  # fmt: skip
 
 
-def _memory(page: Page, config: EngineConfig, report: Report) -> None:
+def _memory(page: Page, service: Service, report: Report) -> None:
+    config = service.ready.config
     page.values("gauge", "ridgeline:resident_bytes", "Memory that a process of the server has in RAM, in bytes.",
                 [({"process": "http"}, float(resident_bytes())),
                  ({"process": "engine"}, float(report.meters.resident_bytes))])  # fmt: skip
@@ -117,7 +142,12 @@ def _memory(page: Page, config: EngineConfig, report: Report) -> None:
         page.value("gauge", "ridgeline:state_resident_bytes",
                    "Memory of the pages of state that were used or touched ahead, in bytes.",
                    config.bytes_of(report.stats.resident_pages))  # fmt: skip
-        page.value("gauge", "ridgeline:state_bytes", "Memory of all pages of state, in bytes.", config.state_bytes)
+        page.value(
+            "gauge",
+            "ridgeline:state_bytes",
+            "Memory of all pages of state, in bytes.",
+            config.state_bytes * service.client.engines,
+        )
 
 
 def _connections(page: Page, connections: Connections) -> None:

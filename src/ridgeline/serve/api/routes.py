@@ -223,7 +223,7 @@ async def health(request: Request) -> Response:
     facts = {"http": "ok", "engine": client.health, "restarts": client.restarts}
     if client.up:
         return _json({"status": "ok", **facts})
-    silent = f"has sent no heartbeat for {client.watch.silent_s:.1f} s"
+    silent = f"has sent no heartbeat for {client.silent_s:.1f} s"
     text = f"the HTTP process runs, but the engine {silent if client.health == 'silent' else f'is {client.health}'}"
     error = APIError(503, text, code="engine_down", retry_after=2)
     return Response(

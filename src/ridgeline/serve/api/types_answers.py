@@ -403,8 +403,8 @@ class VersionAnswer(Answer):
 
 class LiveAnswer(BaseModel):
     """The server at this moment. Times are in seconds. Counters start at 0 with each engine process. Most fields are
-    absent while there is no engine. memory: bytes that the two processes and the pages of state have in RAM, and the
-    most of the pages.
+    absent while there is no engine. replicas: one entry for each engine of --replicas, [] for a single engine. memory:
+    bytes that the two processes and the pages of state have in RAM, and the most of the pages.
     """
 
     model: str
@@ -414,6 +414,7 @@ class LiveAnswer(BaseModel):
     roles: bool
     example: dict[str, Any] | None = None
     engine: dict[str, Any]
+    replicas: list[dict[str, Any]]
     requests: dict[str, int] | None = None
     pages: list[dict[str, Any]] | None = None
     memory: dict[str, int] | None = None

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -16,9 +13,7 @@ from typing import Any, Literal
 from ridgeline.errors import HelpersBusy, RequestError, RidgelineError
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.vectors import Floats, Reading, Text
-from ridgeline.serve.engine.channel import start_process
 from ridgeline.serve.engine.messages import (
-    HEADER,
     Abort,
     Ask,
     Beat,
@@ -36,13 +31,14 @@ from ridgeline.serve.engine.messages import (
     Submit,
     frame,
 )
+from ridgeline.serve.engine.process import EngineProcess, LocalProcess, StartProcess
 from ridgeline.serve.engine.watch import EngineSilent, Patience, Watch
 from ridgeline.settings import EngineConfig, EngineOptions
 from ridgeline.spec.request import OutputChunk
 
 State = Literal["starting", "ready", "restarting", "closed"]
+Health = State | Literal["silent"]
 MAX_BACKOFF_SECONDS = 30.0
-END_SECONDS = 10.0  # for a killed process to end; a hanging device driver can keep it alive forever
 STEADY_SECONDS = 60.0  # an engine that ran for this long is restarted without a pause
 
 Batch = list[tuple[int, OutputChunk]]  # index of the prompt in its request, and the chunk
@@ -153,26 +149,29 @@ class EngineClient:
 
     def __init__(
         self, model: str, options: Mapping[str, Any], on_loading: Callable[[Loading], None],
-        patience: Patience | None = None,
+        patience: Patience | None = None, start_process: StartProcess = LocalProcess.start,
     ) -> None:  # fmt: skip
-        self._start_message, self._on_loading = Start(model, options), on_loading
+        self._start_message, self._on_loading, self._start_process = Start(model, options), on_loading, start_process
         self.watch = Watch(patience or Patience())
         self._ids = count()
         self._answers: dict[int, Answers] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._process: EngineProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self.state: State = "starting"
         self.restarts = 0
 
     async def start(self) -> Ready:
         """Start the process and wait until the model is loaded. Raises StartFailed."""
-        reader, ready = await self._spawn()
-        self._start_message = pinned(self._start_message, ready.config)
+        process, ready = await self._spawn()
+        self.pin(ready.config)
         self.state = "ready"
-        self._supervisor = asyncio.create_task(self._supervise(reader))
+        self._supervisor = asyncio.create_task(self._supervise(process))
         return ready
+
+    def pin(self, config: EngineConfig) -> None:
+        """Give the next engine process these settings."""
+        self._start_message = pinned(self._start_message, config)
 
     @property
     def pid(self) -> int | None:
@@ -180,9 +179,23 @@ class EngineClient:
         return self._process.pid if self._process else None
 
     @property
-    def health(self) -> State | Literal["silent"]:
+    def health(self) -> Health:
         """Return the state of the engine, or "silent" if it should be ready but sends no heartbeat."""
         return "silent" if self.state == "ready" and self.watch.silent else self.state
+
+    @property
+    def silent_s(self) -> float:
+        """Return the seconds since the last message of the engine."""
+        return self.watch.silent_s
+
+    @property
+    def engines(self) -> int:
+        """Return the number of engines."""
+        return 1
+
+    def replicas(self) -> Sequence[dict[str, Any]]:
+        """Return nothing: there is one engine."""
+        return ()
 
     @property
     def up(self) -> bool:
@@ -227,28 +240,26 @@ class EngineClient:
 
     # ---- the process ------------------------------------------------------------------------------------------
 
-    async def _spawn(self) -> tuple[asyncio.StreamReader, Ready]:
+    async def _spawn(self) -> tuple[EngineProcess, Ready]:
         """Start a process and wait until its model is loaded. Raises StartFailed."""
         try:
-            reader, self._writer = await asyncio.open_connection(
-                sock=await asyncio.to_thread(self._popen), limit=1 << 24
-            )
+            process = self._process = await self._start_process()
         except OSError as e:
-            raise StartFailed(f"the engine process could not be started: {e}{await self._reap()}") from None
+            raise StartFailed(f"the engine process could not be started: {e}") from None
         self._send(self._start_message)
         try:
-            message = await self.watch.run(self._load(reader), loading=True)
+            message = await self.watch.run(self._load(process), loading=True)
         except EngineSilent as e:
             raise StartFailed(f"the engine process {e} while it loaded the model{await self._reap()}") from None
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except ConnectionError:
             raise StartFailed(f"the engine process ended while it loaded the model{await self._reap()}") from None
         except BaseException:
             await self._reap()
             raise
-        return reader, message
+        return process, message
 
-    async def _load(self, reader: asyncio.StreamReader) -> Ready:
-        while not isinstance(message := await _read(reader), Ready):
+    async def _load(self, process: EngineProcess) -> Ready:
+        while not isinstance(message := await _read(process), Ready):
             self.watch.heard(message)
             if isinstance(message, Failed):
                 raise StartFailed(message.message)
@@ -256,19 +267,14 @@ class EngineClient:
                 self._on_loading(message)
         return message
 
-    def _popen(self) -> socket.socket:
-        """Start the process; return our end of its pipe. Raises OSError."""
-        self._process, pipe = start_process([sys.executable, "-m", "ridgeline.serve.engine.worker"])
-        return pipe
-
-    async def _supervise(self, reader: asyncio.StreamReader) -> None:
+    async def _supervise(self, process: EngineProcess) -> None:
         """Read messages; start a new process when the process ends or hangs."""
         backoff = 0.0
         while True:
             started = time.perf_counter()
             silent, patience_s = "", 1.0
             try:
-                await self.watch.run(self._listen(reader))
+                await self.watch.run(self._listen(process))
             except EngineSilent as e:
                 silent, patience_s = f", since it {e}", 0.0
             self.state = "restarting"
@@ -276,52 +282,38 @@ class EngineClient:
             log.error("the engine process ended%s; it is restarting", why)
             self._fail_all(f"the engine process ended{why}, and is restarting; try again")
             backoff = 0.0 if time.perf_counter() - started > STEADY_SECONDS else max(1.0, backoff * 2)
-            reader = await self._restart(backoff if self.restarts else 0.0)
+            process = await self._restart(backoff if self.restarts else 0.0)
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
+    async def _listen(self, process: EngineProcess) -> None:
         """Handle messages until the pipe ends or a message cannot be handled."""
         try:
             while True:
-                message = await _read(reader)
+                message = await _read(process)
                 self.watch.heard(message)
                 self._take(message)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except ConnectionError:
             return
         except Exception:  # a bug here or in the engine: a new process is better than none
             log.exception("a message of the engine could not be handled")
 
-    async def _restart(self, backoff: float) -> asyncio.StreamReader:
+    async def _restart(self, backoff: float) -> EngineProcess:
         while True:
             await asyncio.sleep(min(backoff, MAX_BACKOFF_SECONDS))
             self.restarts += 1
             try:
-                reader, _ = await self._spawn()
+                process, _ = await self._spawn()
             except Exception as e:  # without this loop, the server could never answer again
                 log.error("the engine could not be restarted: %s", e, exc_info=not isinstance(e, StartFailed))
                 backoff = max(1.0, backoff * 2)
                 continue
             self.state = "ready"
             log.warning("the engine is ready again")
-            return reader
+            return process
 
     async def _reap(self, patience_s: float = 1.0) -> str:
         """Kill the process if it still runs after `patience_s`; return how it ended, to be appended to a message."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
         process, self._process = self._process, None
-        if process is None:
-            return ""
-        try:
-            status = await asyncio.to_thread(process.wait, patience_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            try:
-                status = await asyncio.to_thread(process.wait, END_SECONDS)
-            except subprocess.TimeoutExpired:
-                log.warning("process %d of the engine was killed but has not ended yet", process.pid)
-                return ""
-        return f" by signal {-status}" if status < 0 else f" with status {status}"
+        return "" if process is None else await process.end(patience_s)
 
     # ---- messages ---------------------------------------------------------------------------------------------
 
@@ -385,9 +377,9 @@ class EngineClient:
             self._replies.pop(number, None)
 
     def _send(self, message: object) -> None:
-        if self._writer is None or (self.state in ("restarting", "closed") and not isinstance(message, Start)):
+        if self._process is None or (self.state in ("restarting", "closed") and not isinstance(message, Start)):
             raise EngineDown(f"the engine is {self.state}; try again")
-        self._writer.write(frame(message))
+        self._process.write(frame(message))
 
 
 def pinned(start: Start, config: EngineConfig) -> Start:
@@ -403,7 +395,6 @@ def pinned(start: Start, config: EngineConfig) -> Start:
     return Start(start.model, {**start.options, "max_model_len": config.max_model_len, "engine": fixed})
 
 
-async def _read(reader: asyncio.StreamReader) -> Any:
-    """Read the next message. Raises IncompleteReadError at the end of the pipe."""
-    (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-    return pickle.loads(await reader.readexactly(size))
+async def _read(process: EngineProcess) -> Any:
+    """Read the next message. Raises ConnectionError at the end of the pipe."""
+    return pickle.loads(await process.read())

@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 
@@ -54,6 +55,12 @@ class RecentHistogram(Histogram):
         """Return the percentiles of the last minute before `now` (time.perf_counter), or None without values."""
         values = [value for when, value in self._values if when > now - RECENT_SECONDS]
         return Quantiles(*np.percentile(values, (50, 90, 99)).tolist()) if values else None
+
+    def plus(self, other: Self) -> Self:
+        """Return the counts and the last values of both."""
+        both = super().plus(other)
+        both._values = deque(sorted((*self._values, *other._values)), maxlen=RECENT_VALUES)
+        return both
 
 
 @dataclass(slots=True)

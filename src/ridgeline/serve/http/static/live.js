@@ -79,6 +79,10 @@ export class Live {
       names.map(([name, p]) => [name, ...['p50', 'p90', 'p99'].map((q) => (p ? seconds(p[q]) : '–'))])));
     byId('pages').replaceChildren(table('Pages of state', ['group', 'used', 'of', 'share'], now.pages.map((g) =>
       [g.group, whole(g.used), whole(g.total), make('meter', { min: 0, max: g.total, value: g.used, 'aria-label': `Pages of ${g.group} used` })])));
+    byId('replicas').hidden = !now.replicas.length;
+    byId('replicas').replaceChildren(table('Replicas', ['replica', 'state', 'running', 'answered', 'cached prompt tokens', 'restarts'],
+      now.replicas.map((r) => [whole(r.replica), r.state, whole(r.running), whole(r.routed - r.running),
+        r.prompt_tokens ? `${(100 * r.hit_tokens / r.prompt_tokens).toFixed(0)} %` : '–', whole(r.restarts)])));
     byId('engine').replaceChildren(table('Engine', ['since it started', 'total'], [
       ['steps', whole(now.engine.steps)],
       ['generated tokens', whole(now.tokens.generated)],

@@ -1,13 +1,23 @@
-"""Choose the replica of a request: plain functions of the request and of the replicas' state."""
+"""Choose the replica of a request: plain functions of the request and of the replicas' state.
+
+The simulator and the server call the same functions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
-from ridgeline.sim.workload import Request
+
+class Request(Protocol):
+    """What a router must know of a request."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Return the number of tokens of its prompt."""
+        ...
 
 
 class ReplicaState(Protocol):
@@ -20,7 +30,7 @@ class ReplicaState(Protocol):
         """Return the number of requests that are not over."""
         ...
 
-    def cached_tokens(self, request: Request) -> int:
+    def cached_tokens(self, request: Any) -> int:
         """Return how many tokens of a prompt the prefix index holds."""
         ...
 
