@@ -273,8 +273,9 @@ def other_kinds(part: Any, field: str) -> Iterator[Any]:
 
 def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
     """Return the layer with its branches in the other arrangement, which has the same weights."""
-    if isinstance(layer, ParallelLayer) and not layer.one_norm:
-        yield "ParallelLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
+    if isinstance(layer, ParallelLayer):
+        if not layer.one_norm:  # no other arrangement has one norm for both branches
+            yield "ParallelLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
     elif isinstance(layer, DeepNormLayer):
         yield "DeepNormLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
     elif layer.mixer and layer.mlp and layer.pre_norm and not layer.post_norm:
