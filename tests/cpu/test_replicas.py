@@ -288,5 +288,5 @@ def test_conversations_stay_at_their_replica(server: Server) -> None:
         answer = server.post("/v1/completions", prompt=text + "y", max_tokens=4)[1]
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0.8 * answer["usage"]["prompt_tokens"]
     assert server.metric("ridgeline:replica_cached_tokens_total") > before
-    status, vectors = server.post("/v1/embeddings", input=["def f", "import os"])
+    status, vectors = server.post("/v1/embeddings", input=["def f", "import os"], pooling="mean")
     assert status == 200 and len(vectors["data"]) == 2

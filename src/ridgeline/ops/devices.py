@@ -93,7 +93,7 @@ def open_table(
 def threads_of(device: str, given: int | None, sharing: int) -> int | None:
     """Return the threads of one of `sharing` engines on a device; None where the device chooses.
 
-    given: what the user set, for each engine.
+    given: the number that the user set for each engine, if any.
     """
     if given is not None or sharing == 1 or resolve_device(device) != CPU or find_spec("ridgeline._kernels") is None:
         return given
