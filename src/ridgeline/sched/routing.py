@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class Request(Protocol):
-    """What a router must know of a request."""
+    """Describes a request to a router."""
 
     @property
     def prompt_tokens(self) -> int:

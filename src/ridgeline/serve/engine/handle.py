@@ -1,4 +1,4 @@
-"""What the endpoints need of the engine that answers: one engine process, or several replicas."""
+"""The interface of the engine that answers: one engine process, or several replicas."""
 
 from __future__ import annotations
 
