@@ -27,6 +27,10 @@ class DeviceError(RidgelineError):
     """This machine does not have the device, data type or kernel."""
 
 
+class RankError(RidgelineError):
+    """One of the ranks that compute a model together was lost. The others cannot go on without it."""
+
+
 class DataError(RidgelineError):
     """Training data is missing, empty, binary or damaged, or differs from its checksum."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from json import dumps
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,12 +16,25 @@ from ridgeline.cli.option import option
 
 if TYPE_CHECKING:
     from ridgeline.cli.show.tables import Table
+    from ridgeline.llm import LLM
+    from ridgeline.runtime.load import LoadedModel
     from ridgeline.verify import CaseResult, Report
 
 STYLES = {
     "equal": "green", "near tie": "yellow", "not exercised": "yellow", "DIFFERENT": "bold red", "error": "bold red",
     "not run": "dim",
 }  # fmt: skip
+Parts = Annotated[
+    str | None,
+    option(
+        "--tensor-parallel-size",
+        "-tp",
+        metavar="N,...",
+        help="Numbers of parts, such as 2,4. The model is cut into so many parts, as for so many ranks, which are "
+        "computed in this process, and must give the tokens of the whole model. Default: the model is whole.",
+    ),
+]
+MAX_DIGITS = 4  # of a number of parts
 MAX_SHOWN = 5  # differences shown per case
 SMALL = 10**7  # parameters; below this number a step is so short that threads mostly wait for each other
 
@@ -49,6 +63,7 @@ def verify(
     kv_cache_dtype: o.KVCacheDType = "auto",
     attention: o.Attention = "exact",
     ops: o.Ops = None,
+    tensor_parallel_size: Parts = None,
 ) -> None:
     """Check that answers do not depend on how they are served: chunks, prefix hits, batches, preemption, forks, pages.
 
@@ -57,6 +72,7 @@ def verify(
     """
     from ridgeline.cli.flags.loading import load
 
+    sizes = _sizes(tensor_parallel_size)
     _spare_threads(model, revision)
     options = {
         "cache": "off", "device": device, "dtype": dtype, "weights": weights, "activations": activations,
@@ -66,20 +82,48 @@ def verify(
     }  # fmt: skip
     llm = load(model, options)
     from ridgeline.ops.arithmetic import arithmetic_lines
-    from ridgeline.verify import verify
+    from ridgeline.verify import verify as run
 
     arithmetic = arithmetic_lines(llm.loaded.model.formats.formats, table=llm.loaded.table)
-    with _cases_bar() as on_case:
-        report = verify(llm.loaded, llm.tokenizer, quick=quick, seed=seed, on_case=on_case)
+    reports = {}
+    for size in sizes:
+        with _cases_bar() as on_case, _parts(model, llm, size) as served:
+            reports[size] = run(
+                served, llm.tokenizer, quick=quick, seed=seed, on_case=on_case, whole=llm.loaded
+            )  # fmt: skip
+        if not json_output:
+            print_report(reports[size], arithmetic, f"{size} parts" if size > 1 else "")
     if json_output:
-        import json
-
-        found = {"model": model, "arithmetic": arithmetic, **report.to_json()}
-        print(json.dumps(found, indent=2, allow_nan=False))
-    else:
-        print_report(report, arithmetic)
-    if not report.equal:
+        found = {str(size): report.to_json() for size, report in reports.items()}
+        own = found["1"] if tensor_parallel_size is None else {"tensor_parallel_size": found}
+        print(dumps({"model": model, "arithmetic": arithmetic, **own}, indent=2, allow_nan=False))
+    if not all(report.equal for report in reports.values()):
         raise typer.Exit(1)
+
+
+def _sizes(given: str | None) -> tuple[int, ...]:
+    """Return the numbers of parts, ascending. Raises RequestError for a value that is no list of numbers."""
+    from ridgeline.errors import RequestError
+
+    words = (given or "1").split(",")
+    if not all(word.isascii() and word.isdigit() and len(word) <= MAX_DIGITS and int(word) for word in words):
+        raise RequestError(
+            f"tensor_parallel_size (--tensor-parallel-size) {given!r}: give numbers from 1 on, as in 2,4"
+        )
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _parts(model: str, llm: LLM, size: int) -> AbstractContextManager[LoadedModel]:
+    """Return the model as it is verified: whole, or the first of its parts, which the others follow."""
+    from dataclasses import replace
+
+    from ridgeline.runtime.slices import open_slices
+    from ridgeline.verify.poison import poisoned
+
+    loaded = llm.loaded
+    if size == 1:
+        return nullcontext(loaded)
+    return open_slices(model, llm.options, size, lambda part: poisoned(replace(part, storage=loaded.storage)))
 
 
 def _spare_threads(model: str, revision: str | None) -> None:
@@ -124,14 +168,14 @@ def _cases_bar() -> Iterator[Callable[[CaseResult, int], None]]:
         yield done
 
 
-def print_report(report: Report, arithmetic: Sequence[str] = ()) -> None:
+def print_report(report: Report, arithmetic: Sequence[str] = (), title: str = "") -> None:
     """Print the matrix of cases as a table, every difference, the arithmetic of products, and a summary."""
     from ridgeline.cli.show.tables import screen, show
 
-    show(screen(), matrix_table(report), *_remarks(report), *arithmetic, _sum(report))
+    show(screen(), matrix_table(report, title), *_remarks(report), *arithmetic, _sum(report))
 
 
-def matrix_table(report: Report) -> Table:
+def matrix_table(report: Report, title: str = "") -> Table:
     """Return a table with a row for each case."""
     from rich.text import Text
 
@@ -141,7 +185,7 @@ def matrix_table(report: Report) -> Table:
         Column("axis", right=False), Column("value", right=False, wraps=True), Column("greedy"), Column("sampled"),
         Column("observed", right=False, wraps=True), Column("s", drop=1),
     )  # fmt: skip
-    table, axis = Table("", columns), ""
+    table, axis = Table(title, columns), ""
     for r in report.results:
         style = STYLES[r.verdict]
         seen = filter(None, [r.verdict if r.verdict != "equal" else "", r.observed.describe(r.case)])

@@ -14,11 +14,13 @@ from ridgeline.errors import CheckpointError
 from ridgeline.load.kv_scales import layer_scales
 from ridgeline.load.packed import Files
 from ridgeline.load.safetensors import HostTensor
+from ridgeline.load.share import columns_of, numbers_of, rows_of
 from ridgeline.load.stored import Stored, cut_format, cut_rows, dequantized
 from ridgeline.ops.api import Array, Memory, QuantizedMatrix, QuantizedStack
 from ridgeline.spec import ModelSpec, Weight
 from ridgeline.spec.dtype import DTYPE_BYTES, DTYPE_NAMES, DType
 from ridgeline.spec.quant import Activations, Format, FormatTable, coded_bytes, format_of
+from ridgeline.spec.share import WHOLE, Share, shares
 from ridgeline.spec.storage import KVScales
 
 Progress = Callable[[int], None]  # called with the bytes of each weight that has been read
@@ -34,7 +36,8 @@ class StoredWeights(Mapping[str, Array]):
     dtype: type of the matrices of floats, None for the checkpoint's own; vectors (norms, biases) are always float32. On
     a CPU, a contiguous matrix that keeps its type is a view of the mapped file. progress: called when a weight is read
     for the first time. activations: how inputs of matrices in codes are taken; None: as the checkpoint says. keeps:
-    whether the device multiplies with codes of a format. Raises
+    whether the device multiplies with codes of a format. part: the part of `spec` whose weights these are, for a rank
+    that reads its own rows only. Raises
     CheckpointError, which names the tensors, for missing and unknown ones, for codes of wrong shapes and, when they are
     read, for floats of wrong shapes; and RequestError for activations that the codes do not allow.
     """
@@ -42,9 +45,12 @@ class StoredWeights(Mapping[str, Array]):
     def __init__(
         self, spec: ModelSpec, names: Names, files: Files, memory: Memory, dtype: DType | None, progress: Progress,
         activations: Activations | None = None, keeps: Callable[[Format], bool] = lambda format: True,
+        part: ModelSpec | None = None,
     ) -> None:  # fmt: skip
         names = names.fitting(spec, {key.removeprefix(names.optional_prefix) for key in files})
         self._spec, self._names = spec, names
+        self._shares: Mapping[str, Share] = shares(spec, part) if part is not None else {}
+        self._shapes = {w.name: w.shape for w in (part or spec).weights()}
         self._weights, self._reads = {w.name: w for w in spec.weights()}, names.reads(spec)
         self._keys = _resolve_keys(spec, names, self._reads, files)
         self._files, self._memory, self._dtype, self._progress = files, memory, dtype, progress
@@ -57,7 +63,7 @@ class StoredWeights(Mapping[str, Array]):
         w = self._weights[name]
         if name in self._coded:
             return self._quantized(w, self._coded[name])
-        host = _read(w, self._reads[name], self._keys, self._files)
+        host = _read(w, self._reads[name], self._keys, self._files, self._share(name))
         target = (self._dtype or host.dtype) if w.is_matrix else "float32"
         if target == "float16" and host.dtype != "float16":
             _check_range(w.name, host)
@@ -136,7 +142,7 @@ class StoredWeights(Mapping[str, Array]):
         self.dequantized: dict[str, Format] = {}
         for name, found in self._coded.items():
             w = self._weights[name]
-            cut = cut_format(found[0].format, _rows(w, self._reads[name], found[0].shape))
+            cut = cut_format(found[0].format, self._rows(w, found[0].shape))
             own = format_of(cut.name, self._activations)
             is_looked_up = name == "embed.weight" and not spec.tie_word_embeddings
             stays = _is_one_matrix(w) and (is_looked_up or self._keeps(own))
@@ -147,19 +153,32 @@ class StoredWeights(Mapping[str, Array]):
 
     def _quantized(self, w: Weight, found: list[Stored]) -> Array:
         """Read a weight that is stored as codes."""
-        read = self._reads[w.name]
-        rows = _rows(w, read, found[0].shape)
+        read, share = self._reads[w.name], self._share(w.name)
+        rows = self._rows(w, found[0].shape)
         count = 1 if read.stacked or len(found[0].shape) == 2 else found[0].shape[0]
         matrices: list[QuantizedMatrix] = []
         for key, stored in zip(read.keys, found, strict=True):
-            matrices.extend(cut_rows(stored.read(i), rows) for i in range(count))
+            own = (cut_rows(stored.read(i), rows) for i in range(count))
+            has_columns = share.axis == -1 and w.name not in self.dequantized
+            matrices.extend(columns_of(w.name, self._taken(m), share) if has_columns else m for m in own)
             self._files.release(self._keys[key])
         self._report(w.name, sum(coded_bytes(m.format, m.shape[0], m.shape[1]) for m in matrices))
         if w.name in self.dequantized:
-            wide = np.concatenate([dequantized(m) for m in matrices]).reshape(w.shape)
+            wide = np.concatenate([dequantized(m) for m in matrices])
+            if share.axis == -1 or not _is_one_matrix(w):
+                wide = numbers_of(wide.reshape(w.shape), share)
+            wide = wide.reshape(self._shapes[w.name])
             return self._memory.put(wide, "float32", self._dtype or float_type(self.dequantized[w.name]))
         device = [self._memory.quantized(self._taken(m)) for m in matrices]
         return QuantizedStack(device) if len(w.shape) == 3 else device[0]
+
+    def _share(self, name: str) -> Share:
+        return self._shares.get(name, WHOLE)
+
+    def _rows(self, w: Weight, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """Return the rows of a stored matrix that this rank's part of a weight consists of, in order."""
+        rows = _rows(w, self._reads[w.name], shape)
+        return rows_of(rows, self._share(w.name)) if _is_one_matrix(w) else rows
 
     def _taken(self, matrix: QuantizedMatrix) -> QuantizedMatrix:
         """Return a matrix whose input is taken as the user wants it."""
@@ -205,24 +224,29 @@ class RandomWeights(Mapping[str, Array]):
     """Random weights of the right shapes (`--load-format dummy`), drawn again at each access.
 
     Matrices are N(0, 1/in), norms 1, biases 0, and the steps of a state space 1/20, so that its state is not lost at
-    once.
+    once. part: the part of `spec` whose weights these are: cut out of those of the whole model.
     """
 
-    def __init__(self, spec: ModelSpec, memory: Memory, dtype: DType, seed: int, progress: Progress) -> None:
+    def __init__(
+        self, spec: ModelSpec, memory: Memory, dtype: DType, seed: int, progress: Progress,
+        part: ModelSpec | None = None,
+    ) -> None:  # fmt: skip
         self._weights = {w.name: w for w in spec.weights()}
+        self._shares: Mapping[str, Share] = shares(spec, part) if part is not None else {}
         self._memory, self._dtype, self._seed, self._progress = memory, dtype, seed, progress
         self._fresh = set(self._weights)
 
     def __getitem__(self, name: str) -> Array:
-        w, memory = self._weights[name], self._memory
+        w, memory, share = self._weights[name], self._memory, self._shares.get(name, WHOLE)
         if name in self._fresh:
             self._fresh.remove(name)
             self._progress(w.num_params * (DTYPE_BYTES[self._dtype] if w.is_matrix else 4))
         if w.is_matrix:
             own_seed = zlib.crc32(name.encode()) ^ self._seed
-            return memory.random(w.shape, self._dtype, w.shape[-1] ** -0.5, own_seed)
+            whole = memory.random(w.shape, self._dtype, w.shape[-1] ** -0.5, own_seed)
+            return whole if share is WHOLE else numbers_of(whole, share)
         fill = 0.0 if name.endswith(".bias") else -3.0 if name.endswith(".log_dt") else 1.0
-        return memory.put(np.full(w.shape, fill, np.float32), "float32", "float32")
+        return memory.put(numbers_of(np.full(w.shape, fill, np.float32), share), "float32", "float32")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weights)
@@ -273,8 +297,8 @@ def _is_tied_head(key: str, spec: ModelSpec, names: Names, files: Files, found: 
     )
 
 
-def _read(weight: Weight, read: Read, keys: dict[str, str], files: Files) -> HostTensor:
-    """Read one weight; it is a view of the file if it is contiguous there."""
+def _read(weight: Weight, read: Read, keys: dict[str, str], files: Files, share: Share) -> HostTensor:
+    """Read a rank's share of one weight; it is a view of the file if it is contiguous there."""
     parts = [files.read(keys[key]) for key in read.keys]
     if len({p.dtype for p in parts}) > 1:
         raise CheckpointError(f"the experts of {weight.name} have different types in the checkpoint")
@@ -284,7 +308,7 @@ def _read(weight: Weight, read: Read, keys: dict[str, str], files: Files) -> Hos
             raise CheckpointError(
                 f"{keys[key]} has shape {list(part.data.shape)}, but config.json requires {list(stored)}"
             )
-    cut = [_cut(part.data, read, weight.shape) for part in parts]
+    cut = [numbers_of(_cut(part.data, read, weight.shape), share) for part in parts]
     if not read.stacked:
         return HostTensor(cut[0], parts[0].dtype)
     stack = np.empty((len(cut), *cut[0].shape), cut[0].dtype)

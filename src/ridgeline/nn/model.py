@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,11 +14,13 @@ from ridgeline.errors import CheckpointError
 from ridgeline.nn.canvas import Conditioning, Soften
 from ridgeline.nn.capture import EXPERTS, INPUT, Capture
 from ridgeline.nn.embedded import Branch, EmbeddedInputs, embedded_branch
+from ridgeline.nn.group import Group, Ranks
+from ridgeline.nn.held import HeldWeights
 from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotations import Rotations
 from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, Linear, QuantizedMatrix, QuantizedStack, Rotary, Weights
+from ridgeline.ops.api import Array, Linear, QuantizedMatrix, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import LowRank, store
 from ridgeline.spec import AnyLayer, CanvasDiffusion, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope, Weight
@@ -44,6 +45,7 @@ class Model:
             Embeddings, experts and matrices that are not multiplied as one take none.
         capture: receives the inputs of matrices that it asks for, in every pass; see `nn.capture.input_names`.
         kv_scales: scales of keys and values in fp8 by layer; of other layers they are 1.
+        group: the ranks that compute the model together, if `spec` is the part of one rank.
 
     Raises:
         ValueError: for a low-rank term whose name or shape does not fit.
@@ -53,8 +55,12 @@ class Model:
         self, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, max_model_len: int,
         formats: FormatTable = AS_STORED, low_rank: Mapping[str, Terms] = MappingProxyType({}),
         capture: Capture | None = None, kv_scales: Mapping[int, KVScales] = MappingProxyType({}),
+        group: Group | None = None,
     ) -> None:  # fmt: skip
         _check_low_rank(spec, low_rank)
+        self.group = group
+        self._ranks = None if group is None else Ranks(spec, group, table)
+        self._joined: Callable[[Array], Array] = self._ranks.joined if self._ranks else lambda logits: logits
         self.spec = spec
         self.kv_scales = kv_scales
         self.max_model_len = max_model_len
@@ -71,7 +77,7 @@ class Model:
         self._positions: Any = weights["position_embed.weight"] if spec.num_position_embeddings else None
         self._types: Any = weights.get(TYPE_TABLE)
         self._memory = table.memory
-        how = How(table, formats, low_rank, capture, kv_scales)
+        how = How(table, formats, low_rank, capture, kv_scales, self._ranks)
         self._capture = capture
         # The largest matrix is packed first: its floats are released before others are read.
         self._head = None if spec.encoder else _head(spec, weights, embedding, how)
@@ -161,7 +167,7 @@ class Model:
 
     def logits(self, stream: Stream, rows: Array | None = None) -> Array:
         """Return logits [n, vocabulary] of the given rows of a stream (None: all of them), float32."""
-        return self._output()(stream.residual, stream.delta, rows)
+        return self._joined(self._output()(stream.residual, stream.delta, rows))
 
     def hidden(self, stream: Stream) -> Array:
         """Return the stream after the last norm, [T, hidden_size], which is the input of the head."""
@@ -169,7 +175,7 @@ class Model:
 
     def project(self, x: Array) -> Array:
         """Return logits [n, vocabulary] of rows [n, hidden_size] that are normalized already, float32."""
-        return self._output().project(x)
+        return self._joined(self._output().project(x))
 
     def _output(self) -> api.HeadStage:
         """Return the output head. Raises RequestError for an encoder, which has none."""
@@ -207,10 +213,11 @@ class Model:
         """Return the function that looks rows up. Rows of a tied matrix of codes are those of the head, if it has them,
         so that the matrix is in memory only once.
         """
-        if not isinstance(embedding, QuantizedMatrix):
-            return partial(self._table_rows, embedding)
-        of_head = self._head.rows if self._head and self.spec.tie_word_embeddings else None
-        return of_head or partial(self._coded_rows, embedding)
+        rows: Callable[[Array], Array] = partial(self._table_rows, embedding)
+        if isinstance(embedding, QuantizedMatrix):
+            of_head = self._head.rows if self._head and self.spec.tie_word_embeddings else None
+            rows = of_head or partial(self._coded_rows, embedding)
+        return rows if self._ranks is None else self._ranks.rows(rows)
 
     def _embedded_inputs(self, weights: Mapping[str, Array], how: How) -> EmbeddedInputs:
         table, name = weights[TABLE], "layer_embed_project.weight"
@@ -230,6 +237,11 @@ class How(NamedTuple):
     low_rank: Mapping[str, Terms]
     capture: Capture | None
     kv_scales: Mapping[int, KVScales] = MappingProxyType({})
+    ranks: Ranks | None = None
+
+    def total(self, delta: Array) -> Array:
+        """Return the delta of a branch from this rank's part of it."""
+        return delta if self.ranks is None else self.ranks.total(delta)
 
 
 def _check_low_rank(spec: ModelSpec, low_rank: Mapping[str, Terms]) -> None:
@@ -239,32 +251,6 @@ def _check_low_rank(spec: ModelSpec, low_rank: Mapping[str, Terms]) -> None:
         raise ValueError(
             f"no matrix {min(unknown)!r} that takes a low-rank term; matrices are {', '.join(sorted(known)[:4])} ..."
         )
-
-
-class HeldWeights(Mapping[str, Array]):
-    """Weights, with weak references to those that were read: reading them again might read a file again."""
-
-    def __init__(self, weights: Mapping[str, Array]) -> None:
-        self._weights = weights
-        self._found: dict[str, weakref.ref[Any]] = {}
-
-    def __getitem__(self, name: str) -> Array:
-        found = self._weights[name]
-        self._found[name] = weakref.ref(found)
-        return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
-    def alive(self) -> list[Array]:
-        """Return the arrays of the weights that are still referenced elsewhere."""
-        held = [weight for weight in (ref() for ref in self._found.values()) if weight is not None]
-        return [
-            array for w in held for array in (w.arrays if isinstance(w, QuantizedMatrix | QuantizedStack) else (w,))
-        ]
 
 
 class PassingModel(Model):
@@ -295,7 +281,7 @@ class _Block:
         self._rope = layer.mixer.rope if layer.mixer else None
         self._parallel = isinstance(layer, ParallelLayer)
         self._name = f"layers.{index}"
-        mixer, kv_scales = _bound(weights, f"{self._name}.mixer", how), how.kv_scales.get(index, UNSCALED)
+        mixer, kv_scales = _mixer_weights(layer, weights, self._name, how), how.kv_scales.get(index, UNSCALED)
         self._mixer = build_mixer(spec, index, mixer, table, previous_scale, kv_scales) if layer.mixer else None
         scale = residual_scale(layer) if layer.mixer else previous_scale
         self._mlp: Callable[..., tuple[Array, Array]] | None = None
@@ -307,6 +293,7 @@ class _Block:
         self._mixer_post = _OuterNorm(post, f"{self._name}.mixer_post_norm", weights, table)
         self._mlp_post = _OuterNorm(post, f"{self._name}.mlp_post_norm", weights, table)
         self._add, self._times = table.primitive(api.ADD), table.primitive(api.MULTIPLY)
+        self._total = how.total
         self._scale, self._out_scale = residual_scale(layer), weights.get(f"{self._name}.scale.weight")
         self._canvas_scale = weights.get(f"{self._name}.canvas_scale.weight")
         self._embedded: Branch | None = None
@@ -322,14 +309,18 @@ class _Block:
         if self._mixer:
             rotary = rotaries[self._rope] if self._rope else None
             residual, delta, shared = self._mixer(stream, rotary, step)
-            _capture_branch(capture, f"{self._name}.mixer", delta)
-            delta = self._mixer_post(delta)
             if self._mlp and self._parallel:
+                _capture_branch(capture, f"{self._name}.mixer", delta)
                 _, other = self._mlp(residual, None)
                 _capture_branch(capture, f"{self._name}.mlp", other)
-                return stream._replace(residual=residual, delta=self._add(delta, other, 1.0), shared=shared)
+                delta = self._total(self._add(delta, other, 1.0))
+                return stream._replace(residual=residual, delta=delta, shared=shared)
+            delta = self._total(delta)
+            _capture_branch(capture, f"{self._name}.mixer", delta)
+            delta = self._mixer_post(delta)
         if self._mlp:
             residual, delta = self._mlp(residual, delta)
+            delta = self._total(delta)
             _capture_branch(capture, f"{self._name}.mlp", delta)
             delta = self._mlp_post(delta)
         if self._embedded and stream.embedded is not None:
@@ -354,7 +345,8 @@ class _DeepNormBlock:
         assert isinstance(layer, DeepNormLayer)
         self._layer, self._previous_scale = layer, previous_scale
         self._name = f"layers.{index}"
-        mixer = _bound(weights, f"{self._name}.mixer", how)
+        mixer = _mixer_weights(layer, weights, self._name, how)
+        self._total = how.total
         self._mixer = build_mixer(spec, index, mixer, table, 1.0, how.kv_scales.get(index, UNSCALED))
         mlp = _bound(weights, f"{self._name}.mlp", how)
         self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, None, 1.0), mlp)
@@ -371,9 +363,11 @@ class _DeepNormBlock:
             x = self._add(x, stream.delta, self._previous_scale)
         x = self._mixer_norm(x)
         _, delta, shared = self._mixer(Stream(x, None, stream.shared), rotaries[rope] if rope else None, step)
+        delta = self._total(delta)
         _capture_branch(capture, f"{self._name}.mixer", delta)
         x = self._mlp_norm(self._add(self._times(x, layer.mixer_alpha), delta, layer.mixer_beta))
         _, delta = self._mlp(x, None)
+        delta = self._total(delta)
         _capture_branch(capture, f"{self._name}.mlp", delta)
         return stream._replace(residual=self._times(x, layer.mlp_alpha), delta=delta, shared=shared)
 
@@ -444,6 +438,15 @@ def bind(
 def _bound(weights: Mapping[str, Array], prefix: str, how: How, norm: str | None = None) -> Weights:
     """Return the weights of the stage under `prefix`. norm: its norm's name; None: the prefix, and `_norm`."""
     return bind(weights, how.table, prefix, norm or f"{prefix}_norm", how.formats, how.low_rank, how.capture)
+
+
+def _mixer_weights(layer: AnyLayer, weights: Mapping[str, Array], name: str, how: How) -> Weights:
+    """Return the weights of a layer's mixer; matrices within it that ranks divide along their inputs are summed."""
+    found = _bound(weights, f"{name}.mixer", how)
+    if how.ranks is None or layer.mixer is None:
+        return found
+    inner = {n: how.ranks.summed(found.linears[n]) for n in layer.mixer.summed_within}
+    return found._replace(linears={**found.linears, **inner})
 
 
 def _term(matrices: Terms | None, table: OpsTable) -> LowRank | None:

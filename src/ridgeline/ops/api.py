@@ -389,6 +389,14 @@ class Memory(Protocol):
         """Return a float32 array on the host."""
         ...
 
+    def to_host(self, array: Array) -> np.ndarray[Any, Any]:
+        """Return an array on the host in its own type, for other ranks."""
+        ...
+
+    def from_host(self, host: np.ndarray[Any, Any]) -> Array:
+        """Return an array of `to_host`, of this rank or of another one, on the device."""
+        ...
+
     def free_bytes(self) -> int | None:
         """Return the free memory of the device; None where it is unknown."""
         ...

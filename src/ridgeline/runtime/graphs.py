@@ -111,7 +111,7 @@ class Passes:
 
     def __init__(
         self, constants: Sequence[Array], table: OpsTable, groups: Sequence[StateGroup], arena: Layers,
-        drafts: DraftInputs, page_tables: Sequence[Array],
+        drafts: DraftInputs, page_tables: Sequence[Array], refusal: str | None = None,
     ) -> None:  # fmt: skip
         self._table, self._groups, self._page_tables = table, groups, page_tables
         self._arena, self._drafts = arena, drafts
@@ -124,7 +124,7 @@ class Passes:
         self.sequences = (*(n for n in self.sizes.sequences if n < self.most), self.most)
         self.spare = lines - 1
         self.has_states = any(group.snapshot for group in groups)
-        self.refusal = _refusal(table)
+        self.refusal = refusal or _refusal(table)
         if self.refusal is None and table.driver is not None:
             self.recorder = table.driver.recorder()
             self.single = self.recorder.input(self.most), self.recorder.input(self.most)
@@ -199,7 +199,8 @@ class DecodeGraphs:
     ) -> None:  # fmt: skip
         self._model, self._tap, self._sampled = model, tap, sampled
         constants = [*model.constants(), *([tap.kept.array] if tap else ())]
-        self._passes = Passes(constants, table, groups, arena, drafts, page_tables)
+        apart = None if model.group is None else "ranks send each other numbers between kernels"
+        self._passes = Passes(constants, table, groups, arena, drafts, page_tables, apart)
         self._graphs: dict[tuple[int, int, str], _Graph] = {}
         self._drafts = drafts
         self._again: Again[Array] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, NamedTuple, cast, get_args
 
 from ridgeline.errors import DeviceError, RequestError
@@ -13,6 +14,7 @@ from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
 from ridgeline.load.packed import Files, open_tensors
 from ridgeline.load.weights import RandomWeights, StoredWeights, float_type
 from ridgeline.nn import Model, PassingModel
+from ridgeline.nn.group import Group
 from ridgeline.ops import OpsTable, api, open_table, resolve_device
 from ridgeline.ops.devices import missing_kernels, served_by_definitions
 from ridgeline.ops.table import COMPOSED
@@ -113,14 +115,16 @@ def no_progress(total: int) -> Callable[[int], None]:
 
 
 def load_model(
-    name: str, options: LoadOptions, progress_bar: ProgressBar = no_progress, table: OpsTable | None = None
-) -> LoadedModel:
+    name: str, options: LoadOptions, progress_bar: ProgressBar = no_progress, table: OpsTable | None = None,
+    group: Group | None = None,
+) -> LoadedModel:  # fmt: skip
     """Load a local folder, a GGUF file or a hub id.
 
-    table: the kernels of a model beside which this one runs, with the same device; None: they are opened.
+    table: the kernels of a model beside which this one runs, with the same device; None: they are opened. group: the
+    ranks that compute the model together; the part of its rank is loaded.
     Raises CheckpointError, ConfigError, DeviceError or RequestError, each with one clear line.
     """
-    return _load(name, options, progress_bar, Model, table)
+    return _load(name, options, progress_bar, partial(Model, group=group), table, group)
 
 
 def pass_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_progress) -> LoadedModel:
@@ -129,29 +133,36 @@ def pass_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
 
 
 def _load(
-    name: str, options: LoadOptions, progress_bar: ProgressBar, build: type[Model], table: OpsTable | None = None
-) -> LoadedModel:
+    name: str, options: LoadOptions, progress_bar: ProgressBar, build: Callable[..., Model],
+    table: OpsTable | None = None, group: Group | None = None,
+) -> LoadedModel:  # fmt: skip
     dtype, format = _check(options)
     is_dummy = options.load_format == "dummy"
     folder = find_model(name, revision=options.revision, files=SMALL_FILES if is_dummy else MODEL_FILES)
     checkpoint = _with_blocks(open_checkpoint(folder), options.diffusion_block)
     checkpoint = _with_block_cache(checkpoint, options.block_cache)
+    files = None if is_dummy else open_tensors(checkpoint)
+    whole, part = checkpoint.spec, None
+    if group is not None:
+        _check_cut(format)
+        part = whole.part(group.rank, group.size)
+        checkpoint = replace(checkpoint, spec=part)
     spec = checkpoint.spec
     max_model_len = spec.resolve_max_model_len(longest_of(checkpoint, options.max_model_len))
     if table is None:
         table = open_table(resolve_device(options.device), options.ops, options.threads, exact=True)
-    files = None if is_dummy else open_tensors(checkpoint)
     _check_activations(options, format, files)
     weights: RandomWeights | StoredWeights
     if files is None:
         sizes = _sizes(checkpoint, None, table, FormatTable(format), dtype)
-        weights = RandomWeights(spec, table.memory, sizes.dtype, options.seed, progress_bar(sizes.stored))
+        shown = progress_bar(sizes.stored * spec.ranks)
+        weights = RandomWeights(whole, table.memory, sizes.dtype, options.seed, shown, part)
         formats = FormatTable(format)
     else:
         weights = StoredWeights(
-            spec, checkpoint.family.names, files, table.memory, dtype, progress_bar(files.num_bytes()),
+            whole, checkpoint.family.names, files, table.memory, dtype, progress_bar(files.num_bytes()),
             None if options.activations is None else activations_of(options.activations),
-            lambda own: not format.is_lossy and _multiplies(table, own),
+            lambda own: not format.is_lossy and _multiplies(table, own), part,
         )  # fmt: skip
         formats = FormatTable(format, weights.formats.by_name)
         sizes = _sizes(checkpoint, weights, table, formats, dtype)
@@ -238,9 +249,18 @@ def _sizes(
     if packs or formats.is_lossy:
         looked_up = weights is not None and "embed.weight" not in {**(formats.by_name or {}), **weights.dequantized}
         return _Sizes(own, stored, kept.total, kept.rest if is_mapped and looked_up else 0, dtypes)
-    if weights is None or dtype is not None:
+    if weights is None or dtype is not None or spec.ranks > 1:
         return _Sizes(own, stored, kept.total, 0, dtypes)
     return _Sizes(own, stored, weights.num_bytes, weights.mapped_bytes if is_mapped else 0, dtypes)
+
+
+def _check_cut(format: Format) -> None:
+    """Raise RequestError for a format to which the matrices of a part would be rounded."""
+    if format.is_lossy:
+        raise RequestError(
+            f"weights (--weights) {format.name}: scales belong to whole matrices, and a rank reads parts of them; take "
+            "a checkpoint in this format (ridgeline quantize makes one), or one rank (--tensor-parallel-size 1)"
+        )
 
 
 def _multiplies(table: OpsTable, format: Format) -> bool:

@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
-from ridgeline.nn.model import Model
+from ridgeline.errors import RequestError
 from ridgeline.nn.step import Stream
-from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, PagedLayout, SnapshotLayout
+from ridgeline.ops import api
+from ridgeline.ops.api import PagedLayout, SnapshotLayout
 from ridgeline.ops.draws import Draw, pack_draws, pack_trials
 from ridgeline.runtime.arena import Arena, Bytes
 from ridgeline.runtime.canvases import build_canvas_layout, canvas_rows, on_device, over_canvases
 from ridgeline.runtime.drafter import Place
 from ridgeline.runtime.drafts import DraftInputs
 from ridgeline.runtime.features import is_decode
+from ridgeline.runtime.forward import Floats, Forward
 from ridgeline.runtime.generator import prompt_entries
 from ridgeline.runtime.graphs import Decoded, DecodeGraphs
 from ridgeline.runtime.heads import LoadedHead
@@ -27,6 +27,7 @@ from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.moves import RowMover, by_group, least_seconds
 from ridgeline.runtime.open_drafter import open_drafter
+from ridgeline.runtime.orders import Open, Probe, Settle, tell_nobody
 from ridgeline.runtime.padding import Tokens
 from ridgeline.runtime.sampled import Ahead, SampledTokens, is_drawn, sampled_ahead
 from ridgeline.runtime.sampling import (
@@ -42,66 +43,17 @@ from ridgeline.runtime.sampling import (
 )
 from ridgeline.runtime.step import DenseStep, PagedStep
 from ridgeline.sample.rejection import Distribution
-from ridgeline.sample.sampler import Best, SampleRow
+from ridgeline.sample.sampler import SampleRow
 from ridgeline.sched.work import LAST, Result, StepPlan, Work
 from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.groups import NULL_PAGE, StateGroup
 from ridgeline.spec.request import TokenLogprobs
 from ridgeline.spec.trees import paths
 
-Floats = np.ndarray[Any, np.dtype[np.float32]]
 NOTHING = Result()
 Draws = Mapping[int, Sequence[Draw]]  # by the index of a work: a draw for each of its rows
 NO_DRAWS: Draws = MappingProxyType({})
 PROBE_TOKENS, PROBE_BYTES = 32, 2**22  # size of the prompt and the pages that are timed
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """The forward pass of a step, up to the head. Its logits must be read before the next step runs.
-
-    Rows are the tokens of the works, one work after the other. decoded: set if the step was run from a recording,
-    which includes the head for all rows. features: [T, hidden_size], which the drafter's tap takes from it.
-    canvas_rows: index of each token in the stream, if the stream is that of the canvases alone.
-    """
-
-    model: Model
-    stream: Stream
-    table: OpsTable
-    decoded: Decoded | None = None
-    features: Array | None = None
-    canvas_rows: Ints | None = None
-
-    def logits(self, rows: Ints | None = None) -> Floats:
-        """Return the logits [n, vocabulary] of n of the step's tokens (None: of all)."""
-        return self.table.memory.get(self.on_device(rows))
-
-    def on_device(self, rows: Ints | None = None) -> Array:
-        """Return these logits on the device."""
-        if rows is not None and self.canvas_rows is not None:
-            rows = self.canvas_rows[rows]
-        given = None if rows is None else self.table.memory.integers(rows)
-        if self.decoded is None:
-            return self.model.logits(self.stream, given)
-        return self.decoded.logits if given is None else self.table.primitive(api.TAKE)(self.decoded.logits, given)
-
-    def fetch(self, rows: Ints | None) -> Callable[[], Floats]:
-        """Begin to copy these logits to the host, and return a function that waits for them.
-
-        On a CPU they are there, and may be those of a later step afterwards.
-        """
-        driver = self.table.driver
-        if driver is None or not driver.runs_ahead:
-            found = self.logits(rows)
-            return lambda: found
-        fetched = driver.fetch((self.on_device(rows),))
-        return lambda: fetched()[0]
-
-    def best(self) -> Best | None:
-        """Return the best token of each row, if the step has computed it already."""
-        if self.decoded is None or self.table.driver is None:
-            return None
-        return Best(*self.table.driver.fetch((self.decoded.best, self.decoded.best_logits))())
 
 
 @dataclass(slots=True)
@@ -153,6 +105,15 @@ class DeviceRunner:
         draft_tree: int = 1,
     ) -> None:
         self._model, self._memory, self._groups = loaded.model, loaded.table.memory, groups
+        self._group = ranks = loaded.model.group
+        if ranks is not None and draft is not None:
+            raise RequestError("a model that is cut for several ranks takes no draft model or head; choose ngram")
+        self._tell = tell_nobody if ranks is None or ranks.rank else ranks.broadcast
+        options = {
+            "max_seqs": max_seqs, "max_model_len": max_model_len, "num_host_pages": num_host_pages,
+            "num_drafts": num_drafts, "max_tokens": max_tokens,
+        }  # fmt: skip
+        self._tell(Open(groups, num_pages, options))
         self._table = loaded.table
         self.arena = Arena(groups, num_pages, num_host_pages, self._memory)
         # One row more than sequences: steps are filled up with tokens that are in no page (runtime/padding.py).
@@ -181,7 +142,8 @@ class DeviceRunner:
         self.graphs = DecodeGraphs(
             loaded.model, loaded.table, groups, self.arena, self._inputs, mirrors, self._tap, self._sampled, acceptance
         )
-        self._thread = ThreadPoolExecutor(1, "ridgeline-runner") if threaded and not runs_ahead else None
+        has_thread = threaded and not runs_ahead and ranks is None
+        self._thread = ThreadPoolExecutor(1, "ridgeline-runner") if has_thread else None
         self._open: set[Future[Computed]] = set()  # steps that the thread has not finished
 
     # ---- the Runner protocol ----------------------------------------------------------------------------
@@ -226,7 +188,7 @@ class DeviceRunner:
             found = step.ahead.results()
             for i, result in found.items():
                 self._keep(step, i, result)
-            self._settle([step.plan.works[i] for i in found], list(found.values()))
+            self.settle([step.plan.works[i] for i in found], list(found.values()))
         return step.results
 
     def reset(self) -> None:
@@ -258,8 +220,6 @@ class DeviceRunner:
         the host and back many times. Needs host pages.
         """
         count = min(PROBE_TOKENS, self._max_model_len)
-        prompt = DenseStep.build([[i % self._vocab_size for i in range(count)]], self._memory)
-        last = prompt.last_rows(self._memory)
         page_bytes = self._groups[0].page_bytes
         pages = [NULL_PAGE] * min(self._num_host_pages, -(-PROBE_BYTES // page_bytes))
 
@@ -267,9 +227,16 @@ class DeviceRunner:
             self.arena.swap_in(0, pages, pages)
             self.arena.swap_out(0, pages, pages)  # also waits for swap_in
 
-        computed = least_seconds(lambda: self._memory.get(self._model(prompt, last)))
+        computed = least_seconds(self.probe)
         moved = least_seconds(move)
         return computed / count, moved / (2 * len(pages) * page_bytes)
+
+    def probe(self) -> None:
+        """Compute a short prompt without pages, and wait for its logits."""
+        self._tell(Probe())
+        tokens = [i % self._vocab_size for i in range(min(PROBE_TOKENS, self._max_model_len))]
+        prompt = DenseStep.build([tokens], self._memory)
+        self._memory.get(self._model(prompt, prompt.last_rows(self._memory)))
 
     # ---- one step ---------------------------------------------------------------------------------------
 
@@ -299,7 +266,7 @@ class DeviceRunner:
         if best is not None and all(row is not None and row.wants_best() for row in given):
             for i, result in enumerate(best_results(best, [row for row in given if row is not None], works)):
                 self._keep(step, i, result)
-            self._settle(works, step.results)
+            self.settle(works, step.results)
             return
         at = 0
         for i, (work, row) in enumerate(zip(works, given, strict=True)):
@@ -327,7 +294,7 @@ class DeviceRunner:
             sample_targets(step.logits(), list(targets.values()))
         for i, target in targets.items():
             self._keep(step, i, target.result())
-        self._settle([step.plan.works[i] for i in targets], [step.results[i] for i in targets])
+        self.settle([step.plan.works[i] for i in targets], [step.results[i] for i in targets])
 
     def _sample_ahead(self, step: Computed, forward: Forward, given: Sequence[SampleRow | None], ahead: Draws) -> None:
         """Let the device sample some works without waiting for it. ahead: how each of them is drawn."""
@@ -360,10 +327,11 @@ class DeviceRunner:
         prompt_logprobs = step.results[index].prompt_logprobs
         step.results[index] = result._replace(prompt_logprobs=prompt_logprobs) if prompt_logprobs else result
 
-    def _settle(self, works: Sequence[Work], results: Sequence[Result]) -> None:
+    def settle(self, works: Sequence[Work], results: Sequence[Result]) -> None:
         """Move what belongs to the accepted drafts of trees to their positions."""
         if not any(result.path for result in results):
             return
+        self._tell(Settle(works, results))
         self._mover.settle(works, results)
         if self.drafter is not None and self.drafter.lost is None:
             try:
@@ -382,6 +350,17 @@ class DeviceRunner:
 
         ahead: how a recorded step samples works; it takes the best tokens of the others.
         """
+        if self._group is None:
+            return self._forward(plan, ahead)
+        known = [work._replace(tokens=tuple(self._tokens([work]).tolist())) for work in plan.works]
+        self._tell(plan._replace(works=tuple(known)))
+        try:
+            return self._forward(plan, ahead)
+        except Exception:
+            self._group.leave()  # the others wait for this rank's part of a sum
+            raise
+
+    def _forward(self, plan: StepPlan, ahead: Draws) -> Forward | None:
         if plan.copies or plan.swap_out or plan.swap_in:
             self._move(plan)
         deltas = [delta for work in plan.works for delta in work.deltas]
@@ -404,7 +383,7 @@ class DeviceRunner:
         else:
             stream = self._model.forward(self._step(slices, tokens), aux=self._tap.aux if self._tap else ())
             features = self._tap.features(stream) if self._tap else None
-            forward = Forward(self._model, stream, self._table, features=features)
+            forward = Forward(self._model, stream, self._table, features=features, tell=self._tell)
         if self.drafter is not None and self._tap is not None and self.drafter.lost is None:
             try:
                 self.drafter.ran(plan, tokens, forward.features)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from ridgeline.spec.mixer import AnyMixer, Cut, Mixer, Traffic, require
+from ridgeline.spec.mixer import AnyMixer, Cut, Mixer, Traffic, require, share
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.pattern import Pattern, capped
 from ridgeline.spec.rope import Rope
@@ -121,6 +121,13 @@ class Attention(Mixer):
     def cut(self) -> Cut:
         return Cut(self.num_heads, self.num_kv_heads)
 
+    def part(self, size: int) -> Self:
+        """Return a part of the heads. Ranks have copies of KV heads where there are fewer than ranks."""
+        is_local = self.qk_norm is None or self.qk_norm_over == "head"
+        require(is_local, "the norm over the queries of all heads would need the numbers of all ranks")
+        heads = share("heads", self.num_heads, size)
+        return replace(self, num_heads=heads, num_kv_heads=share("KV heads", self.num_kv_heads, size, copies=True))
+
     def over_canvas(self, canvas: int) -> Self:
         """Return the attention of a pass over a canvas, whose tokens all see the same keys.
 
@@ -225,6 +232,9 @@ class SharedAttention(Mixer):
 
     def cut(self) -> Cut:
         return self.attention.cut()
+
+    def part(self, size: int) -> Self:
+        return replace(self, attention=self.attention.part(size))
 
     def workspace(self, step: StepSize, width: int, keys: KeysRead) -> Phases:
         return self.attention.workspace(step, width, keys)

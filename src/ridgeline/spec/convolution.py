@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from ridgeline.spec.activation import Activation, check_activation
-from ridgeline.spec.mixer import Cut, RecurrentBase, require, require_positive
+from ridgeline.spec.mixer import Cut, RecurrentBase, require, require_positive, share
 from ridgeline.spec.state import State
 from ridgeline.spec.weight import Weight, linear
 
@@ -30,7 +30,7 @@ class ShortConvolution(RecurrentBase):
         require(self.conv_size > 1, "a convolution over one token keeps no state: conv_size must be at least 2")
 
     def weights(self, width: int) -> Iterator[Weight]:
-        yield from linear("in", width, 3 * self.channels, bias=self.bias)
+        yield from linear("in", width, 3 * self.channels, bias=self.bias, fused=(self.channels,) * 3)
         yield from convolution(self.channels, self.conv_size, self.bias)
         yield from linear("out", self.channels, width, bias=self.bias, split="in")
 
@@ -42,6 +42,9 @@ class ShortConvolution(RecurrentBase):
 
     def cut(self) -> Cut:
         return Cut(0, self.channels)
+
+    def part(self, size: int) -> Self:
+        return replace(self, channels=share("channels", self.channels, size))
 
     def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
         return 6 * (tokens + padded) * self.channels
@@ -68,7 +71,7 @@ class GatedConvolution(RecurrentBase):
         check_activation(self.activation)
 
     def weights(self, width: int) -> Iterator[Weight]:
-        yield from linear("in", width, 2 * self.channels, bias=self.bias)
+        yield from linear("in", width, 2 * self.channels, bias=self.bias, fused=(self.channels,) * 2)
         yield from convolution(self.channels, self.conv_size, self.conv_bias)
         yield from linear("out", self.channels, width, bias=self.bias, split="in")
 
@@ -81,12 +84,15 @@ class GatedConvolution(RecurrentBase):
     def cut(self) -> Cut:
         return Cut(0, self.channels)
 
+    def part(self, size: int) -> Self:
+        return replace(self, channels=share("channels", self.channels, size))
+
     def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
         return 6 * (tokens + padded) * self.channels
 
 
-def convolution(channels: int, size: int, bias: bool) -> Iterator[Weight]:
-    """Yield the weights of a filter for each channel, in the layout of torch's Conv1d."""
-    yield Weight("conv.weight", (channels, 1, size), "out")
+def convolution(channels: int, size: int, bias: bool, fused: tuple[int, ...] = ()) -> Iterator[Weight]:
+    """Yield the weights of a filter for each channel, in the layout of torch's Conv1d. fused: see `Weight`."""
+    yield Weight("conv.weight", (channels, 1, size), "out", fused)
     if bias:
-        yield Weight("conv.bias", (channels,), "out")
+        yield Weight("conv.bias", (channels,), "out", fused)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from ridgeline.spec.activation import Activation, check_activation
-from ridgeline.spec.mixer import Cut, RecurrentBase, require, require_positive
+from ridgeline.spec.mixer import Cut, RecurrentBase, require, require_positive, share
 from ridgeline.spec.norm import RMSNorm
 from ridgeline.spec.state import State
 from ridgeline.spec.weight import Weight, linear
@@ -71,6 +71,10 @@ class GatedDelta(RecurrentBase):
 
     def cut(self) -> Cut:
         return Cut(self.num_heads, self.num_heads)
+
+    def part(self, size: int) -> Self:
+        keys = share("heads of keys", self.num_key_heads, size)
+        return replace(self, num_heads=share("heads", self.num_heads, size), num_key_heads=keys)
 
     def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
         decays = 1  # a number of each head
@@ -136,6 +140,9 @@ class KimiDelta(RecurrentBase):
 
     def cut(self) -> Cut:
         return Cut(self.num_heads, self.num_heads)
+
+    def part(self, size: int) -> Self:
+        return replace(self, num_heads=share("heads", self.num_heads, size))
 
     def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
         decays = self.key_dim  # a number of each channel of a key

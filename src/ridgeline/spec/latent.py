@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
-from ridgeline.spec.mixer import Cut, Mixer, Traffic, require
+from ridgeline.spec.mixer import Cut, Mixer, Traffic, require, share
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.rope import Rope
 from ridgeline.spec.state import State
@@ -111,6 +111,10 @@ class LatentAttention(Mixer):
 
     def cut(self) -> Cut:
         return Cut(self.num_heads, 1)
+
+    def part(self, size: int) -> Self:
+        """Return a part of the heads; latents are copied."""
+        return replace(self, num_heads=share("heads", self.num_heads, size))
 
     def workspace(self, step: StepSize, width: int, keys: KeysRead) -> Phases:
         q = FLOAT * step.tokens * self.num_heads * self.qk_head_dim

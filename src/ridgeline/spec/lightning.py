@@ -60,6 +60,9 @@ class LightningAttention(RecurrentBase):
     def cut(self) -> Cut:
         return Cut(self.num_heads, self.num_heads)
 
+    def part(self, size: int) -> Self:
+        raise ValueError("the norm over all heads of lightning attention would need the numbers of all ranks")
+
     def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
         chunked, chunks = in_chunks(tokens, padded, seqs)
         inputs, size = 7 * tokens * self.inner_size, self.head_dim  # qkv before and after its activation, the gate

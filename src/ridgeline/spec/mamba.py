@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from ridgeline.spec.activation import Activation, check_activation
 from ridgeline.spec.convolution import convolution
-from ridgeline.spec.mixer import Cut, RecurrentBase, require_positive
+from ridgeline.spec.mixer import Cut, RecurrentBase, require, require_positive, share
 from ridgeline.spec.norm import RMSNorm
 from ridgeline.spec.state import State
 from ridgeline.spec.weight import Weight, linear
@@ -32,6 +32,7 @@ class Mamba(RecurrentBase):
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("in",)
+    summed_within: ClassVar[tuple[str, ...]] = ("x",)
 
     inner_size: int
     state_size: int
@@ -50,7 +51,7 @@ class Mamba(RecurrentBase):
         check_activation(self.activation)
 
     def weights(self, width: int) -> Iterator[Weight]:
-        yield from linear("in", width, 2 * self.inner_size, bias=self.bias)
+        yield from linear("in", width, 2 * self.inner_size, bias=self.bias, fused=(self.inner_size,) * 2)
         yield from convolution(self.inner_size, self.conv_size, self.conv_bias)
         yield from linear("x", self.inner_size, self.dt_rank + 2 * self.state_size, split="in")
         if self.inner_norm and self.inner_norm_weights:
@@ -70,6 +71,10 @@ class Mamba(RecurrentBase):
 
     def cut(self) -> Cut:
         return Cut(0, self.inner_size)
+
+    def part(self, size: int) -> Self:
+        """Return a part of the channels; x is summed over ranks, since dt, B and C follow from all channels."""
+        return replace(self, inner_size=share("channels", self.inner_size, size))
 
     def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
         inputs, along = 3 * tokens * self.inner_size, 8 * padded * (self.inner_size + self.state_size)
@@ -125,11 +130,13 @@ class Mamba2(RecurrentBase):
         return self.inner_size + 2 * self.num_groups * self.state_size
 
     def weights(self, width: int) -> Iterator[Weight]:
-        yield from linear("in", width, self.inner_size + self.conv_channels + self.num_heads, bias=self.bias)
-        yield from convolution(self.conv_channels, self.conv_size, self.conv_bias)
+        xbc = self.inner_size, self.num_groups * self.state_size, self.num_groups * self.state_size
+        fused = self.inner_size, *xbc, self.num_heads
+        yield from linear("in", width, sum(fused), bias=self.bias, fused=fused)
+        yield from convolution(self.conv_channels, self.conv_size, self.conv_bias, xbc)
         for name in ("dt_bias", "A_log", "D"):
             yield Weight(name, (self.num_heads,), "out")
-        yield from self.norm.weights("gate_norm", self.inner_size)
+        yield from (replace(w, split="out") for w in self.norm.weights("gate_norm", self.inner_size))
         yield from linear("out", self.inner_size, width, bias=self.bias, split="in")
 
     def state(self) -> State:
@@ -141,6 +148,12 @@ class Mamba2(RecurrentBase):
 
     def cut(self) -> Cut:
         return Cut(self.num_heads, self.num_heads)
+
+    def part(self, size: int) -> Self:
+        """Return a part of the groups, each with its heads, its B and C, and its norm."""
+        problem = f"the norm over each of its {self.num_groups} groups of heads would need the numbers of several ranks"
+        require(self.num_groups % size == 0, problem)
+        return replace(self, num_heads=self.num_heads // size, num_groups=self.num_groups // size)
 
     def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
         chunked, chunks = in_chunks(tokens, padded, seqs)

@@ -6,6 +6,7 @@
     traffic(tokens, context)  numbers that it moves               -> planner
     workspace(step, ...)      memory of its ops at their peak     -> engine settings, planner
     cut()                     how devices divide it               -> planner
+    part(size)                the mixer of one of `size` ranks    -> engine
 
 `width` is the model's hidden size. To add a mixer, write a frozen dataclass that inherits from `Mixer` or
 `RecurrentBase` and add it to the union in mixers.py or recurrent.py.
@@ -56,6 +57,8 @@ class Mixer(ABC):
     keeps_latents: ClassVar[bool] = False  # whether it keeps latents (MLA) instead of keys and values
     # Names of the matrices that multiply the block's input, as far as it has them. A kernel may pack them as one.
     inputs: ClassVar[tuple[str, ...]] = ()
+    # Names of the matrices that ranks divide along their inputs, besides the last one, whose sum is the branch's delta.
+    summed_within: ClassVar[tuple[str, ...]] = ()
     # How training initializes the matrix A of a state space (train/state_space.py); None for all other mixers.
     initial_state_matrix: ClassVar[Literal["legs", "diagonal"] | None] = None
 
@@ -101,6 +104,12 @@ class Mixer(ABC):
     @abstractmethod
     def cut(self) -> Cut:
         """Return how tensor parallelism divides it."""
+
+    @abstractmethod
+    def part(self, size: int) -> Self:
+        """Return the mixer of one of `size` ranks: all ranks have equal ones. Raises ValueError with the reason if it
+        cannot be cut.
+        """
 
     @abstractmethod
     def workspace(self, step: StepSize, width: int, keys: KeysRead) -> Phases:
@@ -174,6 +183,18 @@ class RecurrentBase(Mixer):
         inner = max(columns for rows, columns in matrices if rows == width)
         filtered = sum(w.shape[0] for w in self.weights(width) if w.name.endswith("conv.weight"))
         return results + filtered + (4 if several else 2) * inner
+
+
+def share(what: str, count: int, size: int, *, copies: bool = False) -> int:
+    """Return how many of `count` units each of `size` ranks has. copies: ranks may have copies of the same unit.
+
+    Raises ValueError if the units cannot be divided equally.
+    """
+    if copies and count < size:
+        require(size % count == 0, f"{size} ranks are not a multiple of its {count} {what}")
+        return 1
+    require(count % size == 0, f"its {count} {what} are not a multiple of {size} ranks")
+    return count // size
 
 
 def require(ok: bool, message: str) -> None:

@@ -1,6 +1,7 @@
 """Define channel mixers: MLPs, and mixtures of MLPs (MoE), one frozen dataclass for each kind.
 
     weights(width)              names, shapes and split axes         -> loader, modules, inspect
+    part(size)                  the mixer of one of `size` ranks     -> engine
     active_params(width)        parameters that one token meets      -> inspect
     workspace(tokens, width)    memory of its ops at their peak      -> engine settings, planner
     num_experts, shared, ...    what routing needs; 0 without it     -> planner
@@ -12,11 +13,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 from ridgeline.spec.activation import Activation, check_activation
-from ridgeline.spec.mixer import require
+from ridgeline.spec.mixer import require, share
 from ridgeline.spec.weight import Weight, linear
 from ridgeline.spec.workspace import FLOAT, INT
 
@@ -38,6 +39,10 @@ class DenseMLP(ABC):
     def active_params(self, width: int) -> int:
         """Return the number of parameters that one token is multiplied with: all of them."""
         return sum(w.num_params for w in self.weights(width))
+
+    @abstractmethod
+    def part(self, size: int) -> Self:
+        """Return the mixer of one of `size` ranks: all ranks have equal ones. Raises ValueError if it cannot be cut."""
 
     @abstractmethod
     def workspace(self, tokens: int, width: int) -> int:
@@ -62,6 +67,9 @@ class MLP(DenseMLP):
         yield from linear("up", width, self.intermediate_size, bias=self.bias)
         yield from linear("down", self.intermediate_size, width, bias=self.bias, split="in")
 
+    def part(self, size: int) -> Self:
+        return replace(self, intermediate_size=share("neurons", self.intermediate_size, size))
+
     def workspace(self, tokens: int, width: int) -> int:
         inner = FLOAT * tokens * self.intermediate_size
         return max(2 * inner, inner + 2 * FLOAT * tokens * width)
@@ -84,6 +92,9 @@ class GatedMLP(DenseMLP):
         yield from linear("gate", width, self.intermediate_size, bias=self.bias)
         yield from linear("up", width, self.intermediate_size, bias=self.bias)
         yield from linear("down", self.intermediate_size, width, bias=self.bias, split="in")
+
+    def part(self, size: int) -> Self:
+        return replace(self, intermediate_size=share("neurons", self.intermediate_size, size))
 
     def workspace(self, tokens: int, width: int) -> int:
         inner = FLOAT * tokens * self.intermediate_size
@@ -215,9 +226,14 @@ class MoE:
             yield from linear("latent_in", width, outer, split=None)
             yield from linear("latent_out", outer, width, split=None)
         if self.shared:
-            yield from (Weight(f"shared.{w.name}", w.shape, w.split) for w in self.shared.weights(width))
+            yield from (replace(w, name=f"shared.{w.name}") for w in self.shared.weights(width))
         if self.shared_gate:
             yield Weight("shared_gate.weight", (1, width))
+
+    def part(self, size: int) -> Self:
+        """Return a part of each expert's neurons; routers and projections to a latent space are copied."""
+        shared = self.shared.part(size) if self.shared else None
+        return replace(self, intermediate_size=share("neurons", self.intermediate_size, size), shared=shared)
 
     def active_params(self, width: int) -> int:
         """Return the number of parameters that one token is multiplied with."""

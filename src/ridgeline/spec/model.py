@@ -103,10 +103,16 @@ def _branch_weights(
 ) -> Iterator[Weight]:
     if pre:
         yield from pre.weights(f"{name}_norm", width)
-    for w in part.weights(width):
-        yield Weight(f"{name}.{w.name}", w.shape, w.split)
+    yield from (replace(w, name=f"{name}.{w.name}") for w in part.weights(width))
     if post:
         yield from post.weights(f"{name}_post_norm", width)
+
+
+def _cut(layer: AnyLayer, size: int) -> AnyLayer:
+    """Return the layer of one of `size` ranks. Raises ValueError if it cannot be cut."""
+    if layer.mixer:
+        layer = replace(layer, mixer=layer.mixer.part(size))
+    return replace(layer, mlp=layer.mlp.part(size)) if layer.mlp else layer
 
 
 def _sharing_problem(layers: tuple[AnyLayer, ...], index: int, mixer: SharedAttention) -> str | None:
@@ -132,8 +138,9 @@ class ModelSpec:
     table, 0 for none (GPT-2). position_offset: row of the first position (OPT). embedding_scale and logit_scale
     multiply the embeddings and the logits (Gemma, Granite); logit_softcap bounds the logits (Gemma 2). head_bias:
     whether a number is added to each logit (Phi). diffusion: how a diffusion language model fills an answer; None for
-    autoregressive models. layer_embeddings: embeddings of the tokens for each layer (Gemma 4). encoder:
-    what an encoder has instead of an output head; None for models that write text.
+    autoregressive models. layer_embeddings: embeddings of the tokens for each layer (Gemma 4). encoder: the
+    parts that an encoder has instead of an output head; None for models that write text. rank, ranks: the model is the
+    part of one of several ranks (`part`); vocab_size is that of the whole model.
     """
 
     family: str
@@ -152,11 +159,15 @@ class ModelSpec:
     head_bias: bool = False
     position_offset: int = 0
     encoder: Encoder | None = None
+    rank: int = 0
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be positive, not {value}")
+        if not 0 <= self.rank < self.ranks:
+            raise ValueError(f"rank {self.rank} is not in 0..{self.ranks - 1}")
         if not self.layers:
             raise ValueError("a model needs at least one layer")
         if not any(layer.mixer for layer in self.layers):
@@ -227,7 +238,7 @@ class ModelSpec:
         return own.sight if own else CAUSAL
 
     def weights(self) -> Iterator[Weight]:
-        yield Weight("embed.weight", (self.vocab_size, self.hidden_size), "out")
+        yield Weight("embed.weight", (self.vocab_rows, self.hidden_size), "out")
         if self.num_position_embeddings:
             yield Weight("position_embed.weight", (self.num_position_embeddings, self.hidden_size))
         if self.encoder:
@@ -236,14 +247,51 @@ class ModelSpec:
             yield from self.layer_embeddings.weights(self.hidden_size, len(self.layers))
         for i, layer in enumerate(self.layers):
             for w in layer.weights(self.hidden_size):
-                yield Weight(f"layers.{i}.{w.name}", w.shape, w.split)
+                yield replace(w, name=f"layers.{i}.{w.name}")
         if isinstance(self.diffusion, CanvasDiffusion):
             yield from self.diffusion.weights(self.hidden_size)
         yield from self.norm.weights("norm", self.hidden_size)
         if not self.tie_word_embeddings:
-            yield from linear("head", self.hidden_size, self.vocab_size)
+            yield from linear("head", self.hidden_size, self.vocab_rows)
         if self.head_bias:
-            yield Weight("head.bias", (self.vocab_size,), "out")
+            yield Weight("head.bias", (self.vocab_rows,), "out")
+
+    @property
+    def vocab_rows(self) -> int:
+        """Return the rows of the embedding and of the head that a rank holds. The last ranks have rows of padding."""
+        return -(-self.vocab_size // self.ranks)
+
+    def part(self, rank: int, size: int) -> ModelSpec:
+        """Return the part of the model that one of `size` ranks computes.
+
+        Raises RequestError, with the largest number of ranks that works, for a model that cannot be cut like this.
+        """
+        if size == 1:
+            return self
+        if size < 1 or self.ranks > 1:
+            raise RequestError(f"a model is cut once, for 1 rank or more, not for {size}")
+        problem = self._uncut(size)
+        if problem is not None:
+            fits = max(n for n in range(1, size) if self._uncut(n) is None)
+            raise RequestError(
+                f"{self.family} cannot be cut for {size} ranks (--tensor-parallel-size): {problem}; take {fits}"
+            )
+        return replace(self, layers=tuple(_cut(layer, size) for layer in self.layers), rank=rank, ranks=size)
+
+    def _uncut(self, size: int) -> str | None:
+        """Return why the model cannot be cut for `size` ranks; None if it can."""
+        if size == 1:
+            return None
+        if self.canvas:
+            return "a canvas reads mean embeddings of all tokens"
+        if self.encoder:
+            return "the vectors of an encoder are not computed in steps"
+        for i, layer in enumerate(self.layers):
+            try:
+                _cut(layer, size)
+            except ValueError as e:
+                return f"layer {i}: {e}"
+        return None
 
     @property
     def sight(self) -> Sight:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from ridgeline.spec.mixer import require
 from ridgeline.spec.mlp import GatedMLP, MoE
@@ -54,12 +54,15 @@ class PairedMLP:
         return ("dense.", *self.moe.gated_parts)
 
     def weights(self, width: int) -> Iterator[Weight]:
-        yield from (Weight(f"dense.{w.name}", w.shape, w.split) for w in self.dense.weights(width))
+        yield from (replace(w, name=f"dense.{w.name}") for w in self.dense.weights(width))
         yield from self.norm.weights("dense_post_norm", width)
         yield from self.norm.weights("router_norm", width)
         yield from self.moe.weights(width)
         yield from self.norm.weights("experts_norm", width)
         yield from self.norm.weights("experts_post_norm", width)
+
+    def part(self, size: int) -> Self:
+        raise ValueError("norms follow its dense MLP and its experts one by one, before their sum over ranks")
 
     def active_params(self, width: int) -> int:
         """Return the number of parameters that one token is multiplied with."""

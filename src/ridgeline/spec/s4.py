@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal, Self
 
 from ridgeline.spec.activation import Activation, check_activation
 from ridgeline.spec.mixer import Cut, RecurrentBase, require, require_positive
 from ridgeline.spec.state import State
 from ridgeline.spec.weight import Weight, linear
 from ridgeline.spec.workspace import S4_BLOCK, in_chunks
+
+UNCUT: Final = "its state spaces read the stream without a projection, and a gate joins all channels after them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,9 @@ class S4(RecurrentBase):
     def cut(self) -> Cut:
         return Cut(0, self.channels)
 
+    def part(self, size: int) -> Self:
+        raise ValueError(UNCUT)
+
     def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
         return _scan_numbers(self, 8 * self.state_size, tokens, padded, seqs)
 
@@ -83,6 +88,9 @@ class S4D(RecurrentBase):
 
     def cut(self) -> Cut:
         return Cut(0, self.channels)
+
+    def part(self, size: int) -> Self:
+        raise ValueError(UNCUT)
 
     def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
         return _scan_numbers(self, 0, tokens, padded, seqs)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
-from ridgeline.spec.mixer import Cut, RecurrentBase, require_positive
+from ridgeline.spec.mixer import Cut, RecurrentBase, require_positive, share
 from ridgeline.spec.state import State
 from ridgeline.spec.weight import Weight, linear
 from ridgeline.spec.workspace import SSD_CHUNK, in_chunks
@@ -51,6 +51,9 @@ class TaylorAttention(RecurrentBase):
 
     def cut(self) -> Cut:
         return Cut(self.num_heads, self.num_heads)
+
+    def part(self, size: int) -> Self:
+        return replace(self, num_heads=share("heads", self.num_heads, size))
 
     def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
         chunked, chunks = in_chunks(tokens, padded, seqs)

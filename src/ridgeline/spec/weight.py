@@ -16,11 +16,14 @@ SplitAxis = Literal["out", "in", "head", None]  # head: the first axis of [head,
 class Weight:
     """One parameter. `shape` is as the forward pass uses it: a matrix is [out, in], experts are [expert, out, in] with
     biases [expert, out], a matrix per head is [head, out, in].
+
+    fused: rows of the parts that the first axis consists of, each of which ranks divide by itself; (): it is one part.
     """
 
     name: str
     shape: tuple[int, ...]
     split: SplitAxis = None
+    fused: tuple[int, ...] = ()
 
     @property
     def num_params(self) -> int:
@@ -39,8 +42,10 @@ class Weight:
         return self.is_matrix and is_product and not DECIDING.intersection(module)
 
 
-def linear(name: str, n_in: int, n_out: int, *, bias: bool = False, split: SplitAxis = "out") -> Iterator[Weight]:
-    """Yield the weights of `x @ weight.T + bias`. A matrix split along "in" adds its bias once, after the reduce."""
-    yield Weight(f"{name}.weight", (n_out, n_in), split)
+def linear(
+    name: str, n_in: int, n_out: int, *, bias: bool = False, split: SplitAxis = "out", fused: tuple[int, ...] = ()
+) -> Iterator[Weight]:
+    """Yield the weights of `x @ weight.T + bias`. A matrix split along "in" adds its bias once, on rank 0."""
+    yield Weight(f"{name}.weight", (n_out, n_in), split, fused)
     if bias:
-        yield Weight(f"{name}.bias", (n_out,), "out" if split == "out" else None)
+        yield Weight(f"{name}.bias", (n_out,), "out" if split == "out" else None, fused)

@@ -71,6 +71,7 @@ class Scale:
     model's layers, in tokens, ascending. text: there is a tokenizer. quick: use few values of each axis. states: some
     layers are recurrent. only_states: all are, so a sequence needs no more pages at its end than at its beginning.
     block: tokens of a block of a diffusion model, BEYOND if it sees whole sequences; None: the model is autoregressive.
+    ranks: the number of parts that the model is cut into.
     """
 
     longest: int
@@ -81,6 +82,7 @@ class Scale:
     states: bool = False
     only_states: bool = False
     block: int | None = None
+    ranks: int = 1
 
     @property
     def is_whole(self) -> bool:
@@ -342,6 +344,8 @@ def _checked(case: Case, scale: Scale) -> Case:
         reason = f"prompts of {max(found.prompts)} tokens: this run goes to {scale.room}"
     elif not reason and case.prefix == "hit" and not found.shared:
         reason = f"a prompt with a page of {case.page} tokens: this run goes to {scale.room}"
+    elif not reason and scale.ranks > 1 and case.source not in ("known", "ngram"):
+        reason = "a model that is cut takes no draft model or head"
     elif not reason and case.source == "model" and scale.states:
         reason = "a draft model, here the model itself, has no recurrent layers"
     return replace(case, impossible=reason)

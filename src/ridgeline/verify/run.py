@@ -42,12 +42,14 @@ def verify(
     seed: int = 0,
     new_tokens: int | None = None,
     on_case: OnCase = lambda result, total: None,
+    whole: LoadedModel | None = None,
 ) -> Report:
     """Run the exactness matrix: compare every token with naive sampling alone, however requests are served.
 
     tokenizer: adds prompts of real text. quick: use few values of each axis, few combinations and short answers. seed:
     for prompts, noise, arrivals and combinations. new_tokens: tokens of each answer. An exception in a case becomes the
-    result of the case. Raises RequestError for a model that the engine does not serve.
+    result of the case. whole: the model whose first part `loaded` is, if that is cut. Raises RequestError for a model
+    that the engine does not serve.
     """
     if loaded.spec.canvas:
         raise RequestError(
@@ -57,7 +59,7 @@ def verify(
     start = time.perf_counter()
     scale = scale_of(loaded, tokenizer, quick, new_tokens)
     prompts = _prompts(loaded, tokenizer, seed)
-    baseline = Baseline(loaded)
+    baseline = Baseline(whole or loaded)
     todo = cases(scale, seed)
     results = []
     for case in todo:
@@ -77,7 +79,7 @@ def scale_of(loaded: LoadedModel, tokenizer: Tokenizer | None, quick: bool, new_
     states = [g.snapshot for g in groups]
     return Scale(
         longest, min(tokens, max(1, longest // 4)), tuple(windows), tokenizer is not None, quick, any(states),
-        all(states), None if loaded.spec.diffusion is None else loaded.spec.block,
+        all(states), None if loaded.spec.diffusion is None else loaded.spec.block, loaded.spec.ranks,
     )  # fmt: skip
 
 

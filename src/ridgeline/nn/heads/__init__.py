@@ -8,7 +8,8 @@ import numpy as np
 from ridgeline.nn.heads.eagle import Eagle3Head, EagleHead
 from ridgeline.nn.heads.medusa import MedusaHead
 from ridgeline.nn.heads.parts import Parts
-from ridgeline.nn.model import HeldWeights, Model
+from ridgeline.nn.held import HeldWeights
+from ridgeline.nn.model import Model
 from ridgeline.ops import OpsTable
 from ridgeline.ops.api import Array
 from ridgeline.spec.heads import EagleSpec, HeadSpec, MedusaSpec

@@ -86,6 +86,12 @@ class NumpyMemory:
     def get(self, array: Any) -> Ndarray:
         return widen(array)
 
+    def to_host(self, array: Any) -> Ndarray:
+        return np.asarray(array)
+
+    def from_host(self, host: Ndarray) -> Ndarray:
+        return np.ascontiguousarray(host)
+
     def free_bytes(self) -> int | None:
         return free_bytes()
 

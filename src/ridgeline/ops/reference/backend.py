@@ -159,6 +159,12 @@ class TorchMemory:
     def get(self, array: torch.Tensor) -> np.ndarray:
         return array.detach().float().cpu().numpy()
 
+    def to_host(self, array: torch.Tensor) -> np.ndarray:
+        return array.detach().cpu().numpy()
+
+    def from_host(self, host: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.array(host)).to(self._device)
+
     def free_bytes(self) -> int | None:
         return free_bytes() if self.on_host else torch.cuda.mem_get_info(self._device)[0]
 

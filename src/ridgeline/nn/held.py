@@ -1,0 +1,35 @@
+"""Keep track of the weights of a model that are still in memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ridgeline.ops.api import Array, QuantizedMatrix, QuantizedStack
+
+
+class HeldWeights(Mapping[str, Array]):
+    """Weights, with weak references to those that were read: reading them again might read a file again."""
+
+    def __init__(self, weights: Mapping[str, Array]) -> None:
+        self._weights = weights
+        self._found: dict[str, weakref.ref[Any]] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        found = self._weights[name]
+        self._found[name] = weakref.ref(found)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def alive(self) -> list[Array]:
+        """Return the arrays of the weights that are still referenced elsewhere."""
+        held = [weight for weight in (ref() for ref in self._found.values()) if weight is not None]
+        return [
+            array for w in held for array in (w.arrays if isinstance(w, QuantizedMatrix | QuantizedStack) else (w,))
+        ]
