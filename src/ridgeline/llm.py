@@ -12,7 +12,7 @@ from ridgeline.engine import Engine, Session, StaticGenerator
 from ridgeline.engine.given import engine_options
 from ridgeline.engine.session import error_output
 from ridgeline.errors import RequestError, TokenizerError
-from ridgeline.load.checkpoint import Checkpoint
+from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer, has_tokenizer
 from ridgeline.ops.devices import threads_of
@@ -185,6 +185,12 @@ class LLM(EmbedsTexts):
         """Return the model with an exact KV cache, and notes on the cost of rounded weights or activations."""
         if format_of(self.options.weights, self.options.activations) == PLAIN:
             return load_model(model, self.options, progress_bar), ()
+        folder = find_model(model, revision=self.options.revision, files=SMALL_FILES)
+        if open_checkpoint(folder).spec.encoder:
+            from ridgeline.evals.vectors import describe_vectors
+
+            loaded = load_model(model, self.options, progress_bar)
+            return loaded, (describe_vectors(model, self.options, tokenizer, loaded, on_wait),)
         from ridgeline.evals.price import Appraisal
 
         appraisal = Appraisal(model, self.options, tokenizer, on_wait)

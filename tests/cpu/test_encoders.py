@@ -110,6 +110,15 @@ def test_many_texts_share_passes(folder: Path) -> None:
     assert np.array_equal(small.embed(given), np.concatenate([small.embed(one) for one in given]))
 
 
+def test_rounded_weights_say_how_far_vectors_turn(folder: Path, llm: LLM) -> None:
+    given = ["the cat sat", "a dog runs fast"]
+    rounded = LLM(str(folder), weights="int8")
+    (note,) = rounded.loaded.notes
+    least = float(note.split(" is ")[1].split(",")[0])
+    assert "the least cosine similarity" in note and 0.9 < least < 1
+    assert (rounded.embed(given) * llm.embed(given)).sum(1).min() > 0.9
+
+
 def test_long_texts_are_cut_only_if_that_is_asked(llm: LLM) -> None:
     assert llm.max_model_len == 128  # the folder's limit
     with pytest.raises(RequestError, match="402 tokens, but the context length is 128"):

@@ -102,7 +102,7 @@ def from_config(name: str, config: Mapping[str, Any]) -> KnownModel:
     scheme = quantization_of(config)
     stored = (scheme.storage if scheme else "") or plain
     spec = spec_from_config(config)
-    denoises = isinstance(spec.sight, WholeSequence)
+    denoises = isinstance(spec.sight, WholeSequence) and not spec.encoder
     spec = spec.seeing(Causal(), None) if denoises else spec
     return KnownModel(name, spec, plain if stored == "mxfp4" else stored, stored, denoises)
 

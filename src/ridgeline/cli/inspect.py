@@ -117,7 +117,7 @@ def describe(
     formats, context = stored.formats, spec.resolve_max_model_len(max_model_len)
     is_coded = formats.is_lossy or bool(stored.dtypes)
     rows = tuple(matrix_rows(spec, stored, dtype)) if is_coded else ()
-    states = [layer.mixer.state() for layer in spec.layers if layer.mixer]
+    states = [layer.mixer.state() for layer in spec.layers if layer.mixer and not spec.encoder]
 
     def state_bytes(tokens: int) -> int:
         return sum(bytes_of(state, storage, tokens) for state in states)
@@ -145,7 +145,16 @@ def describe(
         "row_layers": num_row_layers(spec),
         "kv_scales": dict(stored.kv_scales),
         "diffusion": _diffusion(spec),
+        **_encoder(spec),
     }
+
+
+def _encoder(spec: ModelSpec) -> dict[str, Any]:
+    """Return what an encoder has in place of an output head; nothing for other models."""
+    if spec.encoder is None:
+        return {}
+    head = spec.encoder.head
+    return {"encoder": {"token_types": spec.encoder.num_token_types, "labels": head.labels if head else 0}}
 
 
 def _diffusion(spec: ModelSpec) -> dict[str, Any] | None:
@@ -190,7 +199,7 @@ def _print(model: str, spec: ModelSpec, r: dict[str, Any], storage: Storage) -> 
     parts: list[Line | Table] = [Line(Text.assemble((model, "bold"), about))]
     for layer, indices in _kinds(spec).items():
         params = sum(w.num_params for w in layer.weights(spec.hidden_size))
-        kept = layer.mixer.state() if layer.mixer else State(())
+        kept = layer.mixer.state() if layer.mixer and not spec.encoder else State(())
         per = "sequence" if kept.snapshot else "token"
         state = f"{num_bytes(sum(storage_of(kept, storage).part_bytes(p) for p in kept.parts))} of state per {per}"
         many = f"layers {index_ranges(indices)}" if len(indices) > 1 else f"layer {indices[0]}"
@@ -231,7 +240,10 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of the table below the layers."""
     from ridgeline.spec.text import num_bytes as size
 
-    head = "tied to the embedding" if r["tie_word_embeddings"] else "its own matrix"
+    head = f"the output head is {'tied to the embedding' if r['tie_word_embeddings'] else 'its own matrix'}"
+    if own := r.get("encoder"):
+        labels = own["labels"]
+        head = f"{labels} scores of labels" if labels else "there is no output head"
     active = r["num_active_params"]
     used = f", {active:,} of them used per token" if active != r["num_params"] else ""
     per, late = r["state_bytes_per_token"], r["state_bytes_per_token_at_max_len"]
@@ -243,7 +255,7 @@ def _facts(r: dict[str, Any]) -> list[tuple[str, str]]:
         ("weights", f"{size(r['weight_bytes'])} ({_stored(r)}, float32 vectors)"),
         *_format_rows(r),
         ("compute", _computed(r)),
-        ("vocabulary", f"{r['vocab_size']:,} tokens; the output head is {head}"),
+        ("vocabulary", f"{r['vocab_size']:,} tokens; {head}"),
         ("context", f"{r['max_model_len']:,} tokens"),
         ("state", f"{size(per)} per token in {r['state_dtype']}{windowed}{recurrent}; {whole} at full context"),
         *_scale_rows(r),

@@ -182,6 +182,15 @@ def plan(
         return
     known, note, deployment = _deployment(model, _options(machine, size, machine.hardware or DEFAULT_HARDWARE))
     name, batch = known.name, 1 if size.batch is None else size.batch
+    if deployment.spec.encoder:
+        from ridgeline.cli.show.plan_encode import plan_encoder
+
+        unsupported = {
+            "changes": changes, "--slo": out.slo, "--explain": out.explain, "--plot": out.plot, "--output": size.output,
+            "--prompt": size.prompt, "--kv": size.kv,
+        }  # fmt: skip
+        plan_encoder(name, deployment, batch, size.context, note, unsupported, out.json_output)
+        return
     load = shape(batch, size.context, size.prompt, size.output, deployment.spec.max_position_embeddings)
     if known.denoises:
         from ridgeline.cli.show.plan_denoise import plan_denoiser

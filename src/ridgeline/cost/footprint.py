@@ -173,6 +173,8 @@ def held_weights(spec: ModelSpec | HeadSpec, precision: Precision) -> Iterator[W
     """Yield all weights. A tied head is a separate weight if it is rounded and the embedding is not."""
     yield from spec.weights()
     head = Weight("head.weight", (spec.vocab_size, spec.hidden_size), "out")
+    if isinstance(spec, ModelSpec) and spec.encoder:
+        return
     if spec.tie_word_embeddings and precision.stored_type(head) != precision.stored_type(next(spec.weights())):
         yield head
 
