@@ -137,12 +137,14 @@ OURS = {
     **dict.fromkeys(("Causal", "Blocks", "WholeSequence"), "test_sight.py"),
     "MaskedDiffusion": "test_denoise.py",
     "CanvasDiffusion": "test_canvas.py",
+    **dict.fromkeys(("Encoder", "LabelHead"), "test_encoders.py"),
 }
 # Fields that make another kind of model, so that no other field stays as it is, with the tests that cover them.
 ELSEWHERE = {
     "Attention.sight": "test_sight.py",
     "ModelSpec.diffusion": "test_denoise.py",
     "Layer.canvas_scale": "test_canvas.py",
+    "ModelSpec.encoder": "test_encoders.py",
 }
 # Exported types that are not part of a ModelSpec, with the reason.
 DERIVED = {
