@@ -13,7 +13,7 @@ from ridgeline.catalog.models import find_model, find_writer, from_config, publi
 from ridgeline.cli.main import main
 from ridgeline.cost.shard import Scheme
 from ridgeline.errors import ConfigError, RequestError
-from ridgeline.plan.denoise import UNKNOWN, denoise
+from ridgeline.plan.denoise import UNKNOWN, CachedBlocks, denoise
 from ridgeline.plan.planner import Deployment, Load, Planner
 
 H100 = hardware("h100")
@@ -47,10 +47,29 @@ def test_a_pass_by_hand() -> None:
     matrices = spec.num_params() - 126464 * 4096 - 65 * 4096
     pairs = 32 * 2 * 2 * tokens * tokens * 4096
     assert found.step.flops == pytest.approx(batch * (2 * matrices * tokens + pairs))
-    assert found.logits_bytes == 4 * batch * tokens * 126464
+    assert found.logits_bytes == 4 * 132 * 126464 <= 4 * 2**24
     assert found.passes == 128 and found.latency_s == 128 * found.step.seconds
     assert found.tokens_per_s == pytest.approx(batch * 128 / found.latency_s)
-    assert found.fits and not denoise(planner(), Load(64, 3000, 1000)).fits
+    assert found.fits and not denoise(planner(), Load(400, 3000, 1000)).fits
+
+
+def test_a_cached_pass_by_hand() -> None:
+    """A pass after the first one over a block computes the block, or half of the blocks after it as well."""
+    load, plain = Load(3, 384, 128), denoise(planner(), Load(3, 384, 128))
+    spec = planner().deployment.spec
+    matrices = spec.num_params() - 126464 * 4096 - 65 * 4096
+    for text, tokens, passes in (("dual:32", 32, 128), ("prefix:32:2", 80, 64), ("dual:500", 128, 128)):
+        cache = CachedBlocks.parse(text)
+        found = denoise(planner(), load, cache=cache)
+        later, count = found.cached or (found.step, 0)
+        pairs = 32 * 2 * 2 * tokens * 512 * 4096
+        assert later.flops == pytest.approx(3 * (2 * matrices * tokens + pairs))
+        assert (found.passes, count) == (passes, passes - max(1, 128 // cache.block))
+        assert found.latency_s == pytest.approx((passes - count) * plain.step.seconds + count * later.seconds)
+        assert found.state_bytes >= 3 * 512 * 2 * 32 * 4096 * 2
+    for bad in ("dual", "none:32", "dual:0", "dual:32:64", "dual:x"):
+        with pytest.raises(RequestError, match="block"):
+            CachedBlocks.parse(bad)
 
 
 def test_half_the_devices_half_the_arithmetic() -> None:

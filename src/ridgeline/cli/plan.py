@@ -195,8 +195,8 @@ def plan(
     if known.denoises:
         from ridgeline.cli.show.plan_denoise import plan_denoiser
 
-        unsupported = {"changes": changes, "--slo": out.slo, "--explain": out.explain, "--plot": out.plot}
-        plan_denoiser(name, deployment, load, note, unsupported, out.json_output)
+        unsupported = {"changes": out.compare, "--slo": out.slo, "--explain": out.explain, "--plot": out.plot}
+        plan_denoiser(name, deployment, load, note, changes or (), unsupported, out.json_output)
         return
     if changes and not out.compare:
         deployment = change(deployment, ",".join(changes), find_draft).deployment
