@@ -164,10 +164,15 @@ class LLM(EmbedsTexts):
         loaded = replace(loaded, storage=storage)
         notes = (*notes, *scale_notes(loaded))
         if loaded.spec.diffusion is not None:
+            from ridgeline.diffusion import length_notes
             from ridgeline.evals.block_cache import describe_block_cache
             from ridgeline.evals.blocks import describe_blocks
 
-            notes = (*notes, *describe_blocks(model, self.options, tokenizer, loaded, on_wait))
+            notes = (
+                *notes,
+                *length_notes(loaded.spec),
+                *describe_blocks(model, self.options, tokenizer, loaded, on_wait),
+            )
             notes = (*notes, *describe_block_cache(model, self.options, tokenizer, loaded, on_wait))
         if self._kv_cache_dtype != AUTO and not storage.is_exact and has_rows(loaded.spec):
             from ridgeline.evals.price import describe_state

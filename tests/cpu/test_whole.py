@@ -14,8 +14,9 @@ from oracle.definition import wide
 from oracle.denoise import denoise
 from oracle.ours import random_weights
 from ridgeline import LLM, SamplingParams
-from ridgeline.diffusion import denoiser, edit_notes
+from ridgeline.diffusion import denoiser, edit_notes, length_notes
 from ridgeline.errors import RequestError
+from ridgeline.runtime.request import Frontend
 from ridgeline.spec import MaskedDiffusion, ModelSpec, WholeSequence
 from ridgeline.spec.diffusion import Schedule
 
@@ -143,6 +144,20 @@ def test_a_gap_before_a_suffix_is_filled(predicts_next: bool) -> None:
     params = greedy(max_tokens=None, suffix_token_ids=prompt(100), denoising_passes=1)
     (full,) = llms[0].generate([prompt(100)], params)
     assert len(full.outputs[0].token_ids) == llms[0].max_model_len - 200
+
+
+def test_the_default_length_is_stated() -> None:
+    """The prompt and the suffix leave 56 tokens; without them, an answer has 256, or the context of 256 less one."""
+    llm = load(whole())
+    (note,) = [note for note in llm.loaded.notes if "answers have" in note]
+    assert note.startswith("answers have 256 tokens, or what the context has left, unless max_tokens (--max-tokens)")
+    assert length_notes(blocks(4)) == ()
+    params = greedy(max_tokens=None, min_tokens=2)
+    for model_len, length, tokens in ((256, 5, 251), (2048, 5, 256), (2048, 1900, 148)):
+        frontend = Frontend(whole(), None, "", model_len, 0)
+        assert frontend.request({"prompt_token_ids": [5] * length}, params).params.max_tokens == tokens
+    assert frontend.request({"prompt_token_ids": [5]}, greedy(max_tokens=None, min_tokens=300)).params.max_tokens == 300
+    assert Frontend(blocks(4), None, "", 256, 0).request({"prompt_token_ids": [5]}, params).params.max_tokens is None
 
 
 def test_editing_without_training_is_remarked() -> None:

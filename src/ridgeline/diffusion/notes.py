@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ridgeline.spec import ModelSpec
+from ridgeline.spec.diffusion import WHOLE_TOKENS
 from ridgeline.spec.request import Params, SamplingParams
+from ridgeline.spec.sight import BEYOND
 
 
 def block_notes(spec: ModelSpec) -> tuple[str, ...]:
@@ -14,6 +16,16 @@ def block_notes(spec: ModelSpec) -> tuple[str, ...]:
     return (
         f"blocks have {spec.block} tokens (block_size), but the weights of {spec.family} were trained with blocks of "
         f"{', '.join(map(str, trained))}: answers may be worse",
+    )
+
+
+def length_notes(spec: ModelSpec) -> tuple[str, ...]:
+    """Return a remark on the default length of answers, if it is a part of what the model sees; () if it is not."""
+    if spec.diffusion is None or spec.block < BEYOND:
+        return ()
+    return (
+        f"answers have {WHOLE_TOKENS} tokens, or what the context has left, unless max_tokens (--max-tokens) is given: "
+        "this model computes all of them in each pass, and another length gives other tokens",
     )
 
 

@@ -15,8 +15,10 @@ from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sample.breakers import BreakerIndex
 from ridgeline.sample.sampler import NoiseKey
 from ridgeline.spec import CanvasDiffusion, ModelSpec
+from ridgeline.spec.diffusion import WHOLE_TOKENS
 from ridgeline.spec.prompt import OPTION_KEYS, PromptOptions, Side, truncated
 from ridgeline.spec.request import Params, SamplingParams
+from ridgeline.spec.sight import BEYOND
 
 # Text, token ids, or an object with one of "prompt", "prompt_token_ids", "messages" (a conversation), and optionally
 # some of PromptOptions.
@@ -141,6 +143,7 @@ class Frontend:
         params = self._with_suffix(params)
         self.check_kind(params, ids)
         self.check_length(ids, params)
+        params = self._with_length(ids, params)
         params = self._with_bad_words(params)
         params = self._with_breakers(params)
         params.check_vocabulary(self._spec.vocab_size)
@@ -171,6 +174,13 @@ class Frontend:
         self.check_size(params.suffix[0])
         ids = self._tokenizer.encode(params.suffix[0], add_special_tokens=False)
         return replace(params, suffix=(), suffix_token_ids=tuple(ids))
+
+    def _with_length(self, ids: Sequence[int], params: Params) -> Params:
+        """Return params with the length of the answer, if the model needs it: it sees whole sequences."""
+        if self._spec.block < BEYOND or not isinstance(params, SamplingParams) or params.max_tokens is not None:
+            return params
+        room = self._max_model_len - len(ids) - len(params.suffix_token_ids)
+        return replace(params, max_tokens=min(room, max(WHOLE_TOKENS, params.min_tokens)))
 
     def _with_bad_words(self, params: Params) -> Params:
         """Return params with bad_words as token ids: each word as it is at the start of a text, and after a space."""

@@ -17,6 +17,9 @@ Schedule = Literal["equal", "time"]
 # arXiv:2505.22618): none, those before the block, or those after it as well. Any but `none` is an approximation.
 BlockCache = Literal["none", "prefix", "dual"]
 
+# Tokens of an answer of a model that sees whole sequences, unless a request gives its length or the context is shorter.
+WHOLE_TOKENS = 256
+
 # Sampling parameters that follow an answer from left to right, token by token, which diffusion models do not.
 IN_ORDER = (
     "structured_outputs", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "bad_words",
