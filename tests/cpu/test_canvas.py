@@ -30,6 +30,7 @@ from ridgeline.diffusion.canvas import CanvasDenoiser
 from ridgeline.diffusion.denoiser import PassNoise
 from ridgeline.errors import ConfigError, RequestError
 from ridgeline.load.checkpoint import open_checkpoint
+from ridgeline.sample.logit_rows import LogitRows
 from ridgeline.sample.noise import PURPOSE_CANVAS
 from ridgeline.sample.sampler import SampleRow, sample
 from ridgeline.settings import EngineOptions
@@ -145,7 +146,7 @@ def ours(prompt: list[int], params: SamplingParams, llm: LLM | None = None) -> t
     seen: list[np.ndarray] = []
     take = CanvasDenoiser.take
 
-    def watched(self: CanvasDenoiser, logits: np.ndarray, work: Any) -> Any:
+    def watched(self: CanvasDenoiser, logits: LogitRows, work: Any) -> Any:
         if work.num_draft:
             seen.append(logits.copy())
         return take(self, logits, work)

@@ -24,12 +24,13 @@ import pytest
 
 import ridgeline
 from ridgeline.cost import memory
+from ridgeline.diffusion import denoiser
 from ridgeline.ops.driver import CPU_SIZES, GPU_SIZES
 from ridgeline.ops.host import attention
 from ridgeline.ops.host import primitives as host
 from ridgeline.ops.reference import paged, primitives
 from ridgeline.runtime import arena, generator, runner
-from ridgeline.sample import sampler
+from ridgeline.sample import logit_rows, sampler
 from ridgeline.spec import (
     S4,
     S4D,
@@ -260,6 +261,7 @@ def test_the_plan_equals_the_bounds_in_other_packages() -> None:
     assert memory.CPU_BLOCK == attention.BLOCK
     assert memory.WIDEN_BLOCK == primitives.WIDEN_BLOCK == host.WIDEN_BLOCK
     assert memory.SAMPLE_BLOCK == sampler.BLOCK
+    assert (memory.PIECE, memory.LAW_BLOCK) == (logit_rows.PIECE, denoiser.ELEMENTS)
     assert CPU_SIZES.sequences[-1] == memory.RECORDED_SEQS
     assert CPU_SIZES.tokens == memory.RECORDED_TOKENS
     assert (memory.GPU_SEQS, memory.GPU_TOKENS, memory.GPU_GRAPHS, memory.GPU_ROWS) == GPU_SIZES

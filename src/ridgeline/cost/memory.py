@@ -19,6 +19,8 @@ from ridgeline.spec.workspace import FLOAT, INT, KeysRead, Phases, StepSize
 # ops/reference/paged.py: scores, and numbers of keys or values, at once, unless one query or sequence has more.
 CPU_BLOCK, GPU_BLOCK = 2**20, 2**25
 WIDEN_BLOCK = 2**18  # ops/reference/primitives.py: elements of a matrix that are converted to float32 at once
+PIECE = 2**24  # sample/logit_rows.py: logits of a diffusion model that are computed at once
+LAW_BLOCK = 2**22  # diffusion/denoiser.py: logits of which probabilities are computed at once
 SAMPLE_BLOCK = 2**18  # sample/sampler.py: scores that are sampled at once
 MOVE_BYTES = 2**24  # runtime/arena.py: bytes of pages that are moved at once, unless one page has more
 PROMPT_CHUNK = 256  # runtime/generator.py: rows of logits that are held at once for prompt_logprobs
@@ -218,12 +220,16 @@ def _keys_read(size: StepSize, group: StateGroup) -> KeysRead:
 def _head(size: StepSize, spec: ModelSpec) -> int:
     """Return the bytes of logits of sampled rows, or of a chunk of a prompt, and of sampling from them."""
     rows = min(size.tokens, max(size.seqs + size.replays, PROMPT_CHUNK))
+    laws = 0
+    if spec.diffusion:
+        rows = min(rows, max(1, PIECE // spec.vocab_size))
+        laws = 6 * FLOAT * min(rows * spec.vocab_size, max(LAW_BLOCK, spec.vocab_size))  # see diffusion/denoiser.py
     logits = FLOAT * rows * spec.vocab_size
     making = (3 if spec.logit_softcap else 2) * logits + 6 * FLOAT * rows * spec.hidden_size
     # A copy of the rows, for beams. In float64: scores, their exponentials, log probabilities and their exponentials, a
     # copy of the rows that request them; then a dozen arrays of one row for its filters.
     block = min(rows * spec.vocab_size, max(SAMPLE_BLOCK, spec.vocab_size))
-    return max(making, 2 * logits + 5 * INT * block + 12 * INT * spec.vocab_size)
+    return max(making, 2 * logits + laws + 5 * INT * block + 12 * INT * spec.vocab_size)
 
 
 def _late_logits(size: StepSize, spec: ModelSpec) -> int:

@@ -10,7 +10,7 @@ changes nothing: the state is here, and noise depends on the seed, the answer, t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -19,11 +19,13 @@ from ridgeline.diffusion.commit import within_entropy
 from ridgeline.diffusion.confidence import Laws, entropy
 from ridgeline.diffusion.denoiser import ELEMENTS, Edits, PassNoise
 from ridgeline.errors import RequestError
+from ridgeline.sample.logit_rows import LogitRows
 from ridgeline.sample.logits import Floats, row_logprobs
 from ridgeline.sample.noise import PURPOSE_CANVAS
-from ridgeline.sample.sampler import BROKEN, NOTHING_LEFT, SampleRow, sample
+from ridgeline.sample.sampler import BROKEN, NOTHING_LEFT, SampledToken, SampleRow, sample
 from ridgeline.sched.work import Result, Work
 from ridgeline.spec.diffusion import CanvasDiffusion
+from ridgeline.spec.request import TokenLogprobs
 
 NONE, NO_NOISE = np.zeros(0, np.int64), np.zeros(0)  # an entropy needs neither tokens nor noise
 
@@ -80,58 +82,91 @@ class CanvasDenoiser:
         uniform = self._noise().uniform(self._start + index, PURPOSE_CANVAS)
         return int(uniform * self._soften.vocab_size)
 
-    def take(self, logits: Floats, work: Work) -> Result:
-        """Return the result of a pass: the canvas's tokens if it is done, else none. logits: [canvas, vocabulary]."""
+    def take(self, logits: LogitRows, work: Work) -> Result:
+        """Return the result of a pass: the canvas's tokens if it is done, else none. logits: of the canvas's tokens."""
         if not work.num_draft:
             return Result()
         self.passes += 1
-        left, model = self._most - self._number, self._model
+        left, model, found = self._most - self._number, self._model, Predicted()
         temperature = np.float32(model.t_min + (model.t_max - model.t_min) * (left / self._most))
-        scores, first = np.array(logits, np.float32), self._start - self._prompt
-        self._edits.apply(scores, range(first, first + len(scores)))
-        if error := _broken(logits, scores):
-            return Result(error=error)
-        scores /= temperature
-        entropies = [value for laws in _laws(scores) for value in (-entropy(laws, NONE, NO_NOISE)).tolist()]
-        best = [int(token) for token in scores.argmax(-1)]
+        for first, piece in logits.pieces():
+            if error := self._predict(found, first, piece, temperature, is_last=left == 1):
+                return Result(error=error)
+        best, entropies = found.best, found.entropies
         is_stable = len(self._found) >= model.stable_passes and all(tokens == best for tokens in self._found)
-        is_done = left == 1 or (is_stable and sum(entropies) / len(entropies) < model.confident)
-        if is_done:
-            return self._result(best, logits)
-        error = self._draw_again(scores, entropies)
-        if error is not None:
-            return Result(error=error)
+        if left == 1 or (is_stable and sum(entropies) / len(entropies) < model.confident):
+            return self._result(found)
+        self._number += 1
+        kept = set(within_entropy(entropies, self._bound))
+        for i in range(len(self._tokens)):
+            drawn = found.drawn[i] if i in kept else self._random(i)
+            if isinstance(drawn, RequestError):
+                return Result(error=drawn)
+            self._tokens[i] = drawn if isinstance(drawn, int) else drawn.token
         self._found = [*self._found, best][-model.stable_passes :] if model.stable_passes else []
-        chances = (np.divide(laws.weights, laws.totals[:, None], dtype=np.float32) for laws in _laws(scores))
-        self.signal = np.concatenate([self._soften(some) for some in chances])
+        self.signal = np.concatenate([*found.signal, *map(self._soften, found.waiting)])
         return Result()
 
-    def _draw_again(self, scores: Floats, entropies: Sequence[float]) -> RequestError | None:
-        """Draw the tokens of the next pass: from this prediction where they are kept, and else at random."""
-        row, kept = self._row, set(within_entropy(entropies, self._bound))
-        params, noise = replace(row.params, logprobs=None), self._noise()
-        rows = [SampleRow(params, noise, self._start + i, row.eos, row.ends, None, row.filters) for i in sorted(kept)]
-        found = dict(zip(sorted(kept), sample(scores[sorted(kept)], rows), strict=True))
-        self._number += 1
-        for i in range(len(self._tokens)):
-            if (drawn := found.get(i)) is None:
-                self._tokens[i] = self._random(i)
-            elif isinstance(drawn, RequestError):
-                return drawn
-            else:
-                self._tokens[i] = drawn.token
+    def _predict(
+        self, found: Predicted, first: int, logits: Floats, temperature: np.float32, *, is_last: bool
+    ) -> RequestError | None:
+        """Add what some rows of logits predict. first: the index of the first row's token. is_last: in the last pass.
+
+        A token is drawn if it is among those of little entropy so far: of these, some stay after all rows were read.
+        """
+        scores, at = np.array(logits, np.float32), self._start - self._prompt + first
+        self._edits.apply(scores, range(at, at + len(scores)))
+        if error := _broken(logits, scores):
+            return error
+        scores /= temperature
+        for laws in _laws(scores):
+            found.entropies += (-entropy(laws, NONE, NO_NOISE)).tolist()
+            if not is_last:
+                found.mix(np.divide(laws.weights, laws.totals[:, None], dtype=np.float32), self._soften)
+        found.best += [int(token) for token in scores.argmax(-1)]
+        if (wanted := self._row.params.logprobs) is not None:
+            found.entries += row_logprobs(logits, found.best[first:], [wanted] * len(scores))
+        if not is_last:
+            row, params = self._row, replace(self._row.params, logprobs=None)
+            kept, noise = sorted(i for i in within_entropy(found.entropies, self._bound) if i >= first), self._noise()
+            rows = [SampleRow(params, noise, self._start + i, row.eos, row.ends, None, row.filters) for i in kept]
+            found.drawn |= zip(kept, sample(scores[[i - first for i in kept]], rows) if kept else (), strict=True)
         return None
 
-    def _result(self, best: Sequence[int], logits: Floats) -> Result:
+    def _result(self, found: Predicted) -> Result:
         """Return the canvas's tokens up to the answer's end."""
-        new = list(best[: self._max_length - self._start])
+        new = found.best[: self._max_length - self._start]
         end = next((i for i, token in enumerate(new) if self._row.is_end(token)), None)
         if end is not None:
             new = new[: end + 1]
-        wanted = self._row.params.logprobs
-        if wanted is None:
-            return Result(tuple(new), end is not None)
-        return Result(tuple(new), end is not None, tuple(row_logprobs(logits[: len(new)], new, [wanted] * len(new))))
+        return Result(tuple(new), end is not None, tuple(found.entries[: len(new)]))
+
+
+@dataclass(slots=True)
+class Predicted:
+    """The prediction of a pass for the tokens of a canvas so far.
+
+    best: the most likely tokens. entropies: in nats. drawn: tokens of little entropy, by index. signal: mean embeddings
+    of the first tokens, pieces [n, hidden size]. waiting: distributions of the tokens after these, one array or none.
+    entries: log probabilities of the most likely tokens, if they are wanted.
+    """
+
+    best: list[int] = field(default_factory=list)
+    entropies: list[float] = field(default_factory=list)
+    drawn: dict[int, SampledToken | RequestError] = field(default_factory=dict)
+    signal: list[Floats] = field(default_factory=list)
+    waiting: list[Floats] = field(default_factory=list)
+    entries: list[TokenLogprobs] = field(default_factory=list)
+
+    def mix(self, chances: Floats, soften: Softens) -> None:
+        """Add distributions [n, vocabulary] to those that wait, and compute mean embeddings where enough wait.
+
+        Their number in one product is always the same, since its rounding depends on it.
+        """
+        waiting, per = np.concatenate([*self.waiting, chances]), max(1, ELEMENTS // chances.shape[1])
+        whole = len(waiting) // per * per
+        self.signal += [soften(waiting[at : at + per]) for at in range(0, whole, per)]
+        self.waiting = [waiting[whole:].copy()] if whole < len(waiting) else []
 
 
 def _laws(scores: Floats) -> Iterator[Laws]:

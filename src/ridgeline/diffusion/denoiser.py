@@ -15,7 +15,7 @@ once more, with the tokens that it had.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 
@@ -26,6 +26,7 @@ from ridgeline.diffusion.confidence import CONFIDENCES, Laws
 from ridgeline.diffusion.edit import is_settled, replaced
 from ridgeline.errors import RequestError
 from ridgeline.ops.noise import Key
+from ridgeline.sample.logit_rows import LogitRows
 from ridgeline.sample.logits import Floats, row_logprobs
 from ridgeline.sample.noise import PURPOSE_ORDER
 from ridgeline.sample.sampler import BROKEN, NOTHING_LEFT, NoiseKey, SampledToken, SampleRow, sample
@@ -70,12 +71,13 @@ class Block:
 class Prediction:
     """The prediction of a pass for the block's token `index`.
 
-    raw: its logits [vocabulary]. confidence: larger ones are kept first. probability: the chance of the token found.
+    entry: its log probabilities, if they are wanted. confidence: larger ones are kept first. probability: the chance of
+    the token found.
     """
 
     index: int
     found: SampledToken
-    raw: Floats
+    entry: TokenLogprobs | None
     confidence: float
     probability: float
 
@@ -104,7 +106,7 @@ class Denoiser:
         self.wanted: tuple[int, int] | None = None
         self.part: tuple[int, int] | None = None
         self._kept_rows = -1  # the epoch in which the first pass over the open block has left its rows
-        self._before: Floats | None = None  # logits of the last token before the block, for `predicts_next`
+        self._before: Floats | None = None  # logits [1, vocabulary] of the last token before the block
         self.passes = 0
 
     @property
@@ -162,10 +164,10 @@ class Denoiser:
             suffix = (mask,) * len(suffix)
         return (*known, *self._open.tokens, *[mask] * (self._max_length - end), *suffix)
 
-    def take(self, logits: Floats, work: Work) -> Result:
+    def take(self, logits: LogitRows, work: Work) -> Result:
         """Take the logits of a pass; return all new tokens if the block is done, and no tokens otherwise.
 
-        logits [n, vocabulary]: a row for the last token before the block, if the work has it, and for each of its own.
+        logits: a row for the last token before the block, if the work has it, and for each of its own.
         """
         if self._whole:
             if self._model.block_cache != "none" and self.part is None:
@@ -174,17 +176,16 @@ class Denoiser:
                     return Result()
             self.passes += 1
             guided = self._guided(logits)
-            return Result() if guided is None else self._keep(guided)
+            return Result() if guided is None else self._keep(guided, 0)
         has_before = len(work.tokens) > work.num_draft
-        own = logits[1:] if has_before else logits
         if has_before and self._model.predicts_next:
-            self._before = logits[0].copy()
+            self._before = logits.read(0, 1).copy()
         if not work.num_draft:
             return Result()
         self.passes += 1
-        return self._keep(own)
+        return self._keep(logits, has_before - self._model.predicts_next)
 
-    def _guided(self, logits: Floats) -> Floats | None:
+    def _guided(self, logits: LogitRows) -> LogitRows | None:
         """Return logits away from those without the prompt (LLaDA's `cfg_scale`); None if these were just computed."""
         scale = self._row.params.cfg_scale
         if not scale:
@@ -193,15 +194,21 @@ class Denoiser:
             self._unguided = logits.copy()
             return None
         without, self._unguided = self._unguided, None
-        return np.asarray(without + (scale + 1) * (logits - without), np.float32)
 
-    def _keep(self, own: Floats) -> Result:
-        """Keep some predictions of a pass. own: the logits of the block's tokens, or in a whole sequence, for them."""
+        def read(first: int, end: int) -> Floats:
+            some = logits.read(first, end)
+            plain = without[first : first + len(some)]
+            return np.asarray(plain + (scale + 1) * (some - plain), np.float32)
+
+        return LogitRows(logits.count, read)
+
+    def _keep(self, own: LogitRows, first: int) -> Result:
+        """Keep some predictions of a pass. first: the row that predicts the block's first token; -1: none does."""
         block, threshold = self._open, self._row.params.edit_threshold
         had_masks, known = bool(block.masks), []
         if threshold is not None:
             known = [i for i in range(block.fixed, len(block.tokens)) if i not in block.masks]
-        predictions = self._predict(own, (*block.masks, *known))
+        predictions = self._predict(own, first, (*block.masks, *known))
         if isinstance(predictions, RequestError):
             return Result(error=predictions)
         changes = self._kept(predictions[: len(block.masks)])
@@ -217,20 +224,35 @@ class Denoiser:
             return Result()
         return self._result()
 
-    def _predict(self, own: Floats, indices: Sequence[int]) -> list[Prediction] | RequestError:
-        """Return what the logits of a pass predict for the block's tokens at `indices`."""
-        per = max(1, ELEMENTS // own.shape[1])
-        found: list[Prediction] = []
-        for at in range(0, len(indices), per):
-            some = self._predict_some(own, indices[at : at + per])
-            if isinstance(some, RequestError):
-                return some
-            found += some
-        return found
+    def _predict(self, own: LogitRows, first: int, indices: Sequence[int]) -> list[Prediction] | RequestError:
+        """Return what the logits of a pass predict for the block's tokens at `indices`, in this order."""
+        found: dict[int, Prediction] = {}
+        for at, piece in self._pieces(own, first, indices):
+            chosen = [i for i in indices if 0 <= i - at < len(piece)]
+            per = max(1, ELEMENTS // piece.shape[1])
+            for one in range(0, len(chosen), per):
+                some = chosen[one : one + per]
+                predictions = self._predict_some(piece[[i - at for i in some]], some)
+                if isinstance(predictions, RequestError):
+                    return predictions
+                found |= zip(some, predictions, strict=True)
+        return [found[i] for i in indices]
 
-    def _predict_some(self, own: Floats, indices: Sequence[int]) -> list[Prediction] | RequestError:
-        raw = [self._predicting(own, i) for i in indices]
-        scores, positions = np.stack(raw), [self._open.start + i for i in indices]
+    def _pieces(self, own: LogitRows, first: int, indices: Sequence[int]) -> Iterator[tuple[int, Floats]]:
+        """Yield logits that predict tokens of the block: the index of the first of them, and a row for each."""
+        if not indices:
+            return
+        least = min(indices)
+        if least + first < 0:
+            assert self._before is not None, "the token before the block was not computed"
+            yield 0, self._before
+            least = 1
+        for at, piece in own.pieces(least + first, max(indices) + first + 1):
+            yield at - first, piece
+
+    def _predict_some(self, raw: Floats, indices: Sequence[int]) -> list[Prediction] | RequestError:
+        """Return what rows of logits predict for the block's tokens at `indices`."""
+        scores, positions = raw.copy(), [self._open.start + i for i in indices]
         best = scores.max(axis=1)
         self._edits.apply(scores, [at - self._prompt for at in positions])
         for top, left in zip(best.tolist(), scores.max(axis=1).tolist(), strict=True):
@@ -250,16 +272,17 @@ class Denoiser:
         laws, ids = Laws.of(scores), np.array([one.token for one in tokens])
         uniforms = np.array([noise.uniform(at, PURPOSE_ORDER) for at in positions])
         confidences, chances = self._confidence(laws, ids, uniforms).tolist(), laws.chances(ids).tolist()
-        return [Prediction(*one) for one in zip(indices, tokens, raw, confidences, chances, strict=True)]
+        entries = self._entries(raw, tokens)
+        return [Prediction(*one) for one in zip(indices, tokens, entries, confidences, chances, strict=True)]
 
-    def _predicting(self, own: Floats, index: int) -> Floats:
-        """Return the logits that predict the block's token `index`. own: the logits of the block's tokens."""
-        at = index if self._whole else index - self._model.predicts_next
-        if at < 0:
-            assert self._before is not None, "the token before the block was not computed"
-            return self._before
-        row: Floats = own[at]
-        return row
+    def _entries(self, raw: Floats, tokens: Sequence[SampledToken]) -> Sequence[TokenLogprobs | None]:
+        """Return the log probabilities of tokens, if they are wanted. raw: their logits."""
+        wanted = self._row.params.logprobs
+        if wanted is None:
+            return [None] * len(tokens)
+        if self._drawn.logprobs is not None:
+            return [one.logprobs for one in tokens]
+        return row_logprobs(raw, [one.token for one in tokens], [wanted] * len(tokens))
 
     def _noise(self) -> PassNoise:
         noise = self._row.noise
@@ -287,12 +310,9 @@ class Denoiser:
         return [known[i] for i in replaced(tokens, found, chances, threshold)]
 
     def _commit(self, one: Prediction) -> None:
-        block, params = self._open, self._row.params
-        block.tokens[one.index] = one.found.token
-        if params.logprobs is None:
-            return
-        reported = one.found.logprobs or row_logprobs(one.raw[None], [one.found.token], [params.logprobs])[0]
-        block.logprobs[one.index] = reported
+        self._open.tokens[one.index] = one.found.token
+        if one.entry is not None:
+            self._open.logprobs[one.index] = one.entry
 
     def _result(self) -> Result:
         """Return the new tokens if all of them are known up to the end of the block, or up to the answer's end."""

@@ -10,7 +10,7 @@ from functools import partial
 from ridgeline.diffusion import CanvasDenoiser, Denoiser, Softens
 from ridgeline.engine.answers import Answer
 from ridgeline.runtime.generator import Event
-from ridgeline.sample.logits import Floats
+from ridgeline.sample.logit_rows import LogitRows
 from ridgeline.sample.sampler import SampleRow
 from ridgeline.sched.sequence import Sequence
 from ridgeline.sched.work import Result, Work
@@ -55,7 +55,7 @@ class BlockAnswer(Answer):
     def needs_host(self) -> bool:
         return True
 
-    def taker(self, work: Work) -> Callable[[Floats], Result]:
+    def taker(self, work: Work) -> Callable[[LogitRows], Result]:
         """Return the function that takes the logits of a pass, and returns its result."""
         return partial(self.denoiser.take, work=work)
 

@@ -15,6 +15,7 @@ from ridgeline.ops.api import Array
 from ridgeline.runtime.graphs import Decoded
 from ridgeline.runtime.layout import Ints
 from ridgeline.runtime.orders import Project, Tell, tell_nobody
+from ridgeline.sample.logit_rows import Pieces
 from ridgeline.sample.sampler import Best
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -63,6 +64,11 @@ class Forward:
             return lambda: found
         fetched = driver.fetch((self.on_device(rows),))
         return lambda: fetched()[0]
+
+    def pieces(self, rows: Ints | None) -> Pieces:
+        """Return these logits as pieces that are computed when they are read."""
+        of = np.arange(int(self.stream.residual.shape[0])) if rows is None else rows
+        return Pieces(lambda first, end: self.logits(of[first:end]), self.model.spec.vocab_size)
 
     def best(self) -> Best | None:
         """Return the best token of each row, if the step has computed it already."""

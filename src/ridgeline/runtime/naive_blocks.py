@@ -19,6 +19,7 @@ from ridgeline.runtime.generator import Event, GenerationRequest, Generator
 from ridgeline.runtime.kept import forward_with_kept_rows
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.naive import MAX_STEP_LOGITS, MAX_STEP_TOKENS, NaiveGenerator
+from ridgeline.sample.logit_rows import LogitRows
 from ridgeline.sample.logits import Floats
 from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.sched.stats import StepShape
@@ -126,7 +127,7 @@ class NaiveBlocks:
 
     def _take(self, answer: _Answer, logits: Floats, work: Work) -> Event | None:
         """Return the event of a pass: a block that is done, or an error."""
-        result = answer.denoiser.take(logits, work)
+        result = answer.denoiser.take(LogitRows.of(logits), work)
         passes = answer.denoiser.passes
         if result.error is not None:
             self._drop(answer.request, answer.choice)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -42,6 +43,7 @@ from ridgeline.runtime.sampling import (
     sampled_rows,
 )
 from ridgeline.runtime.step import DenseStep, PagedStep
+from ridgeline.sample.logit_rows import Pieces
 from ridgeline.sample.rejection import Distribution
 from ridgeline.sample.sampler import SampleRow
 from ridgeline.sched.work import LAST, Result, StepPlan, Work
@@ -60,18 +62,25 @@ PROBE_TOKENS, PROBE_BYTES = 32, 2**22  # size of the prompt and the pages that a
 class Computed:
     """A step that ran: a result for each work.
 
-    q: as in Sampling. logits: waits for the logits of the works that the host samples; None if there are none. targets:
-    those of them whose rows were given, by their index. left: the others, by their index, with the index of their first
-    row of logits. ahead: tokens that the device sampled, and that are on their way.
+    q: as in Sampling. logits: waits for the logits of the works that the host samples; None if there are none. pieces:
+    logits of a diffusion model instead, which are computed when they are read. targets: works whose rows were given, by
+    their index. left: the others, by their index, with the index of their first row of logits. ahead: tokens that the
+    device sampled, and that are on their way.
     """
 
     plan: StepPlan
     results: list[Result]
     q: Mapping[int, Sequence[Distribution]] = field(default_factory=dict)
     logits: Callable[[], Floats] | None = None
+    pieces: Pieces | None = None
     targets: dict[int, Target] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)
     ahead: Ahead | None = None
+
+    def read(self) -> Floats:
+        """Return the logits of the works that the host samples."""
+        assert self.logits is not None, "the step has no logits left"
+        return self.logits()
 
 
 class DeviceRunner:
@@ -126,7 +135,7 @@ class DeviceRunner:
         self._sampled = SampledTokens(lines, loaded.table) if runs_ahead else None
         self._draw, self._accept = loaded.table.primitive(api.DRAW), loaded.table.primitive(api.ACCEPT)
         self._vocab_size, self._max_model_len = loaded.spec.vocab_size, max_model_len
-        self._canvas = loaded.spec.canvas
+        self._canvas, self._denoises = loaded.spec.canvas, loaded.spec.diffusion is not None
         self._num_host_pages = num_host_pages[0]
         self._last, self._acceptance = np.full(max_seqs, LAST if runs_ahead else 0), acceptance
         self._inputs = DraftInputs(lines, num_drafts, loaded.table)
@@ -166,14 +175,14 @@ class DeviceRunner:
     def sample(self, handle: Future[Computed], rows: Mapping[int, HostRow]) -> Mapping[int, Result | Late]:
         """Sample works that `submit` left, by their index in the plan; a Late for each whose mask is not ready."""
         step = handle.result()
-        assert step.logits is not None, "the step has no logits left"
-        logits, targets, found = step.logits(), dict[int, Target](), dict[int, Result | Late]()
+        targets, found = dict[int, Target](), dict[int, Result | Late]()
         for i, row in rows.items():
-            at = step.left[i]
+            at, count = step.left[i], step.plan.works[i].num_rows
             if isinstance(row, SampleRow):
                 targets[i] = self._target(step, i, row, at)
             else:
-                result = row(logits[at : at + step.plan.works[i].num_rows])
+                own: Any = step.pieces.rows(at, count) if step.pieces else step.read()[at : at + count]
+                result = row(own)
                 found[i] = result or Result()
                 if result is not None:
                     self._keep(step, i, result)
@@ -277,6 +286,9 @@ class DeviceRunner:
             else:
                 step.targets[i] = self._target(step, i, row, at)
             at += work.num_rows
+        if self._denoises:
+            step.pieces = forward.pieces(rows)
+            return
         step.logits = forward.fetch(rows)
         if step.left and self._thread is not None:  # the next step may run before they are sampled
             logits = step.logits().copy()

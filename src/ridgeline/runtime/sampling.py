@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +22,9 @@ from ridgeline.spec.trees import ROOT, child_with, children
 
 PATIENCE_SECONDS = 0.002  # a step waits so long for masks; most of them take a tenth of that
 
-# A row that the host samples: one with edits, or a function that takes the logits of a work [n, vocabulary] and may
-# return its result (beam search, and passes of diffusion models).
-HostRow = SampleRow | Callable[[Floats], Result | None]
+# A row that the host samples: one with edits, or a function that takes the logits of a work and may return its result:
+# [n, vocabulary] for beam search, and sample.logit_rows.LogitRows for passes of diffusion models.
+HostRow = SampleRow | Callable[[Any], Result | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ def sampled_rows(works: Sequence[Work], skipped: Collection[int] = ()) -> Ints |
 
     Works that do not sample have none, nor do works that are skipped, by their index.
     """
-    if not skipped and all(w.sample and len(w.tokens) == w.num_draft + 1 for w in works):
+    if not skipped and all(w.sample and w.wanted is None and len(w.tokens) == w.num_draft + 1 for w in works):
         return None
     return rows_of(works, {i for i, work in enumerate(works) if work.sample and i not in skipped})
 
