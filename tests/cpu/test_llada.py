@@ -17,7 +17,9 @@ from oracle import llada
 from oracle.denoise import kept_by_time
 from ridgeline import LLM, SamplingParams
 from ridgeline.diffusion.commit import shares_by_time
+from ridgeline.diffusion.denoiser import PassNoise
 from ridgeline.errors import ConfigError
+from ridgeline.sample.noise import PURPOSE_ORDER
 from ridgeline.spec import MaskedDiffusion, WholeSequence
 from ridgeline.verify import verify
 
@@ -99,6 +101,24 @@ def test_answers_are_those_of_dreams_loop(steps: int, alg: str, tmp_path: Path) 
     (answer,) = llm.generate([prompt], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, **params))
     wanted = llada.dream_generate(partial(llada.define, DREAM, w), prompt, 12, steps, alg, MASK)
     assert answer.outputs[0].token_ids == wanted
+
+
+@pytest.mark.parametrize("steps", [5, 12, 40])
+def test_answers_are_those_of_dreams_own_order(steps: int, tmp_path: Path) -> None:
+    """With many steps, most of them keep nothing, and are not computed."""
+    w, llm, prompt = write(tmp_path, DREAM), LLM(str(tmp_path)), sequence(9)
+    params = SamplingParams(
+        max_tokens=12, temperature=0, ignore_eos=True, seed=4, remasking="origin", denoising_passes=steps
+    )
+    (answer,) = llm.generate([prompt], params)
+    (key,) = llm.frontend.request(prompt, params).noise
+
+    def draw(step: int, position: int) -> float:
+        return PassNoise(key.seed, key.choice, step).uniform(position, PURPOSE_ORDER)
+
+    wanted = llada.dream_generate(partial(llada.define, DREAM, w), prompt, 12, steps, "origin", MASK, draw)
+    assert answer.outputs[0].token_ids == wanted
+    assert 1 < answer.num_passes <= min(steps, 12)
 
 
 def test_dreams_passes_keep_as_many_tokens_as_its_loop() -> None:

@@ -141,8 +141,14 @@ def llada_generate(look: Pass, prompt: list[int], count: int, block: int, steps:
     return x[len(prompt) :].tolist()
 
 
-def dream_generate(look: Pass, prompt: list[int], count: int, steps: int, alg: str, mask: int) -> list[int]:
-    """Return Dream's greedy answer: logits of a position are for the next one, and time runs from 1 to 0.001."""
+def dream_generate(
+    look: Pass, prompt: list[int], count: int, steps: int, alg: str, mask: int,
+    draw: Callable[[int, int], float] = lambda step, position: 0.0,
+) -> list[int]:  # fmt: skip
+    """Return Dream's greedy answer: logits of a position are for the next one, and time runs from 1 to 0.001.
+
+    draw: the random number in [0, 1) of a step and a position, for `origin`.
+    """
     x, times = torch.tensor([*prompt, *[mask] * count]), torch.linspace(1, 1e-3, steps + 1)
     for i in range(steps):
         logits = look(x.tolist())
@@ -156,6 +162,11 @@ def dream_generate(look: Pass, prompt: list[int], count: int, steps: int, alg: s
             sure = best[:, 0] - best[:, 1]
         elif alg == "entropy":
             sure = (p * torch.log(p + 1e-10)).sum(-1)
+        if alg == "origin":
+            p_transfer = float(1 - times[i + 1] / times[i]) if i < steps - 1 else 1.0
+            taken = torch.tensor([draw(i, p) < p_transfer for p in at.tolist()], dtype=torch.bool)
+            x[at[taken]] = found[taken]
+            continue
         share = 1 - times[i + 1] / times[i]
         number = int(torch.tensor(float(len(at))) * share) if i < steps - 1 else len(at)
         kept = sure.topk(number).indices

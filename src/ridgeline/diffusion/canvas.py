@@ -83,7 +83,7 @@ class CanvasDenoiser:
         return int(uniform * self._soften.vocab_size)
 
     def take(self, logits: LogitRows, work: Work) -> Result:
-        """Return the result of a pass: the canvas's tokens if it is done, else none. logits: of the canvas's tokens."""
+        """Return the result of a pass: the canvas's tokens if it is done, else none. logits: a row for each of them."""
         if not work.num_draft:
             return Result()
         self.passes += 1

@@ -34,6 +34,16 @@ def shares_by_time(masked: int, passes: int) -> list[int]:
     return [count for count in found if count]
 
 
+def by_time(uniforms: Sequence[float], number: int, passes: int) -> list[int]:
+    """Return the indices that a pass keeps, each with the chance that time takes it (Dream's `origin`): maybe none.
+
+    uniforms: noise in [0, 1) of each index. number: the pass's index; the last of `passes` keeps all.
+    """
+    step = (1 - LAST_TIME) / passes
+    chance = 1.0 if number >= passes - 1 else step / (1 - number * step)
+    return [i for i, uniform in enumerate(uniforms) if uniform < chance]
+
+
 # Named by MaskedDiffusion.schedule.
 SCHEDULES: Mapping[Schedule, Callable[[int, int], list[int]]] = {"equal": shares, "time": shares_by_time}
 

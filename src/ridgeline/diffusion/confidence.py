@@ -75,4 +75,5 @@ CONFIDENCES: Mapping[Remasking, Confidence] = {
     "random": random,
     "top_margin": top_margin,
     "entropy": entropy,
+    "origin": random,  # each token has a chance of its own (commit.by_time), and no order
 }

@@ -21,7 +21,7 @@ from math import inf, isfinite
 
 import numpy as np
 
-from ridgeline.diffusion.commit import SCHEDULES, above, surest, within_entropy, within_factor
+from ridgeline.diffusion.commit import SCHEDULES, above, by_time, surest, within_entropy, within_factor
 from ridgeline.diffusion.confidence import CONFIDENCES, Laws
 from ridgeline.diffusion.edit import is_settled, replaced
 from ridgeline.errors import RequestError
@@ -52,7 +52,7 @@ class PassNoise(NoiseKey):
 class Block:
     """The open block. start: its first position. tokens: mask tokens included. masks: indices of those, ascending.
 
-    fixed: number of its first tokens that are of the prompt. edits: passes since it has no mask.
+    fixed: number of its first tokens that are of the prompt. size: masks at first. edits: passes since it has no mask.
     first: all tokens of the first pass, in a whole sequence.
     """
 
@@ -61,6 +61,7 @@ class Block:
     masks: list[int]
     counts: list[int]
     fixed: int = 0
+    size: int = 0
     number: int = 0  # of the next pass
     edits: int = 0
     first: tuple[int, ...] = ()
@@ -150,7 +151,7 @@ class Denoiser:
             size = min(self._row.params.block_length or rest, rest)
         masks = list(range(len(known), size))
         counts = [1] * len(masks) if passes is None else SCHEDULES[self._model.schedule](len(masks), passes)
-        self._open = Block(start, known + [self._model.mask_token] * len(masks), masks, counts, len(known))
+        self._open = Block(start, known + [self._model.mask_token] * len(masks), masks, counts, len(known), len(masks))
 
     def _sequence(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Return all tokens of the next pass, and set `wanted`. With guidance, one of two passes sees no prompt."""
@@ -299,9 +300,21 @@ class Denoiser:
             kept = within_factor([one.probability for one in masked], params.confidence_factor)
         elif params.entropy_bound is not None:
             kept = within_entropy([-one.confidence for one in masked], params.entropy_bound)
+        elif params.remasking == "origin":
+            kept = self._by_time(masked)
         else:
             kept = surest([one.confidence for one in masked], block.counts[block.number])
         return [masked[i] for i in kept]
+
+    def _by_time(self, masked: Sequence[Prediction]) -> list[int]:
+        """Return what passes keep from now on, up to the first one that keeps any: the others would change nothing."""
+        block, passes = self._open, self._row.params.denoising_passes or self._open.size
+        while True:
+            noise = self._noise()
+            uniforms = [noise.uniform(block.start + one.index, PURPOSE_ORDER) for one in masked]
+            if kept := by_time(uniforms, block.number, passes):
+                return kept
+            block.number += 1
 
     def _replaced(self, known: Sequence[Prediction], threshold: float) -> list[Prediction]:
         """Return which predictions replace tokens that the block has."""

@@ -42,7 +42,7 @@ MAX_LENGTH_PENALTY = 10.0  # keeps any length to this power within a float
 MAX_SEED = 2**63 - 1
 FinishReason = Literal["stop", "length", "error"]
 LogprobsMode = Literal["raw", "processed"]
-Remasking = Literal["low_confidence", "random", "top_margin", "entropy"]
+Remasking = Literal["low_confidence", "random", "top_margin", "entropy", "origin"]
 EarlyStopping = bool | Literal["never"]
 
 
@@ -181,9 +181,9 @@ class SamplingParams:
         stage=Stage.END, help="Continue after an end-of-sequence token.",
     ))
     remasking: Remasking = declare("low_confidence", Choice(
-        stage=Stage.PASSES, values=("low_confidence", "random", "top_margin", "entropy"),
-        help="Order in which a diffusion model keeps the tokens of a pass: by their probability, at random, by the "
-        "distance of the best probability to the second, or by the entropy of the distribution.",
+        stage=Stage.PASSES, values=("low_confidence", "random", "top_margin", "entropy", "origin"),
+        help="Order in which a diffusion model keeps the tokens of a pass: by probability, at random, by the distance "
+        "of the best to the second, by entropy, or each with a chance that follows the time of the pass (origin).",
     ))
     denoising_passes: int | None = declare(None, Whole(
         stage=Stage.PASSES, low=1, none="as many as the block has tokens",
