@@ -130,6 +130,7 @@ RULES = (
     Rule(r"python bench/", How.PARSE, "minutes to hours each"),
     Rule(r"curl ", How.CURL, "the server of the test has another port", slow=True),
     Rule(r"pip install ", How.PIP, ".ci/run installs"),
+    Rule(r"(docker|helm|systemctl|cp deploy/) ?", How.FETCH, "it needs a daemon; tests/pure/test_deploy.py checks it"),
     Rule(r"(pip download|tar) ", How.FETCH, "another project's sources, from the network"),
     Rule(r"python -m venv ", How.TOOL, ".ci/run makes one"),
     Rule(r"python tests/compiled/", How.TOOL, "it compiles for minutes"),
