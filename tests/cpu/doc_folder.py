@@ -65,6 +65,10 @@ def make_folder(folder: Path) -> Path:
     write_lines(
         folder / "requests.jsonl", [{"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}]
     )
+    (folder / "questions").mkdir()
+    write_lines(folder / "questions" / "piqa.jsonl", [{"goal": "a", "sol1": "b", "sol2": "c", "label": 0}])
+    for name in ("mmlu", "mmlu.shots"):
+        write_lines(folder / "questions" / f"{name}.jsonl", [{"question": "a", "choices": [*"bcde"], "answer": 0}])
     (folder / "prompts.txt").write_text("one\ntwo\n")
     (folder / "keys.txt").write_text("secret\n")
     (folder / "card.toml").write_text("memory_gb = 96\nbandwidth_gb_per_s = 1800\n[tflops]\nbfloat16 = 250\n")

@@ -132,6 +132,7 @@ RULES = (
     Rule(r"pip install ", How.PIP, ".ci/run installs"),
     Rule(r"(docker|helm|systemctl|cp deploy/) ?", How.FETCH, "it needs a daemon; tests/pure/test_deploy.py checks it"),
     Rule(r"(pip download|tar) ", How.FETCH, "another project's sources, from the network"),
+    Rule(r"python -m ridgeline.harness ", How.FETCH, "lm-eval fetches the questions; tests/cpu/test_tasks.py runs it"),
     Rule(r"python -m venv ", How.TOOL, ".ci/run makes one"),
     Rule(r"python tests/compiled/", How.TOOL, "it compiles for minutes"),
     Rule(r"(ruff|mypy|pytest|cmake|clang-format)( |$)", How.TOOL, ".ci/run and its wheel run them"),

@@ -1,11 +1,10 @@
-"""`ridgeline evaluate`: measure perplexity and bits per byte on texts, divergence, and associative recall."""
+"""`ridgeline evaluate`: measure perplexity and bits per byte on texts, divergence, recall, and answers to questions."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,7 +26,7 @@ _Text = Annotated[
     option(
         "--text",
         help="A text file, a .jsonl file with a text per row, or a folder. May be given several times. Default: none; "
-        "required without --recall.",
+        "required without --recall and --tasks.",
     ),
 ]
 _Against = Annotated[
@@ -54,6 +53,28 @@ _Stride = Annotated[
     option("--stride", help="Tokens from one window's start to the next. Default: half of --context."),
 ]
 _LimitTokens = Annotated[int | None, option("--limit-tokens", min=2, help="Use only the first N tokens. Default: all.")]
+_Tasks = Annotated[
+    str | None,
+    option(
+        "--tasks",
+        help="Benchmarks to answer, separated by commas: hellaswag, arc_easy, arc_challenge, piqa, winogrande, mmlu, "
+        "gsm8k. Default: none. Needs --task-data.",
+    ),
+]
+_TaskData = Annotated[
+    Path | None,
+    option(
+        "--task-data",
+        help="The folder with TASK.jsonl for each of --tasks, and with TASK.shots.jsonl for --shots. Rows have the "
+        "fields of the data sets on the hub. Default: none; required with --tasks.",
+    ),
+]
+_Shots = Annotated[
+    int, option("--shots", min=0, max=64, help="Solved examples before each question of --tasks. Default: 0.")
+]
+_Limit = Annotated[
+    int | None, option("--limit", min=1, help="Use only the first N questions of each of --tasks. Default: all.")
+]
 _Speculative = Annotated[
     str | None,
     option(
@@ -69,6 +90,10 @@ def evaluate(
     text: _Text = None,
     against: _Against = None,
     recall: _Recall = False,
+    tasks: _Tasks = None,
+    task_data: _TaskData = None,
+    shots: _Shots = 0,
+    limit: _Limit = None,
     context: _Context = None,
     stride: _Stride = None,
     limit_tokens: _LimitTokens = None,
@@ -79,18 +104,26 @@ def evaluate(
     load_format: o.LoadFormat = "auto", revision: o.Revision = None, ops: o.Ops = None,
     speculative: _Speculative = None,
 ) -> None:  # fmt: skip
-    """Measure perplexity and bits per byte of texts, and associative recall. With --against, compare the model with its
-    original.
+    """Measure perplexity and bits per byte of texts, associative recall, and answers to questions of benchmarks. With
+    --against, compare the model with its original.
     """
+    from ridgeline.cli.evaluate_tasks import is_generated, measure, read_tasks
     from ridgeline.cli.show.report import say
     from ridgeline.errors import RequestError
 
-    if not text and not recall:
-        raise RequestError("there is nothing to measure: give --text, --recall or both")
+    if not text and not recall and not tasks:
+        raise RequestError("there is nothing to measure: give --text, --recall or --tasks")
+    questions = read_tasks(tasks, task_data, shots, limit)
 
     if speculative not in (None, "off"):
         say(f"note: --speculative {speculative} has no effect: evaluate scores given texts and generates none")
-    common = {"cache": "off", "device": device, "max_model_len": max_model_len, "ops": o.parse_ops(ops)}
+    # Answers are generated in batches, which only the engine makes; texts are scored without its memory.
+    common = {
+        "cache": "on" if is_generated(questions) else "off",
+        "device": device,
+        "max_model_len": max_model_len,
+        "ops": o.parse_ops(ops),
+    }
     given = {
         "tokenizer": tokenizer,
         "dtype": dtype,
@@ -108,6 +141,8 @@ def evaluate(
         report |= _texts(model, llm, original, text, limit_tokens, windows, is_shown=not json_output)
     if recall:
         report |= _recall(llm, original, is_shown=not json_output)
+    if questions:
+        report |= measure(questions, [llm, *([original] if original else [])], shots, is_shown=not json_output)
     if json_output:
         print(json.dumps(report, indent=2, allow_nan=False))
 
@@ -130,6 +165,7 @@ def _texts(
     *, is_shown: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure texts, and return the report's part about them."""
+    from ridgeline.cli.show.progress import count_bar
     from ridgeline.cli.show.report import say
     from ridgeline.evals import measure_divergence, measure_perplexity, read_texts
 
@@ -140,7 +176,7 @@ def _texts(
         say(f"note: skipped: {'; '.join(skipped[:SHOWN])}{more}")
     documents = _documents(llm, original, texts, limit_tokens)
     divergence = None
-    with _tokens_bar(sum(d.num_scored for d in documents)) as on_tokens:
+    with count_bar("tokens", sum(d.num_scored for d in documents)) as on_tokens:
         if original is None:
             perplexity = measure_perplexity(llm.loaded, documents, on_tokens=on_tokens, **windows)
         else:
@@ -154,6 +190,7 @@ def _texts(
 
 def _recall(llm: LLM, original: LLM | None, *, is_shown: bool) -> dict[str, Any]:
     """Measure the recall of one or both models with equal sequences, and return the report's part about it."""
+    from ridgeline.cli.show.progress import count_bar
     from ridgeline.cli.show.recall import recall_table
     from ridgeline.cli.show.tables import screen, show
     from ridgeline.evals import measure_recall, num_recall_tokens, recall_tokens
@@ -162,7 +199,7 @@ def _recall(llm: LLM, original: LLM | None, *, is_shown: bool) -> dict[str, Any]
     tokens = recall_tokens(llm.tokenizer, llm.loaded.spec.vocab_size)
     prefix = llm.tokenizer.encode("")
     models = [llm.loaded] + ([original.loaded] if original else [])
-    with _tokens_bar(sum(num_recall_tokens(one.max_model_len, len(prefix)) for one in models)) as on_tokens:
+    with count_bar("tokens", sum(num_recall_tokens(one.max_model_len, len(prefix)) for one in models)) as on_tokens:
         found = [measure_recall(one, tokens, prefix, on_tokens=on_tokens) for one in models]
     if is_shown:
         show(screen(), *recall_table(found))
@@ -179,23 +216,6 @@ def _documents(llm: LLM, original: LLM | None, texts: Sequence[Any], limit_token
     if original is not None and original.tokenizer is not None:
         check_same_tokens(documents, llm.tokenizer, original.tokenizer)
     return documents
-
-
-@contextmanager
-def _tokens_bar(total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar over the tokens to score. Yields a function to call with the number of tokens just scored."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from ridgeline.cli.show.progress import error_console
-
-    columns = TextColumn("tokens"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    # Without redirect_stdout=False, rich would print stdout's text on the bar's console, which is stderr.
-    bar = Progress(
-        *columns, console=error_console(), transient=True, disable=not sys.stderr.isatty(), redirect_stdout=False
-    )  # fmt: skip
-    task = bar.add_task("tokens", total=total)
-    with bar:
-        yield lambda scored: bar.advance(task, scored)
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------

@@ -126,6 +126,18 @@ def parts_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
+def count_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar over `total` things, labeled `what`. Yields a function to call with the number of those just done."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    bar = _bar(*columns, shown=sys.stderr.isatty())
+    task = bar.add_task(what, total=total)
+    with bar:
+        yield lambda done: bar.advance(task, done)
+
+
+@contextmanager
 def named_parts_bar(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
     """Show a bar over `total` parts. Yields a function that shows what is done now, and one to call after each part."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
