@@ -64,6 +64,9 @@ RULES = (
         How.PARSE,
         SIZES,
     ),
+    Rule(
+        r"ridgeline --install-completion", How.FETCH, "it changes the shell's own files; tests/cpu/test_completion.py"
+    ),
     Rule(r"ridgeline .*--attention bf16", How.PARSE, "it needs a CPU with AVX-512 BF16"),
     Rule(
         r"ridgeline quantize .*--scheme qat",

@@ -26,6 +26,7 @@ from ridgeline.cli import (
     generate,
     inspect,
     lab,
+    man,
     plan,
     prune,
     quantize,
@@ -74,6 +75,7 @@ app.command("prune")(prune.prune)
 app.command("convert")(convert.convert)
 app.command("cheaper")(cheaper.cheaper)
 app.command("lab")(lab.lab)
+app.command("man")(man.man)
 bench.app.command("serve")(bench_serve.bench_serve)
 bench.app.command("replay")(replay.replay)
 app.add_typer(bench.app, name="bench")
