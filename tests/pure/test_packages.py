@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import yaml
 import ridgeline
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = SETTINGS["project"]
 
 
 def test_the_citation_describes_the_package() -> None:
@@ -26,3 +28,24 @@ def test_the_citation_describes_the_package() -> None:
 
 def test_the_version_has_a_release_note() -> None:
     assert f"\n## {ridgeline.__version__}\n" in (ROOT / "docs/releases.md").read_text(encoding="utf-8")
+
+
+def test_wheels_are_built_for_each_python_that_the_package_takes() -> None:
+    """3.11 has a wheel of its own. The others share one with the stable ABI, which the least of them builds."""
+    least, most = (int(part) for part in re.findall(r"3\.(\d+)", PROJECT["requires-python"]))
+    taken = [f"cp3{minor}" for minor in range(least, most)]
+    assert SETTINGS["tool"]["cibuildwheel"]["build"] == [f"{name}-*" for name in taken]
+    assert SETTINGS["tool"]["scikit-build"]["wheel"]["py-api"] == taken[1]
+    named = [one for one in PROJECT["classifiers"] if one.startswith("Programming Language :: Python :: 3.")]
+    assert [f"cp3{one.rpartition('.')[2]}" for one in named] == taken
+
+
+def test_the_workflows_run_the_daily_check_and_build_wheels() -> None:
+    check, wheels = (
+        yaml.safe_load((ROOT / f".github/workflows/{name}.yaml").read_text(encoding="utf-8"))["jobs"]
+        for name in ("check", "wheels")
+    )
+    assert {"run": ".ci/run"} in check["check"]["steps"]
+    platforms = wheels["wheels"]["strategy"]["matrix"]["os"]
+    assert [re.sub(r"-[\d.]+", "", name) for name in platforms] == ["ubuntu", "ubuntu-arm", "macos", "windows"]
+    assert any("cibuildwheel" in step.get("uses", "") for step in wheels["wheels"]["steps"])
