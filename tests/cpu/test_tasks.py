@@ -113,7 +113,7 @@ def run_lm_eval(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 
 @pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore")  # of lm-eval and of what it imports
+@pytest.mark.filterwarnings("ignore")  # lm-eval and its imports warn
 @pytest.mark.parametrize(("model", "shots"), [(BUILT_IN["pocket"], 0), (DATA / "stories260K", 1)])
 def test_tasks_equal_those_of_lm_eval(
     model: Path,

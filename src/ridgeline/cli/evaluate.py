@@ -1,4 +1,4 @@
-"""`ridgeline evaluate`: measure perplexity and bits per byte on texts, divergence, recall, and answers to questions."""
+"""`ridgeline evaluate`: measure losses of texts, divergence, associative recall, and answers to questions."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 class Question:
     """A question whose possible answers are scored, or one whose answer is generated.
 
-    contexts, continuations: what stands before and after the space, one for each possible answer; a generated answer
+    contexts, continuations: the texts before and after the space, one for each possible answer; a generated answer
     has one of each. answer: index of the right one. about: the subject, whose questions share examples.
     """
 

@@ -24,7 +24,7 @@ Generate = Callable[[Sequence[Sequence[int]]], list[str]]  # from prompts of ids
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a model reached on a task.
+    """The shares of right answers that a model reached on a task.
 
     accuracy: the share of questions whose right answer is the likeliest; of generated answers, those whose number
     after "####" is right. normalized: with each log likelihood divided by the characters of its answer. last_number:
