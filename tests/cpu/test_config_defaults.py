@@ -61,6 +61,9 @@ INSTEAD: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     **dict.fromkeys(("gpt_bigcode",), GPT2),
     **dict.fromkeys(("gptj", "codegen"), GPT2 | {"n_head": 16, "n_positions": 2048}),
+    "falcon": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
+    "bloom": {"vocab_size": 1000, "hidden_size": 64 * 24, "n_layer": 30, "n_head": 64},
+    "mpt": {"vocab_size": 1000, "d_model": 64 * 24, "n_layers": 30, "n_heads": 64, "max_seq_len": 12_000},
     "opt": {name: size for name, size in SIZES.items() if name != "intermediate_size"} | {"ffn_dim": 3000},
     "gpt_neo": {
         "vocab_size": 1000,

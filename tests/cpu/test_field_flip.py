@@ -118,7 +118,7 @@ ABSENT = {"qkv_bias", "out_bias", "bias", "router_bias", "sinks", "qk_norm", "pr
 ABSENT |= {"latent_bias", "q_lora_rank", "conv_bias"}
 ABSENT |= {"choice_bias", "shared", "groups"}  # the possible number of groups differs in every case
 ABSENT |= {"layer_embeddings", "embedded", "out_scale", "expert_scale"}
-ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate", "head_bias"}
+ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate", "head_bias", "embed_norm"}
 # Yarn rounds numbers that follow from these fields to whole pairs of a head. There are few pairs, so only one of
 # several values must move the logits.
 ROUNDED = {"beta_fast", "beta_slow", "original_max_position_embeddings"}
@@ -163,7 +163,7 @@ def changed(part: Any, field: str) -> Any:
         caps = dict.fromkeys(("softcap", "logit_softcap"), 2.0)
         return {
             **caps, "window": WINDOW, "scaling": LinearScaling(2.0), "pattern": FirstTokens(4), "dt_most": 0.5,
-            "inner_norm": RMSNorm(1e-2), "value_eps": 1.0,
+            "inner_norm": RMSNorm(1e-2), "value_eps": 1.0, "alibi": 8.0,
         }[field]  # fmt: skip
     match field:
         case "eps" | "value_eps":
@@ -263,7 +263,7 @@ def with_field(part: Any, field: str, value: Any) -> Any:
 def other_kinds(part: Any, field: str) -> Iterator[Any]:
     """Return replacements for a nested part that need the same weights: nothing, or the simpler kind."""
     value = getattr(part, field)
-    if field in ("qk_norm", "post_norm", "rope", "scaling", "groups", "shared") or (
+    if field in ("qk_norm", "post_norm", "embed_norm", "rope", "scaling", "groups", "shared") or (
         field == "pre_norm" and isinstance(part, Layer)
     ):
         yield None
@@ -280,7 +280,7 @@ def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
             yield "ParallelLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
     elif isinstance(layer, DeepNormLayer):
         yield "DeepNormLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
-    elif layer.mixer and layer.mlp and layer.pre_norm and not layer.post_norm:
+    elif isinstance(layer, Layer) and layer.mixer and layer.mlp and layer.pre_norm and not layer.post_norm:
         yield "Layer", ParallelLayer(layer.mixer, layer.mlp, layer.pre_norm)
 
 

@@ -171,6 +171,8 @@ ATTENTION = [
     Attention(4, 2, 8, 0.6, window=100, softcap=3.0),
     Attention(6, 2, 8, 0.6, sinks=True),
     Attention(4, 1, 8, 0.6, window=24, softcap=3.0, sinks=True),
+    Attention(6, 2, 8, 0.6, alibi=8.0),
+    Attention(4, 1, 8, 0.6, window=24, softcap=3.0, sinks=True, alibi=4.0),
     Attention(4, 2, 8, 0.6, window=9, pattern=FirstTokens(4)),
     Attention(4, 2, 8, 0.6, window=9, pattern=Dilated(5)),
     Attention(4, 2, 8, 0.6, window=9, pattern=Strided(11), sinks=True),

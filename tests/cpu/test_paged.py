@@ -112,6 +112,7 @@ def run_chunks(
     | st.builds(FirstTokens, st.integers(1, 40))
     | st.builds(Dilated, st.integers(1, 9))
     | st.builds(Strided, st.integers(1, 30)),
+    alibi=st.sampled_from([None, 8.0]),
     sight=st.sampled_from([CAUSAL, CAUSAL, Blocks(1), Blocks(4), Blocks(7), Blocks(32)]),
     page_tokens=st.sampled_from([1, 3, 16, 64]),
     lengths=st.lists(st.integers(1, 100), min_size=1, max_size=6),
@@ -120,11 +121,12 @@ def run_chunks(
 )
 def test_paged_equals_dense(
     heads: tuple[int, int], window: int | None, softcap: float | None, sinks: bool, pattern: Pattern | None,
-    sight: Sight, page_tokens: int, lengths: list[int], seed: int, device: str,
+    alibi: float | None, sight: Sight, page_tokens: int, lengths: list[int], seed: int, device: str,
 ) -> None:  # fmt: skip
-    window = window if sight == CAUSAL else None
+    window, alibi = (window, alibi) if sight == CAUSAL else (None, None)
     pattern = pattern if window else None
-    case = Attention(*heads, 8, 0.3, window=window, softcap=softcap, sinks=sinks, pattern=pattern, sight=sight)
+    look = {"window": window, "pattern": pattern, "sight": sight, "alibi": alibi}
+    case = Attention(*heads, 8, 0.3, softcap=softcap, sinks=sinks, **look)
     out, dense = run_chunks(case, page_tokens, lengths, seed, device)
     np.testing.assert_allclose(out, dense, rtol=1e-5, atol=3e-6)
 

@@ -267,6 +267,8 @@ def attend(
                 scores = k[keys, h // group] @ q[i, h] * case.scale
                 if case.softcap:
                     scores = case.softcap * np.tanh(scores / case.softcap)
+                if case.alibi is not None:
+                    scores = scores - case.slopes[h] * (i - np.asarray(keys))
                 rest = -np.inf if sinks is None else sinks[h]
                 highest = max(scores.max(), rest)
                 weights = np.exp(scores - highest)
@@ -295,6 +297,8 @@ CASES = [
     Attention(4, 2, 8, 0.3, softcap=3.0),
     Attention(6, 2, 8, 0.3, sinks=True),
     Attention(4, 1, 8, 0.3, window=24, softcap=3.0, sinks=True),
+    Attention(6, 2, 8, 0.3, alibi=8.0),
+    Attention(4, 1, 8, 0.3, window=24, softcap=3.0, sinks=True, alibi=4.0),
     Attention(4, 2, 8, 0.3, window=9, pattern=FirstTokens(4)),
     Attention(4, 2, 8, 0.3, window=9, pattern=Dilated(5)),
     Attention(4, 2, 8, 0.3, window=9, pattern=Strided(11), sinks=True),

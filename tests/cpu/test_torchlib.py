@@ -132,6 +132,7 @@ def test_whole_prompts(lengths: tuple[int, ...]) -> None:
         (api.ATTENTION, replace(GROUPED, window=8), "has no windows"),
         (api.ATTENTION, replace(GROUPED, softcap=5.0), "no soft caps"),
         (api.ATTENTION, replace(GROUPED, sinks=True), "sinks"),
+        (api.ATTENTION, replace(GROUPED, alibi=8.0), "slopes"),
         (api.ATTENTION, GROUPED, "a token's bits may depend on its batch; --ops attention=torchlib accepts that"),
         (api.PAGED_ATTENTION, GROUPED, "FlashAttention 3, and its package flash_attn_interface is not installed"),
         (api.PAGED_ATTENTION, GROUPED, "flash-attn is not installed; FlashInfer is not installed"),

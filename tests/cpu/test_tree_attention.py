@@ -36,6 +36,7 @@ CASES: dict[str, Case] = {
     "first tokens": Attention(4, 2, 16, 0.3, window=4, pattern=FirstTokens(3)),
     "dilated": Attention(4, 2, 16, 0.3, window=4, pattern=Dilated(3)),
     "strided": Attention(4, 2, 16, 0.3, window=3, pattern=Strided(5), sinks=True),
+    "slopes": Attention(6, 2, 16, 0.3, alibi=8.0),
     "latents": LATENT,
 }
 DTYPES = ("float32", "bfloat16", "float16", "int8", "fp8")
@@ -77,7 +78,7 @@ class Rig:
         self.free = list(range(1, 400))
 
     def op(self, op: api.Op[Any]) -> Callable[..., Any]:
-        if self.device == "cpu":
+        if self.device == "cpu" and KERNELS[op].refuses(self.case) is None:
             made: Callable[..., Any] = KERNELS[op].make(self.case, self.pool)
             return made
         return self.backend.primitive(op, self.case)

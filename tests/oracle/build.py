@@ -34,7 +34,7 @@ PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 # Standard deviation of a matrix, relative to a variance-preserving draw: sharp attention reveals mistakes.
 GAIN = 1.5
 # Prefixes of the class names of norms that multiply by 1 + weight.
-FROM_ONE = ("GemmaRMSNorm", "Gemma2", "Gemma3", "Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
+FROM_ONE = ("GemmaRMSNorm", "Gemma2", "Gemma3", "VaultGemma", "Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
 
 
 # Stored buffers that follow from the config: tables of MiniMax's decays.
@@ -199,11 +199,13 @@ def router_gap(model: nn.Module, sequences: Sequence[Sequence[int]]) -> float:
     gap = float("inf")
     for tokens in sequences if _num_chosen(model.config) else ():
         ends = ("e_score_correction_bias", "expert_bias")
-        biases = [b for name, b in model.named_buffers() if name.endswith(ends)]
+        stored = (*model.named_buffers(), *model.named_parameters())
+        biases = [b.flatten() for name, b in stored if name.endswith(ends)]
         found = _forward(model, tokens, output_router_logits=True).router_logits
         for i, logits in enumerate(found):
             logits = logits.log() if model.config.model_type == "gemma4_text" else logits  # it returns probabilities
-            rated = logits.sigmoid() + biases[i] if biases else logits
+            score = logits.softmax(-1) if model.config.model_type == "ernie4_5_moe" else logits.sigmoid()
+            rated = score + biases[i] if biases else logits
             gap = min(gap, *_choice_gaps(model.config, rated))
     return gap
 

@@ -9,8 +9,10 @@ from oracle import (
     cases_delta,
     cases_dense,
     cases_experts,
+    cases_falcon,
     cases_gemma,
     cases_hybrid,
+    cases_kin,
     cases_layer_norm,
     cases_linear,
     cases_more,
@@ -21,6 +23,8 @@ from oracle.case import Case
 CASES: dict[str, Case] = (
     cases_dense.CASES
     | cases_more.CASES
+    | cases_kin.CASES
+    | cases_falcon.CASES
     | cases_gemma.CASES
     | cases_layer_norm.CASES
     | cases_experts.CASES

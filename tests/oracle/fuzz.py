@@ -45,8 +45,8 @@ EQUAL, BOTH, UNSERVED, LENIENT = "equal", "both refuse", "we refuse", "only we a
 DIFFERENT, CRASH, UNEXPLAINED = "NOT EQUAL", "CRASH", "NO REASON"
 # Families with windows: in the layers of one kind, and in all layers.
 BY_KIND = (
-    "cohere2", "dots1", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss", "olmo3", "qwen2", "qwen2_moe",
-    "qwen3", "smollm3",
+    "afmoe", "cohere2", "cwm", "dots1", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss",
+    "ministral", "olmo3", "qwen2", "qwen2_moe", "qwen3", "smollm3", "vaultgemma",
 )  # fmt: skip
 WINDOWED = ("minimax", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2")
 BAD = (DIFFERENT, CRASH, UNEXPLAINED)

@@ -54,10 +54,18 @@ REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "olmo2", "olmo3", "glm", "glm4", "gpt_neox"), SIZES),
     **dict.fromkeys(("gemma", "arcee", "seed_oss", "helium", "ernie4_5", "starcoder2", "exaone4"), SIZES),
     **dict.fromkeys(("qwen2_moe", "olmoe", "glm4_moe", "minimax_m2"), SIZES),
+    **dict.fromkeys(("ministral", "cwm", "exaone", "internlm3", "iquestcoder", "jais2", "hyperclovax"), SIZES),
+    **dict.fromkeys(("vaultgemma", "sarvam_moe", "sarvam_mla", "glm4_moe_lite", "youtu"), SIZES),
+    "solar_open": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
+    **dict.fromkeys(("flex_olmo", "exaone_moe", "afmoe", "ernie4_5_moe"), SIZES),
     "dots1": SIZES | EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1},
     "gpt2": GPT2,
     **dict.fromkeys(("gptj", "codegen", "gpt_bigcode"), GPT2),
     **dict.fromkeys(("cohere", "cohere2", "phi", "stablelm"), SIZES),
+    "falcon": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
+    "persimmon": SIZES,
+    "bloom": {"vocab_size": 32, "hidden_size": 64, "n_head": 4, "n_layer": 4},
+    "mpt": {"vocab_size": 32, "d_model": 64, "n_heads": 4, "n_layers": 4, "max_seq_len": 128},
     "opt": {name: size for name, size in SIZES.items() if name != "intermediate_size"} | {"ffn_dim": 48},
     "gpt_neo": {"vocab_size": 32, "hidden_size": 64, "num_layers": 24, "num_heads": 4, "max_position_embeddings": 128},
     "lfm2": {name: SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
@@ -109,6 +117,8 @@ EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text", "glm", "glm4", "qwen3", "sdar"), HEADS),
     **dict.fromkeys(("gemma", "seed_oss", "helium", "ernie4_5", "minimax_m2"), HEADS),
     **dict.fromkeys(("starcoder2", "exaone4", "qwen2_moe", "glm4_moe", "dots1"), KV_HEADS),
+    **dict.fromkeys(("cwm", "internlm3", "iquestcoder", "vaultgemma", "solar_open", "sarvam_moe"), HEADS),
+    **dict.fromkeys(("ministral", "exaone", "exaone_moe", "ernie4_5_moe"), KV_HEADS),
     "llada2_moe": KV_HEADS | {"mask_token_id": 3},
     "diffusion_gemma": {"canvas_length": 8},
     "Dream": KV_HEADS | {"mask_token_id": 3},
@@ -684,7 +694,7 @@ def test_shapes_of_layers() -> None:
     assert tied == {
         "gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2", "lfm2_moe", "llada",
         "ernie4_5", "starcoder2", "gemma3", "gemma4", "gemma4_text", "diffusion_gemma", "cohere", "cohere2",
-        "gpt_bigcode", "opt", "gpt_neo",
+        "gpt_bigcode", "opt", "gpt_neo", "vaultgemma", "youtu", "ernie4_5_moe", "falcon", "bloom", "mpt",
     }  # fmt: skip
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
     assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5
@@ -773,7 +783,8 @@ def test_a_language_model_inside_another() -> None:
 # ---- names --------------------------------------------------------------------------------------------------
 
 TIED = {"llada": "weight_tying"}  # other names of the field
-UNBIASED = ("phi3", "nemotron_h")  # these families read the field only to refuse it
+# These families read the field only to refuse it, or not alone.
+UNBIASED = ("phi3", "nemotron_h", "afmoe", "internlm3")
 
 
 @EVERY

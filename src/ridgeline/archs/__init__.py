@@ -13,10 +13,12 @@ from typing import Any
 from ridgeline.archs import (
     bamba,
     bert,
+    bloom,
     cohere,
     deepseek,
     dense,
     diffusion_gemma,
+    falcon,
     gemma,
     gemma4,
     glm,
@@ -51,6 +53,7 @@ from ridgeline.spec import ModelSpec, from_json
 MODULES = (
     llama, dense, gemma, gemma4, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi,
     bamba, granite, nemotron, sdar, llada2, llada, diffusion_gemma, routed, cohere, phi, gptj, opt,
+    falcon, bloom,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 ENCODERS: Mapping[str, Family] = {family.model_type: family for module in (bert,) for family in module.FAMILIES}

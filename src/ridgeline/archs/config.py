@@ -226,6 +226,20 @@ class Config:
         self._raw = {**defaults, **self._raw}
         return self
 
+    def rename(self, names: Mapping[str, str]) -> Config:
+        """Read fields that some files write under other names, and return this reader. names: the usual names by the
+        others. Raises ConfigError if a field has both names and two values.
+        """
+        for other, name in names.items():
+            self._read.add(other)
+            if other in self._raw and self._raw.get(name, value := self._raw[other]) != value:
+                raise self.error(
+                    other, f"is {value!r:.100}, but {name} is {self._raw[name]!r:.100}; both must be equal"
+                )
+            if other in self._raw:
+                self._raw = {**self._raw, name: self._raw[other]}
+        return self
+
     def expect(self, name: str, *allowed: object, null: bool = True) -> None:
         """Check a field that is supported only with these values. It may be absent, or null if `null` is set."""
         value = self.raw(name)

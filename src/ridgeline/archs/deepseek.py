@@ -7,15 +7,15 @@ from dataclasses import replace
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, decoder, expert_groups, gated_mlp, rms_norm
 from ridgeline.archs.names import LLAMA, Each, Flat, Tensor
-from ridgeline.archs.rope import Rotation, read_rope, yarn_temperature
+from ridgeline.archs.rope import SCALINGS, Rotation, Scalings, read_rope, yarn_temperature
 from ridgeline.spec import GatedMLP, LatentAttention, Layer, ModelSpec, MoE, Norm, RMSNorm
 
 
-def _attention(c: Config, *, interleaved: bool) -> LatentAttention:
+def _attention(c: Config, *, interleaved: bool, kinds: Scalings = SCALINGS) -> LatentAttention:
     """Read the attention of both generations; yarn's temperature is part of the scale if the config asks for that."""
     nope, rotated = c.get_size("qk_nope_head_dim", 128), c.get_size("qk_rope_head_dim", 64)
     bias = c.get_bool("attention_bias", False)
-    rope = read_rope(c, rotated, Rotation(interleaved=interleaved))
+    rope = read_rope(c, rotated, Rotation(interleaved=interleaved, kinds=kinds))
     return LatentAttention(
         num_heads=c.get_size("num_attention_heads"),
         kv_lora_rank=c.get_size("kv_lora_rank", 512),
@@ -87,6 +87,11 @@ def deepseek_v2(c: Config) -> ModelSpec:
 
 def deepseek_v3(c: Config) -> ModelSpec:
     """DeepSeek-V3 and R1: sigmoid scores, and a bias that only affects which experts are chosen (arXiv:2412.19437)."""
+    return _third(c, c.get_int("first_k_dense_replace", 3))
+
+
+def _third(c: Config, first: int, kinds: Scalings = SCALINGS) -> ModelSpec:
+    """Return a model of the third generation, with experts from layer `first` on. kinds: scalings of rotations."""
     norm, dense = rms_norm(c), gated_mlp(c)
     c.expect("scoring_func", "sigmoid")
     c.expect("topk_method", "noaux_tc")
@@ -105,8 +110,33 @@ def deepseek_v3(c: Config) -> ModelSpec:
         scale=c.get_float("routed_scaling_factor", 2.5),
     )
     interleaved = c.get_bool("rope_interleave", True, null=False)
-    first = c.get_int("first_k_dense_replace", 3)
-    return decoder(c, _layers(c, _attention(c, interleaved=interleaved), norm, moe, dense, first), norm)
+    return decoder(c, _layers(c, _attention(c, interleaved=interleaved, kinds=kinds), norm, moe, dense, first), norm)
+
+
+def glm4_moe_lite(c: Config) -> ModelSpec:
+    """GLM 4.7 Flash: DeepSeek-V3 in other sizes; `mlp_layer_types` says which layers have experts."""
+    count, names = c.get_layer_count(), ("dense", "sparse")
+    kinds = c.get_choices("mlp_layer_types", count, names) or ["dense", *["sparse"] * (count - 1)]
+    sizes = {"moe_intermediate_size": 1536, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256}
+    experts = {"n_routed_experts": 64, "num_experts_per_tok": 4, "routed_scaling_factor": 1.8}
+    c.assume({**sizes, **experts, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5})
+    spec, dense = _third(c, 0), gated_mlp(c)
+    layers = zip(kinds, spec.layers, strict=True)
+    return replace(spec, layers=tuple(replace(own, mlp=dense) if kind == "dense" else own for kind, own in layers))
+
+
+def sarvam_mla(c: Config) -> ModelSpec:
+    """Sarvam 105B: DeepSeek-V3 without groups, whose queries are not compressed."""
+    c.rename({"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"})
+    c.assume({"n_routed_experts": 128, "q_lora_rank": None, "n_group": 1, "topk_group": 1})
+    return _third(c, c.get_int("first_k_dense_replace", 1), {**SCALINGS, "deepseek_yarn": SCALINGS["yarn"]})
+
+
+def youtu(c: Config) -> ModelSpec:
+    """Youtu-LLM 2B: DeepSeek-V3's attention with dense MLPs (arXiv:2512.24618)."""
+    norm, dense, interleaved = rms_norm(c), gated_mlp(c), c.get_bool("rope_interleave", True, null=False)
+    layer = Layer(_attention(c, interleaved=interleaved), dense, norm)
+    return decoder(c, (layer,) * c.get_layer_count(), norm, tied=True)
 
 
 _EXPERTS = ("gate", "up", "down")
@@ -132,7 +162,11 @@ V3_NAMES = V2_NAMES.with_parts(
 
 # Other fields give the head sizes; load balancing matters in training only; ep_size is about placement.
 _HARMLESS = ("num_key_value_heads", "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size")
+_MTP = ("num_nextn_predict_layers", "num_mtp_layers")
 FAMILIES = (
     Family("deepseek_v2", deepseek_v2, V2_NAMES, _HARMLESS),
-    Family("deepseek_v3", deepseek_v3, V3_NAMES, (*_HARMLESS, "num_nextn_predict_layers", "num_mtp_layers")),
+    Family("glm4_moe_lite", glm4_moe_lite, V3_NAMES, (*_HARMLESS, *_MTP, "first_k_dense_replace")),
+    Family("sarvam_mla", sarvam_mla, V3_NAMES, (*_HARMLESS, *_MTP, "q_head_dim")),
+    Family("youtu", youtu, V3_NAMES, (*_HARMLESS, "embedding_initializer_range")),
+    Family("deepseek_v3", deepseek_v3, V3_NAMES, (*_HARMLESS, *_MTP)),
 )

@@ -19,7 +19,7 @@ from ridgeline.archs.family import (
 from ridgeline.archs.names import LLAMA
 from ridgeline.archs.olmo import NAMES as POST_NORM_NAMES
 from ridgeline.archs.rope import Rotation, read_rope
-from ridgeline.spec import MLP, GatedMLP, Layer, LayerNorm, ModelSpec
+from ridgeline.spec import MLP, Attention, GatedMLP, Layer, LayerNorm, ModelSpec, RMSNorm
 
 
 def gemma(c: Config) -> ModelSpec:
@@ -38,6 +38,15 @@ def arcee(c: Config) -> ModelSpec:
     heads, norm, bias = Heads.read(c, null_head_dim=True), rms_norm(c, 1e-5), c.get_bool("attention_bias", False)
     mixer = attention(heads, read_rope(c, heads.head_dim), qkv_bias=bias, out_bias=bias)
     mlp = MLP(c.get_size("intermediate_size"), c.get_activation("hidden_act", "relu2"), c.get_bool("mlp_bias", False))
+    return decoder(c, (Layer(mixer, mlp, norm),) * c.get_layer_count(), norm)
+
+
+def jais2(c: Config) -> ModelSpec:
+    """Jais 2: MLPs without a gate, with squared ReLU; layer norms and biases."""
+    heads, norm = Heads.read(c, null_head_dim=True), LayerNorm(c.get_eps("layer_norm_eps", 1e-5))
+    qkv = c.get_bool("attention_bias", True)
+    mixer = attention(heads, read_rope(c, heads.head_dim), qkv_bias=qkv, out_bias=qkv)
+    mlp = MLP(c.get_size("intermediate_size"), c.get_activation("hidden_act", "relu2"), c.get_bool("mlp_bias", True))
     return decoder(c, (Layer(mixer, mlp, norm),) * c.get_layer_count(), norm)
 
 
@@ -81,12 +90,17 @@ def exaone4(c: Config) -> ModelSpec:
     """EXAONE 4: norms after each branch, norms of heads; with windows, global layers have no positions
     (arXiv:2507.11407).
     """
-    heads, norm = Heads.read(c, num_kv_heads=32, null_kv=False), rms_norm(c, 1e-5)
+    norm, mlp = rms_norm(c, 1e-5), gated_mlp(c)
+    return decoder(c, tuple(Layer(own, mlp, None, norm) for own in local_and_unrotated(c, norm)), norm)
+
+
+def local_and_unrotated(c: Config, norm: RMSNorm) -> list[Attention]:
+    """Return EXAONE 4's attention of each layer."""
+    heads = Heads.read(c, num_kv_heads=32, null_kv=False)
     window, period = c.get_size("sliding_window", 4096, None), c.get_int("sliding_window_pattern", 4, 0)
     windows = layer_windows(c, lambda i: window is not None and bool(period) and (i + 1) % period != 0, window)
     mixer = attention(heads, read_rope(c, heads.head_dim), qk_norm=norm)
-    mixers = [replace(mixer, window=w, rope=mixer.rope if w or window is None else None) for w in windows]
-    return decoder(c, tuple(Layer(own, gated_mlp(c), pre_norm=None, post_norm=norm) for own in mixers), norm)
+    return [replace(mixer, window=w, rope=mixer.rope if w or window is None else None) for w in windows]
 
 
 STARCODER2_NAMES = LLAMA.with_parts(parts={"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"})
@@ -94,6 +108,7 @@ STARCODER2_NAMES = LLAMA.with_parts(parts={"mlp.up": "mlp.c_fc", "mlp.down": "ml
 FAMILIES = (
     Family("gemma", gemma, harmless=("hidden_activation",)),
     Family("arcee", arcee),
+    Family("jais2", jais2),
     Family("seed_oss", seed_oss, harmless=("residual_dropout",)),
     Family("helium", helium),
     Family("ernie4_5", ernie4_5),

@@ -17,12 +17,21 @@ def _mlp(c: Config) -> GatedMLP:
 
 def gemma2(c: Config) -> ModelSpec:
     """Gemma 2: every second layer is local; attention scores and logits are soft-capped (arXiv:2408.00118)."""
+    c.expect("use_bidirectional_attention", False)
+    return _capped(c, post_norm=True)
+
+
+def vaultgemma(c: Config) -> ModelSpec:
+    """VaultGemma: Gemma 2 without norms after the branches (arXiv:2510.15001)."""
+    return _capped(c, post_norm=False)
+
+
+def _capped(c: Config, *, post_norm: bool) -> ModelSpec:
     heads, norm, bias = (
         Heads.read(c, num_kv_heads=4, head_dim_default=256, null_kv=False),
         rms_norm(c, offset=1.0),
         c.get_bool("attention_bias", False),
     )
-    c.expect("use_bidirectional_attention", False)
     rope, mlp = read_rope(c, heads.head_dim), _mlp(c)
     # An absent cap has the default; only null means no cap.
     softcap = c.get_positive("attn_logit_softcapping", 50.0, None)
@@ -33,7 +42,7 @@ def gemma2(c: Config) -> ModelSpec:
             attention(
                 heads, rope, qkv_bias=bias, out_bias=bias, scale=scale, window=window, softcap=softcap
             ),
-            mlp, norm, norm,
+            mlp, norm, norm if post_norm else None,
         )
         for window in layer_windows(c, lambda i: i % 2 == 0, c.get_size("sliding_window", 4096, None))
     )  # fmt: skip
@@ -112,6 +121,7 @@ _OLD = ("hidden_act", "_sliding_window_pattern")
 # Some configs also contain hidden_act and sliding_window_size, which the published code does not read.
 FAMILIES = (
     Family("gemma2", gemma2, NAMES, harmless=("hidden_act", "sliding_window_size")),
+    Family("vaultgemma", vaultgemma, NAMES),
     Family("gemma3_text", gemma3, NAMES, harmless=_OLD),
     Family("gemma3", gemma3_inside, INSIDE, (*_OLD, *_WHOLE), within="text_config", note=_NOTE),
 )

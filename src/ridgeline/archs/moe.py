@@ -7,7 +7,7 @@ from dataclasses import replace
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, layer_windows, rms_norm, whole_heads
 from ridgeline.archs.llama import qwen3_attention, switched_window
-from ridgeline.archs.names import LLAMA, Each
+from ridgeline.archs.names import LLAMA, Each, Tensor
 from ridgeline.archs.rope import Rotation, read_rope
 from ridgeline.spec import GatedMLP, Layer, ModelSpec, MoE
 
@@ -72,6 +72,42 @@ def olmoe(c: Config) -> ModelSpec:
     return decoder(c, (Layer(mixer, moe, norm),) * c.get_layer_count(), norm)
 
 
+def flex_olmo(c: Config) -> ModelSpec:
+    """FlexOlmo: OLMo 2 with experts in every layer (arXiv:2507.07024)."""
+    heads, norm, bias = whole_heads(c, Heads.read(c)), rms_norm(c), c.get_bool("attention_bias", False)
+    rope = read_rope(c, heads.head_dim, Rotation(5e5))
+    mixer = attention(heads, rope, qkv_bias=bias, out_bias=bias, qk_norm=norm, qk_norm_over="all_heads")
+    moe = MoE(
+        c.get_size("num_experts", 7), c.get_size("num_experts_per_tok", 5), c.get_size("intermediate_size"),
+        c.get_activation("hidden_act", "silu"), normalize=c.get_bool("norm_topk_prob", False),
+    )  # fmt: skip
+    return decoder(c, (Layer(mixer, moe, None, norm),) * c.get_layer_count(), norm)
+
+
+def ernie4_5_moe(c: Config) -> ModelSpec:
+    """ERNIE 4.5 with experts: neighboring numbers rotate together; a number per expert affects the choice alone."""
+    c.rename({"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"})
+    heads, norm, bias = Heads.read(c, num_kv_heads=4), rms_norm(c, 1e-5), c.get_bool("use_bias", False)
+    dense = gated_mlp(c, bias=bias)
+    rope = read_rope(c, heads.head_dim, Rotation(5e5, interleaved=True))
+    mixer = attention(heads, rope, qkv_bias=bias, out_bias=bias)
+    experts, chosen = c.get_size("moe_num_experts", 64), c.get_size("moe_k", 6)
+    inner, num_shared = c.get_size("moe_intermediate_size", 1536), c.get_int("moe_num_shared_experts", 2)
+    if chosen > experts:
+        raise c.error("moe_k", f"is {chosen}, more than the {experts} experts")
+    if c.get_float("moe_norm_min", 1e-12) > chosen / experts:
+        raise c.error("moe_norm_min", f"is not below {chosen / experts}, the least sum of the chosen scores")
+    moe = MoE(
+        experts, chosen, inner, dense.activation, choice_bias=True,
+        shared=replace(dense, intermediate_size=inner * num_shared) if num_shared > 0 else None,
+    )  # fmt: skip
+    count, step = c.get_layer_count(), c.get_size("moe_layer_interval", 1)
+    first, last = c.get_int("moe_layer_start_index", 1), c.get_int("moe_layer_end_index", -1)
+    last = count - 1 if last == -1 else last
+    layers = (Layer(mixer, moe if (i + 1) % step == 0 and first <= i <= last else dense, norm) for i in range(count))
+    return decoder(c, tuple(layers), norm, tied=True, head_bias=bias)
+
+
 MIXTRAL_NAMES = LLAMA.with_parts(
     parts={
         "mlp.router": "block_sparse_moe.gate",
@@ -94,10 +130,23 @@ QWEN2_NAMES = QWEN_NAMES.with_parts(
     }
 )
 
+ERNIE_NAMES = QWEN_NAMES.with_parts(
+    parts={
+        **{f"mlp.shared.{n}": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")},
+        "mlp.choice": Tensor("mlp.moe_statics.e_score_correction_bias", axes=(1, 0)),
+    },
+    ignore=(*QWEN_NAMES.ignore, r"^model\.mtp_"),
+)
+FLEX_NAMES = QWEN_NAMES.with_parts(
+    parts={"mixer_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"}
+)
+
 FAMILIES = (
     Family("mixtral", mixtral, MIXTRAL_NAMES),
     Family("qwen2_moe", qwen2_moe, QWEN2_NAMES),
     Family("olmoe", olmoe, QWEN_NAMES),
+    Family("flex_olmo", flex_olmo, FLEX_NAMES),
+    Family("ernie4_5_moe", ernie4_5_moe, ERNIE_NAMES),
     # Old versions write max_window_layers, but the published code windows either all layers or none.
     Family("qwen3_moe", qwen3_moe, QWEN_NAMES, harmless=("max_window_layers",)),
 )

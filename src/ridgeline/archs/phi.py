@@ -1,10 +1,10 @@
-"""Phi 1 to 2 and StableLM: layer norms, partial rotation, and branches that may be parallel behind one norm."""
+"""Phi 1 to 2, Persimmon and StableLM: layer norms, partial rotation, and branches that may be parallel."""
 
 from __future__ import annotations
 
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, whole_heads
-from ridgeline.archs.names import LLAMA
+from ridgeline.archs.names import LLAMA, HeadPart
 from ridgeline.archs.rope import Rotation, read_rope
 from ridgeline.spec import MLP, AnyLayer, Layer, LayerNorm, ModelSpec, ParallelLayer, Rope
 
@@ -32,6 +32,19 @@ def stablelm(c: Config) -> ModelSpec:
     return decoder(c, (layer,) * c.get_layer_count(), norm)
 
 
+def persimmon(c: Config) -> ModelSpec:
+    """Persimmon 8B: squared ReLU, layer norms of heads, and one matrix for q, k and v."""
+    count, hidden = c.get_size("num_attention_heads"), c.get_size("hidden_size")
+    c.divide("hidden_size", hidden, "num_attention_heads", count)
+    heads, norm = Heads(count, count, hidden // count), LayerNorm(c.get_eps("layer_norm_eps", 1e-5))
+    mixer = attention(
+        heads, _rope(c, heads, 0.5), qkv_bias=True, out_bias=True,
+        qk_norm=norm if c.get_bool("qk_layernorm", True) else None,
+    )  # fmt: skip
+    mlp = MLP(c.get_size("intermediate_size"), c.get_activation("hidden_act", "relu2"), bias=True)
+    return decoder(c, (Layer(mixer, mlp, norm),) * c.get_layer_count(), norm)
+
+
 def _rope(c: Config, heads: Heads, partial: float) -> Rope:
     """Return the rotation. partial: default share of a head. Raises ConfigError for an odd number of elements."""
     rope = read_rope(c, heads.head_dim, Rotation(partial=partial))
@@ -52,4 +65,16 @@ PHI_NAMES = LLAMA.with_parts(
         "mlp.down": "mlp.fc2",
     },
 )
-FAMILIES = (Family("phi", phi, PHI_NAMES), Family("stablelm", stablelm))
+PERSIMMON_NAMES = PHI_NAMES.with_parts(
+    parts={
+        **{f"mixer.{n}": HeadPart("self_attn.query_key_value", i, 3) for i, n in enumerate("qkv")},
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.up": "mlp.dense_h_to_4h",
+        "mlp.down": "mlp.dense_4h_to_h",
+    },
+)
+FAMILIES = (
+    Family("phi", phi, PHI_NAMES),
+    Family("persimmon", persimmon, PERSIMMON_NAMES),
+    Family("stablelm", stablelm),
+)

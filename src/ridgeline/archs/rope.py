@@ -131,8 +131,7 @@ def read_ropes_of_layers(
         r.get_positive("rope_theta")
         if r.raw("rope_type") in ("llama3", "yarn"):
             r.get_size("original_max_position_embeddings")
-        kinds: dict[str, Callable[[_Fields], RopeScaling | None]]
-        kinds = {**SCALINGS, "proportional": partial(_proportional, head_dim)}
+        kinds: Scalings = {**SCALINGS, "proportional": partial(_proportional, head_dim)}
         ropes[kind] = _rope(c, r, head_dim, Rotation(theta_field=None, partial_field=None, kinds=kinds), outer)
     outer.finish({FULL, SLIDING})
     return ropes
@@ -283,7 +282,8 @@ def _divisors(r: Config, name: str) -> tuple[float, ...]:
     return tuple(float(v) for v in values)
 
 
-SCALINGS: Final[dict[str, Callable[[_Fields], RopeScaling | None]]] = {
+Scalings = Mapping[str, Callable[[_Fields], RopeScaling | None]]
+SCALINGS: Final[Scalings] = {
     "default": lambda f: None,
     "linear": _linear,
     "dynamic": _dynamic,

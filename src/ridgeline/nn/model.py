@@ -88,6 +88,7 @@ class Model:
             own = {name: weights[name] for name in weights if name.startswith("conditioning")}
             self._conditioning = Conditioning(spec.diffusion, spec.hidden_size, _bound(own, "conditioning", how), table)
             self.soften = Soften(spec, self.lookup, table)
+        self._embed_norm = _OuterNorm(spec.embed_norm, "embed_norm", weights, table)
         self._final_norm = _OuterNorm(spec.norm, "norm", weights, table)
         self._final_scale = residual_scale(spec.layers[-1])
         self._blocks = self._layers(lambda: _blocks(spec, weights, how))
@@ -199,11 +200,10 @@ class Model:
             rows = self._positions[self.spec.position_offset :]
             x = self._add(x, self._table_rows(rows, step.positions), 1.0)
         if self._types is not None:
-            types = step.token_types
-            if types is None:
-                types = self._memory.integers(np.zeros(step.positions.shape[0], np.int64))
+            none = np.zeros(step.positions.shape[0], np.int64)
+            types = self._memory.integers(none) if step.token_types is None else step.token_types
             x = self._add(x, self._table_rows(self._types, types), 1.0)
-        return x
+        return self._embed_norm(x)
 
     def lookup(self, ids: Array) -> Array:
         """Return rows [n, hidden_size] of the embedding, without the model's scale and learned positions."""

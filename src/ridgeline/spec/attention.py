@@ -32,6 +32,8 @@ class Attention(Mixer):
         sight: How far ahead a token sees. Only causal attention can have a window.
         values_are_keys: There is no matrix for values: they are the keys before their norm and rotation (Gemma 4).
         value_eps: Values of each head are divided by the root of their mean square and this number; None: they are not.
+        alibi: A score loses the head's slope for each token between the query and the key (arXiv:2108.12409). The
+            slopes fall from 2^(-alibi / heads) to 2^-alibi, in equal ratios. None: no slopes.
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
@@ -53,6 +55,7 @@ class Attention(Mixer):
     sight: Sight = CAUSAL
     values_are_keys: bool = False
     value_eps: float | None = None
+    alibi: float | None = None
 
     def __post_init__(self) -> None:
         heads, kv = self.num_heads, self.num_kv_heads
@@ -65,6 +68,8 @@ class Attention(Mixer):
         require(self.scale > 0, f"the attention scale must be positive, not {self.scale}")
         require(self.softcap is None or self.softcap > 0, f"softcap must be positive, not {self.softcap}")
         require(self.value_eps is None or self.value_eps >= 0, f"value_eps must not be negative, not {self.value_eps}")
+        require(self.alibi is None or self.alibi > 0, f"alibi must be positive, not {self.alibi}")
+        require(self.alibi is None or not ahead, "only causal attention can have slopes (alibi)")
         if self.rope:
             require(self.rope.dim <= self.head_dim, f"rope dim {self.rope.dim} exceeds head_dim {self.head_dim}")
 
@@ -75,6 +80,20 @@ class Attention(Mixer):
     @property
     def value_size(self) -> int:
         return self.head_dim
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """Return what the score of each head loses for each token of distance; none without `alibi`.
+
+        If the number of heads is not a power of two, they are those of the next lower power, and then every second one
+        of those of the next higher power (the paper's own code).
+        """
+        if self.alibi is None:
+            return ()
+        most = 1 << (self.num_heads - 1).bit_length()
+        every = [2.0 ** (-self.alibi * (i + 1) / most) for i in range(most)]
+        ordered = every if most == self.num_heads else every[1::2] + every[::2]
+        return tuple(ordered[: self.num_heads])
 
     def weights(self, width: int) -> Iterator[Weight]:
         q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
@@ -125,6 +144,7 @@ class Attention(Mixer):
         """Return a part of the heads. Ranks have copies of KV heads where there are fewer than ranks."""
         is_local = self.qk_norm is None or self.qk_norm_over == "head"
         require(is_local, "the norm over the queries of all heads would need the numbers of all ranks")
+        require(self.alibi is None, "the slopes of heads (alibi) follow from the number of all heads")
         heads = share("heads", self.num_heads, size)
         return replace(self, num_heads=heads, num_kv_heads=share("KV heads", self.num_kv_heads, size, copies=True))
 
@@ -161,7 +181,8 @@ class Attention(Mixer):
         )  # fmt: skip
         # Scores, masked scores and their softmax; masks of a byte, and one more for each query head of a KV head.
         pairs = min(step.queries * keys.one, max(step.block // heads, keys.one))
-        distances = 2 * INT if self.pattern and self.pattern.measures_distances else 0
+        measured = self.alibi is not None or (self.pattern and self.pattern.measures_distances)
+        distances = (2 * INT if measured else 0) + (FLOAT * (heads + 1) if self.alibi is not None else 0)
         scores = pairs * (3 * FLOAT * heads + heads // kv_heads + 6 + distances)
         return gathered + scores + 4 * FLOAT * step.queries * heads * self.head_dim
 

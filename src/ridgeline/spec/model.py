@@ -140,7 +140,8 @@ class ModelSpec:
     whether a number is added to each logit (Phi). diffusion: how a diffusion language model fills an answer; None for
     autoregressive models. layer_embeddings: embeddings of the tokens for each layer (Gemma 4). encoder: the
     parts that an encoder has instead of an output head; None for models that write text. rank, ranks: the model is the
-    part of one of several ranks (`part`); vocab_size is that of the whole model.
+    part of one of several ranks (`part`); vocab_size is that of the whole model. embed_norm: a norm of the embeddings
+    before the first layer (BLOOM).
     """
 
     family: str
@@ -161,6 +162,7 @@ class ModelSpec:
     encoder: Encoder | None = None
     rank: int = 0
     ranks: int = 1
+    embed_norm: Norm | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
@@ -243,6 +245,8 @@ class ModelSpec:
             yield Weight("position_embed.weight", (self.num_position_embeddings, self.hidden_size))
         if self.encoder:
             yield from self.encoder.weights(self.hidden_size)
+        if self.embed_norm:
+            yield from self.embed_norm.weights("embed_norm", self.hidden_size)
         if self.layer_embeddings:
             yield from self.layer_embeddings.weights(self.hidden_size, len(self.layers))
         for i, layer in enumerate(self.layers):

@@ -107,6 +107,10 @@ def unchanging_part(spec: ModelSpec) -> str | None:
         return "embeddings of the tokens for each layer"
     if any(own.values_are_keys or own.value_eps is not None for own in spec.attentions(shared=False)):
         return "values that are keys, or that have a norm"
+    if spec.embed_norm:
+        return "a norm of the embeddings"
+    if any(own.alibi is not None for own in spec.attentions(shared=True)):
+        return "slopes of heads (alibi), which follow from the number of heads"
     return "experts beside a dense MLP" if any(isinstance(layer.mlp, PairedMLP) for layer in spec.layers) else None
 
 

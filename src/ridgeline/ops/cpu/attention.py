@@ -105,9 +105,13 @@ def bind(case: Attention) -> Case:
             return make("strided", stride)
 
 
+def _refuses(case: Attention) -> str | None:
+    return "these kernels have no slopes (alibi)" if case.alibi is not None else None
+
+
 KERNELS: Kernels = {
     api.WRITE_PAGES: Kernel(never, write_pages),
     api.MOVE_ROWS: Kernel(never, move_rows),
-    api.PAGED_ATTENTION: Kernel(never, paged_attention),
-    api.ATTENTION: Kernel(never, attention),
+    api.PAGED_ATTENTION: Kernel(_refuses, paged_attention),
+    api.ATTENTION: Kernel(_refuses, attention),
 }

@@ -46,13 +46,23 @@ def _attend_sequence(
         last = end if case.sight == CAUSAL else n
         seen = sees(case, keys_at[start:end, None], keys_at[first:last])
         k, v = keys[None, first:last], values[None, first:last]
-        out[start:end] = attend_block(case, q[None, start:end], k, v, seen[None], sinks)[0]
+        away = None if case.alibi is None else keys_at[None, start:end, None] - keys_at[first:last]
+        out[start:end] = attend_block(case, q[None, start:end], k, v, seen[None], sinks, away)[0]
 
 
 def attend_block(
-    case: Attention, q: Ndarray, keys: Ndarray, values: Ndarray, seen: Ndarray, sinks: Ndarray | None
+    case: Attention,
+    q: Ndarray,
+    keys: Ndarray,
+    values: Ndarray,
+    seen: Ndarray,
+    sinks: Ndarray | None,
+    away: Ndarray | None,
 ) -> Ndarray:
-    """Attend with q [n, m, H, D] to keys and values [n, S, K, D], seen [n, m, S] -> [n, m, H * D]."""
+    """Attend with q [n, m, H, D] to keys and values [n, S, K, D], seen [n, m, S] -> [n, m, H * D].
+
+    away: distances of keys before queries [n, m, S], where scores fall with them.
+    """
     n, m, heads, size = q.shape
     kv_heads = case.num_kv_heads
     shape = (n, kv_heads, m, heads // kv_heads)
@@ -64,6 +74,9 @@ def attend_block(
         scores /= case.softcap
         np.tanh(scores, out=scores)
         scores *= case.softcap
+    if away is not None:
+        slopes = np.array(case.slopes, scores.dtype).reshape(1, kv_heads, 1, -1, 1)
+        scores.reshape(*shape, -1)[...] -= slopes * away[:, None, :, None]
     np.copyto(scores.reshape(*shape, -1), -np.inf, where=~seen[:, None, :, None])
     if sinks is not None:
         sinks = np.broadcast_to(sinks.reshape(kv_heads, 1, -1), shape).reshape(n, kv_heads, -1, 1)
@@ -204,7 +217,8 @@ def _attend_bucket(
         some = slice(at, at + step)
         seen = bucket_sees(case, b, some, keys_at)  # [n, block, S]
         seen &= seen_held[:, None]
-        blocks.append(attend_block(case, q[b.rows[:, some]], keys, values, seen, sinks))
+        away = None if case.alibi is None else b.positions[:, some, None] - positions_of(b, keys_at)[:, None]
+        blocks.append(attend_block(case, q[b.rows[:, some]], keys, values, seen, sinks, away))
     out = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, 1)
     return out.reshape(-1, out.shape[-1])
 
@@ -215,6 +229,15 @@ def last_slots(b: BucketPart) -> Ndarray:
     return last
 
 
+def positions_of(b: BucketPart, keys_at: Ndarray) -> Ndarray:
+    """Return the positions of keys in their sequences, [n, S]. keys_at: their slots, [n, S]. They differ in trees."""
+    if (tree := b.tree) is None:
+        return keys_at
+    limits = np.asarray(tree.limits)
+    drafts = np.clip(keys_at - limits, 0, MOST_DRAFTS)
+    return np.where(keys_at < limits, keys_at, np.take_along_axis(np.asarray(tree.positions), drafts, 1))
+
+
 def bucket_sees(case: Attention | None, b: BucketPart, some: slice, keys_at: Ndarray) -> Ndarray:
     """Return which keys some of a bucket's queries attend to, [n, block, S]. case: None for latents, which see all.
 
@@ -223,9 +246,8 @@ def bucket_sees(case: Attention | None, b: BucketPart, some: slice, keys_at: Nda
     queries, tree = b.positions[:, some, None], b.tree
     if tree is None:
         return keys_at[:, None] <= queries if case is None else sees(case, queries, keys_at[:, None])
-    limits, _, positions, paths = (np.asarray(x) for x in tree)
-    drafts = np.clip(keys_at - limits, 0, MOST_DRAFTS)
-    at = np.where(keys_at < limits, keys_at, np.take_along_axis(positions, drafts, 1))[:, None]
+    limits, paths = np.asarray(tree.limits), np.asarray(tree.paths)
+    drafts, at = np.clip(keys_at - limits, 0, MOST_DRAFTS), positions_of(b, keys_at)[:, None]
     on_path = ((paths[:, some, None] >> drafts[:, None]) & 1).astype(bool)
     seen: Ndarray = (keys_at < limits)[:, None] | on_path
     seen &= at <= queries if case is None else sees(case, queries, at)

@@ -89,8 +89,8 @@ class SdpaBackend:
             return "attention only"
         if isinstance(case, Attention) and case.softcap is not None:
             return "cannot cap scores"
-        if isinstance(case, Attention) and case.sinks:
-            return "does not support sinks"
+        if isinstance(case, Attention) and (case.sinks or case.alibi is not None):
+            return "does not support sinks and slopes (alibi)"
         if isinstance(case, Attention) and case.pattern is not None:
             return "supports whole windows only"
         if isinstance(case, Attention) and case.sight != CAUSAL:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ridgeline.ops.api import Bucket, BucketTree, PagedKeyValues
-from ridgeline.ops.reference.primitives import sees, softmax
+from ridgeline.ops.reference.primitives import fall, sees, softmax
 from ridgeline.ops.reference.stored import planes, read_pages
 from ridgeline.ops.reference.stored import write_pages as write_rows
 from ridgeline.spec import ALL, Attention, LatentAttention
@@ -74,6 +74,14 @@ def last_slots(b: Bucket) -> Tensor:
     return b.positions[:, -1:] if b.tree is None else b.tree.ends - 1
 
 
+def positions_of(b: Bucket, keys_at: Tensor) -> Tensor:
+    """Return the positions of keys in their sequences, [n, S]. keys_at: their slots, [n, S]. They differ in trees."""
+    if (tree := b.tree) is None:
+        return keys_at
+    drafts = (keys_at - tree.limits).clamp(0, MOST_DRAFTS)
+    return torch.where(keys_at < tree.limits, keys_at, tree.positions.gather(1, drafts))
+
+
 def bucket_sees(case: Attention | None, b: Bucket, at: int, count: int, keys_at: Tensor) -> Tensor:
     """Return which keys `count` of a bucket's queries, from `at` on, attend to: [n, block, S].
 
@@ -84,7 +92,7 @@ def bucket_sees(case: Attention | None, b: Bucket, at: int, count: int, keys_at:
         return keys_at[:, None] <= queries if case is None else sees(case, queries, keys_at[:, None])
     drafts = (keys_at - tree.limits).clamp(0, MOST_DRAFTS)
     known = keys_at < tree.limits
-    positions = torch.where(known, keys_at, tree.positions.gather(1, drafts))[:, None]
+    positions = positions_of(b, keys_at)[:, None]
     on_path = (tree.paths[:, at : at + count, None] >> drafts[:, None] & 1).bool()
     return (known[:, None] | on_path) & (positions <= queries if case is None else sees(case, queries, positions))
 
@@ -108,12 +116,19 @@ def _attend_bucket(case: Attention, q: Tensor, kv: PagedKeyValues, sinks: Tensor
     blocks = []
     for at, rows in zip(range(0, b.rows.shape[1], step), b.rows.split(step, 1), strict=True):
         seen = bucket_sees(case, b, at, rows.shape[1], keys_at) & seen_held[:, None]  # [n, block, S]
-        blocks.append(_attend(case, q[rows], keys, values, seen, sinks))
+        queries = b.positions[:, at : at + rows.shape[1], None]
+        away = None if case.alibi is None else queries - positions_of(b, keys_at)[:, None]
+        blocks.append(_attend(case, q[rows], keys, values, seen, sinks, away))
     return torch.cat(blocks, 1).flatten(0, 1)
 
 
-def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None) -> Tensor:
-    """Attend with q [n, m, H, D] to keys and values [n, K, S, D], seen [n, m, S] -> [n, m, H * D]."""
+def _attend(
+    case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None, away: Tensor | None
+) -> Tensor:
+    """Attend with q [n, m, H, D] to keys and values [n, K, S, D], seen [n, m, S] -> [n, m, H * D].
+
+    away: distances of keys before queries [n, m, S], where scores fall with them.
+    """
     n, m = q.shape[:2]
     groups = case.num_heads // case.num_kv_heads
     # Group the queries by their key head: [n, K, m * G, D].
@@ -121,6 +136,9 @@ def _attend(case: Attention, q: Tensor, keys: Tensor, values: Tensor, seen: Tens
     scores = queries @ keys.transpose(2, 3) * case.scale
     if case.softcap:
         scores = case.softcap * torch.tanh(scores / case.softcap)
+    if away is not None:
+        slopes = fall(case, q).view(1, case.num_kv_heads, 1, groups, 1)
+        scores = scores - (slopes * away[:, None, :, None]).flatten(2, 3)
     hidden = ~seen[:, None, :, None].expand(n, 1, m, groups, -1).flatten(2, 3)
     if sinks is not None:
         sinks = sinks.view(case.num_kv_heads, 1, groups).expand(-1, m, -1).flatten(1)  # [K, m * G]

@@ -111,6 +111,8 @@ def _attend_sequence(case: Attention, q: Tensor, k: Tensor, v: Tensor, sinks: Te
         scores = rows @ k[:, :end].transpose(1, 2) * case.scale
         if case.softcap:
             scores = case.softcap * torch.tanh(scores / case.softcap)
+        if case.alibi is not None:
+            scores = scores - fall(case, q)[:, None, None] * distances(start, rows.shape[1], end, q.device)
         seen = visible(start, rows.shape[1], end, case, q.device)
         weights = softmax(scores.masked_fill(~seen, -torch.inf), None if sinks is None else sinks[:, None])
         blocks.append((weights @ v[:, :end]).transpose(0, 1))
@@ -126,6 +128,16 @@ def softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
         return scores.softmax(-1)
     sinks = sinks.to(scores.dtype).expand(scores.shape[:-1])[..., None]
     return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+
+
+def fall(case: Attention, like: Tensor) -> Tensor:
+    """Return what the score of each head loses for each token of distance [H], in the type of `like`."""
+    return torch.tensor(case.slopes, dtype=like.dtype, device=like.device)
+
+
+def distances(start: int, count: int, end: int, device: torch.device) -> Tensor:
+    """Return how far each of the keys [0, end) is before each of `count` queries from `start` on: [count, end]."""
+    return torch.arange(start, start + count, device=device)[:, None] - torch.arange(end, device=device)
 
 
 def visible(start: int, count: int, end: int, case: Attention, device: torch.device) -> Tensor:

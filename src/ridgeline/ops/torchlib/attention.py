@@ -34,8 +34,8 @@ def refuses_prompts(case: Attention) -> str | None:
 
 
 def _refuses(case: Attention) -> str | None:
-    if case.softcap is not None or case.sinks or case.pattern is not None:
-        return "these kernels have no soft caps, sinks or patterns"
+    if case.softcap is not None or case.sinks or case.pattern is not None or case.alibi is not None:
+        return "these kernels have no soft caps, sinks, patterns or slopes (alibi)"
     if case.sight != CAUSAL:
         return "these kernels are called for causal attention only"
     return None

@@ -121,6 +121,8 @@ def refuses_attention(case: Attention) -> str | None:
     """Return why no kernel serves a case of attention; None if one does."""
     if case.head_dim > LARGEST_HEAD:
         return f"heads have {case.head_dim} numbers; kernels take {LARGEST_HEAD} at most"
+    if case.alibi is not None:
+        return "kernels for GPUs have no slopes (alibi)"
     if case.sight != CAUSAL:
         return "kernels for GPUs are causal: a token sees itself and those before it"
     return None
