@@ -1,0 +1,1 @@
+"""Serve one model with several engines, on this machine or on the machines of a Ray cluster."""
