@@ -166,5 +166,5 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["recall"]["cells"][0]["pairs"] == 4 and report["recall"]["cells"][1]["accuracy"] is None
     # The original's keys and values are in float32.
     assert report["recall"]["recall"] == pytest.approx(report["original_recall"]["recall"], abs=0.02)
-    with pytest.raises(RequestError, match="there is nothing to measure: give --text, --recall or both"):
+    with pytest.raises(RequestError, match="there is nothing to measure: give --text, --recall or --tasks"):
         CliRunner().invoke(app, ["evaluate", "pocket"], catch_exceptions=False)

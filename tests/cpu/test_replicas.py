@@ -218,8 +218,8 @@ def test_reports_add_up() -> None:
 
 
 def test_replicas_that_do_not_fit_are_refused() -> None:
-    for replicas, message in ((0, "must be 1 to"), (300, "must be 1 to"), (200, "each replica needs one")):
-        with pytest.raises(RequestError, match=f"--replicas is {replicas}.*{message}"):
+    for replicas in (0, 300):
+        with pytest.raises(RequestError, match=f"--replicas is {replicas}; it must be 1 to 256"):
             options_of_replicas({"device": "cpu"}, replicas)
     assert options_of_replicas({"device": "cpu", "seed": 3}, 1) == [{"device": "cpu", "seed": 3}]
 

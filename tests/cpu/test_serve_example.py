@@ -19,7 +19,10 @@ URL = "http://127.0.0.1:8000"
 
 def curl(*, roles: bool, tokenizer: Any = BUILT_IN["pocket"], keys: tuple[bytes, ...] = ()) -> list[str]:
     """Return the words of the line, as a shell splits it."""
-    ready, options = SimpleNamespace(tokenizer=tokenizer), SimpleNamespace(key_hashes=keys)
+    ready, options = (
+        SimpleNamespace(tokenizer=tokenizer, spec=SimpleNamespace(encoder=None)),
+        SimpleNamespace(key_hashes=keys),
+    )
     return shlex.split(curl_line(cast(Service, SimpleNamespace(knows_roles=roles, ready=ready, options=options)), URL))
 
 

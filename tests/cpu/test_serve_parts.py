@@ -8,7 +8,8 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from ridgeline.serve.engine.meters import Histogram
 from ridgeline.serve.gate import Gate
 from ridgeline.serve.http.errors import APIError
 from ridgeline.serve.options import ServeOptions, read_keys
+from ridgeline.serve.service import Service
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
@@ -217,7 +219,8 @@ def test_the_memory_of_the_server_is_a_metric() -> None:
     config = resolve(find_model("llama-3-8b").spec, 256, EngineOptions(), free_bytes=1 << 32, fixed_len=True)
     stats = Stats(0, 0, (GroupStats("all", 9, 0, 4, 0, 0, 0, 0),), *range(7), DraftCounts(), resident_pages=(7,))
     page = Page({})
-    metrics._memory(page, config, Report(0, stats, EngineMeters(resident_bytes=5)))
+    service = SimpleNamespace(ready=SimpleNamespace(config=config), client=SimpleNamespace(engines=1))
+    metrics._memory(page, cast(Service, service), Report(0, stats, EngineMeters(resident_bytes=5)))
     state, most = 7 * config.groups[0].page_bytes, config.state_bytes
     for line in (
         'ridgeline:resident_bytes{process="engine"} 5', f"ridgeline:state_resident_bytes {state}",

@@ -14,7 +14,6 @@ from ridgeline.serve.engine.handle import EngineHandle
 from ridgeline.serve.engine.messages import Loading
 from ridgeline.serve.engine.watch import Patience
 from ridgeline.serve.server import OpenEngine
-from ridgeline.system import num_cores
 
 MAX_REPLICAS = 256
 
@@ -44,10 +43,6 @@ def options_of_replicas(options: Mapping[str, Any], replicas: int) -> list[dict[
         return [dict(options)]
     device = resolve_device(options.get("device", "auto"))
     if device in (CPU, REFERENCE):
-        if device == CPU and replicas > num_cores():
-            raise RequestError(
-                f"--replicas is {replicas}, but this process may use {num_cores()} CPUs; each replica needs one"
-            )
         return [{**options, "device": device, "sharing": replicas} for _ in range(replicas)]
     found = [each.name for each in devices() if each.name.startswith("cuda")]
     if options.get("device") not in (None, "auto", "cuda"):
