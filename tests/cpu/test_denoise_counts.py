@@ -13,6 +13,7 @@ from ridgeline.diffusion import Denoiser
 from ridgeline.diffusion.commit import above, shares, surest, within_entropy, within_factor
 from ridgeline.diffusion.confidence import Laws, entropy
 from ridgeline.diffusion.edit import MAX_EDIT_PASSES, is_settled, replaced
+from ridgeline.sample.logit_rows import LogitRows
 from ridgeline.sample.sampler import NoiseKey, SampleRow
 from ridgeline.sched.work import Work
 from ridgeline.spec import MaskedDiffusion
@@ -106,7 +107,7 @@ def answers(
             for at, other in enumerate(sees(block)):
                 logits[at, [A, B] if other == MASK else [B if other == A else A]] = 0.0
             logits[:, MASK] = mask_logit
-            tokens = denoiser.take(logits, Work(0, 0, 0, 2, block, True, 2, 2)).tokens
+            tokens = denoiser.take(LogitRows.of(logits), Work(0, 0, 0, 2, block, True, 2, 2)).tokens
         found.append((tokens, denoiser.passes))
     return found
 
