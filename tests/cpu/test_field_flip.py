@@ -145,6 +145,7 @@ ELSEWHERE = {
     "ModelSpec.diffusion": "test_denoise.py",
     "Layer.canvas_scale": "test_canvas.py",
     "ModelSpec.encoder": "test_encoders.py",
+    **dict.fromkeys(("ModelSpec.rank", "ModelSpec.ranks"), "test_slices.py"),
 }
 # Exported types that are not part of a ModelSpec, with the reason.
 DERIVED = {

@@ -104,8 +104,8 @@ def with_bug(name: str, kernel: str, **changes: Callable[[Any], Any]) -> LoadedM
 BUGS = {
     "a query reads a key too many": ("latents", "attend", {"starts": lambda x: x + 1}),
     "a window is a key too long": ("attention", "attend", {"RULE": lambda rule: (rule[0] + 1, *rule[1:])}),
-    "a new state is not empty": ("hybrid", "linear_scan", {"fresh": lambda x: x * 0}),
-    "a state is written to the page of another sequence": ("hybrid", "linear_scan", {"write": lambda x: x.flip(0)}),
+    "a new state is not empty": ("hybrid", "ssd_step", {"fresh": lambda x: x * 0}),
+    "a state is written to the page of another sequence": ("hybrid", "ssd_step", {"write": lambda x: x.flip(0)}),
     "keys are written to other slots": ("experts", "dense_product", {"slots": lambda x: x ^ 1}),
 }
 

@@ -75,7 +75,7 @@ BAD: dict[str, tuple[tuple[object, ...], str]] = {
     "seed": ((*WHOLE, -1, 2**63, HUGE), str(2**63 - 1)),
     "stop_token_ids": (((-1,), (1.0,), (True,), (3, NAN), ("a",), ([1],)), "0"),
     "ignore_eos": ((1, "no", None), ""),
-    "remasking": (("LOW", "", None, 1, ["random"]), "low_confidence, random, top_margin or entropy"),
+    "remasking": (("LOW", "", None, 1, ["random"]), "low_confidence, random, top_margin, entropy or origin"),
     "denoising_passes": ((*WHOLE, 0, -1), "1"),
     "confidence_threshold": ((*GIVEN, 1.0000001), "1"),
     "confidence_factor": (GIVEN, "0"),

@@ -162,7 +162,7 @@ def test_plan_of_a_diffusion_model(printed: Callable[..., list[Any]]) -> None:
                "scheme": {"replicas": 1, "tp": 1, "ep": 1, "pp": 1}}  # fmt: skip
     known, note, deployment = plan._deployment("llada-8b", options)
     load = shape(1024, 4096, None, None, deployment.spec.max_position_embeddings)
-    parts = printed(plan_denoise.plan_denoiser, known.name, deployment, load, note, {}, False)
+    parts = printed(plan_denoise.plan_denoiser, known.name, deployment, load, note, (), {"changes": False}, False)
     assert every_width(parts) == 3
 
 
