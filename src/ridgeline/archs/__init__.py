@@ -73,15 +73,20 @@ __all__ = [
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family of a parsed config.json. Raises ConfigError, which lists the supported ones, for any other."""
+    """Return the family of a parsed config.json. Raises ConfigError, which names similar ones, for any other."""
     model_type = config.get("model_type")
     if model_type == OUR_MODEL_TYPE:
         return Family(OUR_MODEL_TYPE, lambda c: from_json(c.raw("spec")), OURS)
     served = {**FAMILIES, **ENCODERS}
     if not isinstance(model_type, str) or model_type not in served:
+        from difflib import get_close_matches  # needed for an error alone
+
         named = f"model_type {model_type!r:.100}" if model_type is not None else "a missing model_type"
-        known = ", ".join(sorted(served))
-        raise ConfigError(f"config.json: {named} is not a supported architecture; supported: {known}")
+        close = get_close_matches(f"{model_type:.100}", sorted(served)) if isinstance(model_type, str) else []
+        similar = f"similar: {', '.join(close)}; " if close else ""
+        raise ConfigError(
+            f"config.json: {named} is not a supported architecture; {similar}docs/models.md lists all {len(served)}"
+        )
     return served[model_type]
 
 
