@@ -21,6 +21,9 @@ def frontend() -> Frontend:
     class Spec:
         vocab_size, max_position_embeddings, block, diffusion = 512, 512, 1, None
 
+        def require_logits(self, purpose: str) -> None:
+            pass
+
     spec: Any = Spec()
     return Frontend(spec, Tokenizer.from_folder(shared_data() / "models" / "stories260K"), "", 64, 0)
 
