@@ -115,4 +115,5 @@ BUGS = {
 def test_a_wrong_kernel_is_found(bug: str) -> None:
     name, kernel, changes = BUGS[bug]
     case = next(case for case in cases(scale(name, quick=True), 0) if case.axis == "batch")
-    assert run(name, case, with_bug(name, kernel, **changes)).verdict == "DIFFERENT"
+    # Poisoned memory may also end the run with an error, which `verify` reports as a failure, too.
+    assert run(name, case, with_bug(name, kernel, **changes)).verdict in ("DIFFERENT", "error")
