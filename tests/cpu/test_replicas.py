@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -25,8 +25,8 @@ from ridgeline.dist.totals import total
 from ridgeline.errors import RequestError
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sched.stats import DraftCounts, GroupStats, Stats
-from ridgeline.serve.engine.client import Answers, EngineDown
-from ridgeline.serve.engine.messages import Ready, Report
+from ridgeline.serve.engine.client import Answers, EngineClient, EngineDown
+from ridgeline.serve.engine.messages import Report
 from ridgeline.serve.engine.meters import EngineMeters
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing
 
@@ -99,9 +99,6 @@ class Engine:
         self.up, self.restarts, self.silent_s, self.health, self.state = True, 0, 0.0, "ready", "ready"
         self.open: list[tuple[GenerationRequest, Answers]] = []
 
-    async def start(self) -> Ready:
-        raise NotImplementedError
-
     def submit(self, requests: Sequence[GenerationRequest], arrived: float, *, stream: bool, on_done: Any) -> Answers:
         if not self.up:
             raise EngineDown("down")
@@ -128,7 +125,7 @@ class Engine:
 
 def fleet_of(count: int) -> tuple[Fleet, list[Engine]]:
     engines = [Engine() for _ in range(count)]
-    fleet = Fleet(engines)  # type: ignore[arg-type]
+    fleet = Fleet(cast(list[EngineClient], engines))
     fleet._block = 4
     return fleet, engines
 

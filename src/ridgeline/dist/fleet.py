@@ -105,7 +105,7 @@ class _Run:
                     self.replica.moved += 1
                 self.leave()
                 return self._fleet.lost(self, e)
-            except Exception as e:
+            except Exception as e:  # the engine refused it, or was too busy: another one would do the same
                 self.leave()
                 return self._fleet.failed(self, e)
             if not items:

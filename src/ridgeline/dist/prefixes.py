@@ -9,14 +9,16 @@ from collections.abc import Sequence
 
 CAPACITY = 200_000  # blocks; some 40 MB
 DIGEST_BYTES = 16
+MOST_BLOCKS = 1024  # of a prompt that are told apart: a longer one would keep the event loop
 
 
 def block_keys(tokens: Sequence[int], block: int, salt: str) -> list[bytes]:
-    """Return one key for each full block of `block` tokens. A key stands for the block and all tokens before it.
+    """Return one key for each full block of `block` tokens, up to MOST_BLOCKS. A key stands for the block and all
+    tokens before it.
 
     salt: prompts with different salts share nothing (`GenerationRequest.cache_salt`).
     """
-    data, step = memoryview(array("q", tokens)).cast("B"), 8 * block
+    data, step = memoryview(array("q", tokens[: MOST_BLOCKS * block])).cast("B"), 8 * block
     seen = hashlib.blake2b(salt.encode(), digest_size=DIGEST_BYTES)
     keys = []
     for end in range(step, len(data) + 1, step):

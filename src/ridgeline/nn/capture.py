@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from ridgeline.errors import RequestError
-from ridgeline.ops.api import Array, Linear, Product, QuantizedMatrix
+from ridgeline.nn.wrapped import Wrapped, WrappedProduct
+from ridgeline.ops.api import Array, Linear, Product
 from ridgeline.spec import ModelSpec
-from ridgeline.spec.quant import Format
 
 EMBED, NORM, INPUT = "embed", "norm", ".input"
 EXPERTS = "experts"
@@ -90,23 +90,12 @@ class Capture:
         return _Watched(linear, name, self) if name in self._names else linear
 
 
-class _Watched:
+class _Watched(Wrapped):
     """A matrix that gives its inputs to a Capture; an `ops.api.Linear`."""
 
     def __init__(self, linear: Linear, name: str, capture: Capture) -> None:
-        self._linear, self._name, self._capture = linear, name, capture
-
-    @property
-    def format(self) -> Format:
-        return self._linear.format
-
-    @property
-    def data(self) -> Array | QuantizedMatrix:
-        return self._linear.data
-
-    @property
-    def bias(self) -> Array | None:
-        return self._linear.bias
+        super().__init__(linear)
+        self._name, self._capture = name, capture
 
     @property
     def unfused(self) -> str:
@@ -116,20 +105,14 @@ class _Watched:
     def apply(self) -> Product:
         return _WatchedProduct(self._linear.apply, self._name, self._capture)
 
-    def prepare(self) -> None:
-        """Build the product."""
-        self._linear.prepare()
 
-
-class _WatchedProduct:
+class _WatchedProduct(WrappedProduct):
     """A product that gives its input to a Capture first."""
 
     def __init__(self, product: Product, name: str, capture: Capture) -> None:
-        self._product, self._name, self._capture = product, name, capture
+        super().__init__(product)
+        self._name, self._capture = name, capture
 
     def __call__(self, x: Array) -> Array:
         self._capture.put(self._name, lambda: x)
         return self._product(x)
-
-    def dequantize(self) -> Array:
-        return self._product.dequantize()

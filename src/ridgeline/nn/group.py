@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ridgeline.nn.wrapped import Wrapped, WrappedProduct
 from ridgeline.ops import OpsTable, api
-from ridgeline.ops.api import Array, Linear, Product, QuantizedMatrix
+from ridgeline.ops.api import Array, Linear, Product
 from ridgeline.spec import ModelSpec
-from ridgeline.spec.quant import Format
 
 Ndarray = np.ndarray[Any, Any]
 Lookup = Callable[[Array], Array]  # ids [n] -> rows [n, width]
@@ -80,23 +80,12 @@ class Ranks:
         return [self._memory.from_host(one) for one in self._group.gather(self._memory.to_host(part))]
 
 
-class _Summed:
+class _Summed(Wrapped):
     """A matrix whose product is summed over ranks; an `ops.api.Linear`."""
 
     def __init__(self, linear: Linear, ranks: Ranks) -> None:
-        self._linear, self._ranks = linear, ranks
-
-    @property
-    def format(self) -> Format:
-        return self._linear.format
-
-    @property
-    def data(self) -> Array | QuantizedMatrix:
-        return self._linear.data
-
-    @property
-    def bias(self) -> Array | None:
-        return self._linear.bias
+        super().__init__(linear)
+        self._ranks = ranks
 
     @property
     def unfused(self) -> str:
@@ -106,19 +95,13 @@ class _Summed:
     def apply(self) -> Product:
         return _SummedProduct(self._linear.apply, self._ranks)
 
-    def prepare(self) -> None:
-        """Build the product."""
-        self._linear.prepare()
 
-
-class _SummedProduct:
+class _SummedProduct(WrappedProduct):
     """A product that is summed over ranks."""
 
     def __init__(self, product: Product, ranks: Ranks) -> None:
-        self._product, self._ranks = product, ranks
+        super().__init__(product)
+        self._ranks = ranks
 
     def __call__(self, x: Array) -> Array:
         return self._ranks.total(self._product(x))
-
-    def dequantize(self) -> Array:
-        return self._product.dequantize()

@@ -114,7 +114,7 @@ def _run(loaded: LoadedModel, table: _Table) -> None:
             follow(loaded)
     except RankError:
         pass  # slice 0 knows already
-    except Exception as e:
+    except Exception as e:  # slice 0 raises it in its own thread
         table.lost = table.lost or e
     finally:
         table.turns[(rank + 1) % table.size].release()

@@ -85,8 +85,9 @@ BlockCache = Annotated[
     str | None,
     _model(
         "--block-cache",
-        help="What later passes over a block read as its first pass left it, in LLaDA and Dream: none; prefix, the "
-        "rows before the block; dual, those after it too. Any but none is faster and approximate; the cost is printed.",
+        help="Keys and values that the passes over a block keep from its first pass, in LLaDA and Dream: none; prefix "
+        "for those before the block; dual for those after it too. Caches are faster but approximate; the loss is "
+        "printed.",
     ),
 ]
 LoadFormat = Annotated[

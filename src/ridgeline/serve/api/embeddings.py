@@ -36,7 +36,7 @@ def cut_of(body: Truncated, *, add_special_tokens: bool = True) -> Cut:
 
 
 async def _texts(service: Service, prompts: Sequence[Prompt], before: str, cut: Cut) -> list[Text]:
-    """Return the tokens of each input, a few at a time, so that other requests get their turn."""
+    """Return the tokens of each input. A thread computes them, so that other requests get their turn."""
     most, frontend = service.max_model_len, service.frontend
     return await service.off_loop(lambda: [text_of(frontend, one, before, cut, most) for one in prompts])  # type: ignore[arg-type]
 
