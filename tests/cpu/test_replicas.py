@@ -19,7 +19,7 @@ from cpu.serving import Server, serving, until
 from ridgeline import LLM, SamplingParams
 from ridgeline.dist.fleet import MAX_ENGINES, Fleet
 from ridgeline.dist.local import options_of_replicas
-from ridgeline.dist.prefixes import PrefixIndex, block_keys
+from ridgeline.dist.prefixes import MOST_BLOCKS, PrefixIndex, block_keys
 from ridgeline.dist.resume import Sent
 from ridgeline.dist.totals import total
 from ridgeline.errors import RequestError
@@ -54,7 +54,8 @@ def test_the_index_finds_what_each_replica_computed(
 
 
 def test_the_index_is_bounded() -> None:
-    """Beginnings that many prompts share stay longest."""
+    """Beginnings that many prompts share stay longest, and a long prompt has no more keys than others."""
+    assert len(block_keys(range(50_000), 2, "")) == MOST_BLOCKS
     index = PrefixIndex(capacity=100)
     shared = list(range(32))
     for i in range(500):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.flags.groups import EngineFlags, LoadFlags, grouped, llm_arguments
 from ridgeline.cli.option import option
+
+if TYPE_CHECKING:
+    from ridgeline.spec.encoder import Pool
 
 _Truncate = Annotated[
     int | None,
@@ -57,7 +60,7 @@ def embed(
         raise RequestError(f"--pooling is {pooling!r:.100}; it must be cls, mean or last")
     llm = load_llm(model, _arguments(load, tokenizer))
     found = llm.embed(
-        texts, prompt=prompt, prompt_name=prompt_name, pooling=pooling, dimensions=dimensions,  # type: ignore[arg-type]
+        texts, prompt=prompt, prompt_name=prompt_name, pooling=cast("Pool | None", pooling), dimensions=dimensions,
         truncate_prompt_tokens=truncate_prompt_tokens,
     )  # fmt: skip
     for text, row in zip(texts, found, strict=True):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
-from ridgeline.runtime.request import Prompt
-from ridgeline.runtime.texts import Cut, named_prompt, text_of
+from ridgeline.runtime.texts import Cut, Input, named_prompt, text_of
 from ridgeline.runtime.vectors import Floats, Reading, Text, check_reading
 from ridgeline.serve.api.types import EmbeddingBody, Truncated
 from ridgeline.serve.service import Service, as_prompts
@@ -19,7 +18,8 @@ async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
     vectors = service.ready.vectors
     reading = Reading("vector", body.pooling, body.dimensions, body.normalize)
     check_reading(service.ready.spec, vectors, reading)
-    before, prompts = named_prompt(vectors, body.prompt, body.prompt_name), as_prompts(body.input)
+    before = named_prompt(vectors, body.prompt, body.prompt_name)
+    prompts = cast("list[Input]", as_prompts(body.input))  # EmbeddingBody takes no objects
     cut = cut_of(body, add_special_tokens=body.add_special_tokens is not False)
     service.gate.enter(len(prompts))
     try:
@@ -35,10 +35,10 @@ def cut_of(body: Truncated, *, add_special_tokens: bool = True) -> Cut:
     return Cut(body.truncate_prompt_tokens, body.truncation_side or "right", add_special_tokens)
 
 
-async def _texts(service: Service, prompts: Sequence[Prompt], before: str, cut: Cut) -> list[Text]:
+async def _texts(service: Service, prompts: Sequence[Input], before: str, cut: Cut) -> list[Text]:
     """Return the tokens of each input. A thread computes them, so that other requests get their turn."""
     most, frontend = service.max_model_len, service.frontend
-    return await service.off_loop(lambda: [text_of(frontend, one, before, cut, most) for one in prompts])  # type: ignore[arg-type]
+    return await service.off_loop(lambda: [text_of(frontend, one, before, cut, most) for one in prompts])
 
 
 def _answer(name: str, texts: Sequence[Text], found: Floats, form: str | None) -> dict[str, Any]:
