@@ -130,7 +130,7 @@ def scoring(
     if spec.encoder is None and (vectors is None or vectors.pool is None):
         raise RequestError(
             f"{spec.family} writes text, and its folder does not say how it scores: give score_template, score_no and "
-            "score_yes, or a model with a head for one label"
+            "score_yes (in Python and /v1/score), or a model with a head for one label"
         )
     check_reading(spec, vectors, reading)
     return _by_similarity(frontend, pairs, cut, most, reading, "cosine" if vectors is None else vectors.similarity)
