@@ -20,8 +20,8 @@ LACKING = "this CPU has no such instructions"
 PROCESSORS = {"max": ["i8mm"], "neoverse-n1": ["dotprod"], "cortex-a53": ["neon", "portable"]}
 # Without optimization. Results do not depend on it, and the compiler takes a third of the time.
 QUICK = ["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG="]
-# With the flags of the wheel, if the compiler keeps what it compiled: the objects of the wheel are then used again.
-SAME = ["-DCMAKE_CXX_COMPILER=g++"] if "CMAKE_CXX_COMPILER_LAUNCHER" in os.environ else QUICK
+# A build of the wheel that has these programs, too: .ci/environment.
+BUILT = os.environ.get("RIDGELINE_CHECKS_BUILT")
 pytestmark = pytest.mark.slow
 
 
@@ -31,8 +31,15 @@ def need(*programs: str) -> None:
             pytest.skip(f"needs {name}")
 
 
+def need_compiler() -> None:
+    if not BUILT:
+        need("cmake", "ninja", "g++")
+
+
 def build(factory: pytest.TempPathFactory, name: str, *options: str, program: str = "kernel_checks") -> Path:
-    """Return a program, compiled once for all processes of a test run."""
+    """Return a program for this machine or ARM, compiled once for all processes of a test run."""
+    if BUILT and not name.startswith("arm"):
+        return Path(BUILT) / program
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"checks-{name}"
     configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DRIDGELINE_CHECKS=ON", *options]
@@ -50,8 +57,8 @@ def check(command: list[str], isa: str, job: str, file: Path) -> subprocess.Comp
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    need("cmake", "ninja", "g++")
-    return build(tmp_path_factory, "here", *SAME)
+    need_compiler()
+    return build(tmp_path_factory, "here", *QUICK)
 
 
 @pytest.fixture(
@@ -96,7 +103,7 @@ def test_a_difference_is_found(here: Path, reference: Path) -> None:
 @pytest.fixture(scope="module")
 def unit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the program that uses AMX. Where the CPU lacks it, a handler of SIGILL executes its instructions."""
-    need("cmake", "ninja", "g++")
+    need_compiler()
     if platform.machine() != "x86_64" or "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("needs an x86 CPU with avx2, and Linux")
     return build(tmp_path_factory, "unit", *QUICK, program="unit_checks")
