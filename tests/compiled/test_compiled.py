@@ -11,6 +11,7 @@ from triton.backends.compiler import GPUTarget
 
 from compiled import launches as l
 from compiled.building import AMPERE, CDNA3, HOPPER, UNITS, Built, Launched, build, compile_for, disassemble
+from interpreted.guarded import nightly
 from ridgeline.spec import (
     S4,
     S4D,
@@ -32,7 +33,7 @@ from ridgeline.spec import (
 )
 from ridgeline.spec.quant import PLAIN, format_of
 
-# The daily run compiles for one of them, which is half of the time.
+# The daily run compiles for one of them, and of each kernel the cases that differ most: a quarter of the time.
 TARGETS = pytest.mark.parametrize(
     "target", [HOPPER, pytest.param(AMPERE, marks=pytest.mark.nightly)], ids=["sm_90", "sm_80"]
 )
@@ -50,8 +51,18 @@ def check(launched: Launched, target: GPUTarget, unit: str | None = None, *, is_
 
 @pytest.mark.slow
 @TARGETS
-@pytest.mark.parametrize("tokens", [1, 64, 256])
-@pytest.mark.parametrize("name", ["plain", "float16", "float32", "fp8", "int8", "int4-128", "int4-asym"])
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("plain", 1), ("plain", 256), ("float32", 64), ("fp8", 64), ("int8", 1), ("int8", 64), ("int4-128", 1),
+        ("int4-asym", 256),
+        *nightly(
+            ("plain", 64), ("fp8", 1), ("fp8", 256), ("int8", 256), ("int4-128", 64), ("int4-128", 256),
+            ("int4-asym", 1), ("int4-asym", 64), ("float32", 1), ("float32", 256),
+            *(("float16", tokens) for tokens in (1, 64, 256)),
+        ),
+    ],
+)  # fmt: skip
 def test_products(name: str, tokens: int, target: GPUTarget) -> None:
     for launched in l.product(name, tokens):
         unit = {"dense_product": "HGMMA", "whole_product": "IGMMA"}.get(launched.kernel.fn.__name__)
@@ -62,8 +73,16 @@ def test_products(name: str, tokens: int, target: GPUTarget) -> None:
 
 @pytest.mark.slow
 @TARGETS
-@pytest.mark.parametrize("tokens", [1, 64, 256])
-@pytest.mark.parametrize("name", ["plain", "fp8", "int8", "int4-asym"])
+@pytest.mark.parametrize(
+    ("name", "tokens"),
+    [
+        ("plain", 1), ("fp8", 64), ("int8", 1), ("int4-asym", 64),
+        *nightly(
+            ("plain", 64), ("plain", 256), ("fp8", 1), ("fp8", 256), ("int8", 64), ("int8", 256), ("int4-asym", 1),
+            ("int4-asym", 256),
+        ),
+    ],
+)  # fmt: skip
 def test_products_that_rotate_normalize_and_write_pages_or_activate(name: str, tokens: int, target: GPUTarget) -> None:
     launches = l.finished(name, tokens)
     assert [launched.arguments["FINISH"][0] for launched in launches] == ["heads", "activated", "whole heads"]
@@ -86,15 +105,18 @@ LLAMA = Attention(32, 8, 128, 128**-0.5)
 @pytest.mark.parametrize(
     ("case", "tokens", "sequences", "dtype"),
     [
-        (LLAMA, 8, 8, torch.float16), (LLAMA, 600, 600, torch.bfloat16), (LLAMA, 2048, 2, torch.float16),
-        (LLAMA, 2048, 100, torch.bfloat16),
+        (LLAMA, 8, 8, torch.float16), (LLAMA, 2048, 2, torch.bfloat16),
         (Attention(64, 8, 64, 0.125, window=128, sinks=True), 512, 8, torch.bfloat16),
-        (Attention(16, 8, 128, 0.1, softcap=50.0, window=4096), 1, 1, torch.float16),
-        (LLAMA, 2048, 2, torch.int8), (LLAMA, 8, 8, torch.uint8), (LLAMA, 2048, 2, torch.float32),
-        (Attention(16, 8, 256, 0.1, softcap=50.0, window=4096), 2048, 2, torch.float16),
-        (Attention(64, 1, 512, 0.1, window=64, pattern=FirstTokens(4)), 600, 600, torch.int8),
+        (LLAMA, 2048, 2, torch.int8), (LLAMA, 8, 8, torch.uint8),
         (Attention(16, 8, 256, 0.1, softcap=50.0, window=4096), 2048, 2, torch.float32),
-        (Attention(64, 1, 512, 0.1, window=64, pattern=FirstTokens(4)), 600, 600, torch.float32),
+        (Attention(64, 1, 512, 0.1, window=64, pattern=FirstTokens(4)), 600, 600, torch.int8),
+        *nightly(
+            (LLAMA, 600, 600, torch.bfloat16), (LLAMA, 2048, 2, torch.float16), (LLAMA, 2048, 100, torch.bfloat16),
+            (Attention(16, 8, 128, 0.1, softcap=50.0, window=4096), 1, 1, torch.float16),
+            (LLAMA, 2048, 2, torch.float32),
+            (Attention(16, 8, 256, 0.1, softcap=50.0, window=4096), 2048, 2, torch.float16),
+            (Attention(64, 1, 512, 0.1, window=64, pattern=FirstTokens(4)), 600, 600, torch.float32),
+        ),
     ],
 )  # fmt: skip
 def test_attention(case: Attention, tokens: int, sequences: int, dtype: torch.dtype, target: GPUTarget) -> None:
@@ -111,9 +133,16 @@ LITE = LatentAttention(16, 512, 128, 64, 128, 192**-0.5, RMSNorm(), rope=Rope(64
 @pytest.mark.slow
 @TARGETS
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.int8, torch.uint8, pytest.param(torch.float32, marks=pytest.mark.nightly)]
-)
-@pytest.mark.parametrize(("case", "tokens", "sequences"), [(LITE, 1, 1), (DEEPSEEK, 100, 100), (DEEPSEEK, 2048, 2)])
+    ("case", "tokens", "sequences", "dtype"),
+    [
+        (LITE, 1, 1, torch.bfloat16), (DEEPSEEK, 100, 100, torch.int8),
+        *nightly(
+            *((LITE, 1, 1, dtype) for dtype in (torch.int8, torch.uint8, torch.float32)),
+            *((DEEPSEEK, 100, 100, dtype) for dtype in (torch.bfloat16, torch.uint8, torch.float32)),
+            *((DEEPSEEK, 2048, 2, dtype) for dtype in (torch.bfloat16, torch.int8, torch.uint8, torch.float32)),
+        ),
+    ],
+)  # fmt: skip
 def test_latents(case: LatentAttention, tokens: int, sequences: int, dtype: torch.dtype, target: GPUTarget) -> None:
     launches = l.latents(case, tokens, sequences, dtype)
     assert [launched.kernel.fn.__name__ for launched in launches] == ["multiply_heads", "attend", "multiply_heads"]
@@ -142,11 +171,19 @@ EXPERT_KERNELS = {"rate_and_choose", "choose_experts", "sort_visits", "expert_pr
 
 @pytest.mark.slow
 @TARGETS
-@pytest.mark.parametrize("tokens", [1, 600, 2048])
 @pytest.mark.parametrize(
-    ("case", "width", "name"),
-    [(QWEN3, 2048, "auto"), (QWEN3, 2048, "int8"), (QWEN3, 2048, "int4-128"), (GROUPED, 5120, "fp8")],
-)
+    ("case", "width", "name", "tokens"),
+    [
+        (QWEN3, 2048, "auto", 1), (QWEN3, 2048, "int4-128", 1), (QWEN3, 2048, "int8", 2048),
+        (GROUPED, 5120, "fp8", 600),
+        *nightly(
+            *((QWEN3, 2048, "auto", tokens) for tokens in (600, 2048)),
+            *((QWEN3, 2048, "int8", tokens) for tokens in (1, 600)),
+            *((QWEN3, 2048, "int4-128", tokens) for tokens in (600, 2048)),
+            *((GROUPED, 5120, "fp8", tokens) for tokens in (1, 2048)),
+        ),
+    ],
+)  # fmt: skip
 def test_experts(case: MoE, width: int, name: str, tokens: int, target: GPUTarget) -> None:
     launches = l.experts(case, width, PLAIN if name == "auto" else format_of(name), tokens)
     assert len(launches) == 3 if tokens == 1 else 8 if name.startswith("int") else 6
@@ -170,8 +207,13 @@ QWEN3_NEXT = MoE(512, 10, 512, shared=GatedMLP(512), shared_gate=True)
 @TARGETS
 @pytest.mark.parametrize(
     ("case", "width", "name", "tokens"),
-    [(DEEPSEEK_V3, 7168, "auto", 1), (QWEN3_NEXT, 2048, "auto", 51), (QWEN3_NEXT, 2048, "int8", 8),
-     (QWEN3_NEXT, 2048, "int4-128", 1), (QWEN3_NEXT, 2048, "fp8", 8)],
+    [
+        (QWEN3_NEXT, 2048, "fp8", 8),
+        *nightly(
+            (DEEPSEEK_V3, 7168, "auto", 1), (QWEN3_NEXT, 2048, "auto", 51), (QWEN3_NEXT, 2048, "int8", 8),
+            (QWEN3_NEXT, 2048, "int4-128", 1),
+        ),
+    ],
 )  # fmt: skip
 def test_a_shared_expert_starts_no_kernel(case: MoE, width: int, name: str, tokens: int, target: GPUTarget) -> None:
     launches = l.experts(case, width, PLAIN if name == "auto" else format_of(name), tokens)
@@ -183,7 +225,7 @@ def test_a_shared_expert_starts_no_kernel(case: MoE, width: int, name: str, toke
 
 @pytest.mark.slow
 @TARGETS
-@pytest.mark.parametrize(("case", "tokens"), [(QWEN3, 8), (QWEN3, 64), (GROUPED, 64)], ids=str)
+@pytest.mark.parametrize(("case", "tokens"), [(QWEN3, 8), *nightly((QWEN3, 64), (GROUPED, 64))])
 def test_a_router_of_few_tokens(case: MoE, tokens: int, target: GPUTarget) -> None:
     """64 tokens have the most visits that are sorted beside the choice: attention and experts start 7 kernels."""
     launches = l.experts(case, 2048, PLAIN, tokens)
@@ -217,8 +259,15 @@ NARROW_ALONG = {"selective_scan", "gated_rows", "taylor_scan"}
 
 @pytest.mark.slow
 @TARGETS
-@pytest.mark.parametrize("shape", [(8, 1), (1, 512)], ids=["decode", "prompt"])
-@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        *((name, (8, 1)) for name in MIXERS),
+        *((name, (1, 512)) for name in ("mamba", "mamba2", "gated delta", "lightning")),
+        # Prompts of the others start the kernels of decode steps, or of a mixer above.
+        *nightly(*((name, (1, 512)) for name in ("kimi delta", "short convolution", "based", "s4", "s4d"))),
+    ],
+)
 def test_recurrences(name: str, shape: tuple[int, int], target: GPUTarget) -> None:
     mixer, width, counts = MIXERS[name]
     launches = l.recurrent(mixer, width, *shape)
@@ -229,7 +278,7 @@ def test_recurrences(name: str, shape: tuple[int, int], target: GPUTarget) -> No
             check(launched, target, is_wide=kernel not in NARROW_ALONG)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("target", [HOPPER], ids=["sm_90"])
 def test_recurrences_of_drafts(target: GPUTarget) -> None:
     """In steps with drafts, states are copied, and accepted drafts run again before the known token."""
@@ -284,8 +333,8 @@ def test_norms(width: int, target: GPUTarget) -> None:
         check(launched, target)
 
 
-@pytest.mark.slow
-@TARGETS
+@pytest.mark.nightly
+@pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["sm_90", "sm_80"])
 def test_ptx_tells_what_the_machine_code_does(target: GPUTarget) -> None:
     """The other tests read PTX, which takes a hundredth of the time of machine code."""
     launches = [
@@ -303,7 +352,7 @@ def test_ptx_tells_what_the_machine_code_does(target: GPUTarget) -> None:
         ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kernels_compile_for_rocm() -> None:
     """One launch of each kernel compiles for gfx942. Nothing was run there."""
     launches = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 FILES = sorted(FOLDER.glob("test_*.py"))
-PARTS = [FILES[first::4] for first in range(4)]  # to import torch and triton takes seconds for each process
+PARTS = [FILES[first::2] for first in range(2)]  # to import torch and triton takes seconds for each process
 
 
 def run(files: Sequence[Path], *, interpret: bool, marks: str) -> None:

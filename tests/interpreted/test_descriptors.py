@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from interpreted.guarded import guarded, interpreted, serves
+from interpreted.guarded import guarded, interpreted, nightly, serves
 from interpreted.sequences import Sequences
 from ridgeline.errors import DeviceError
 from ridgeline.ops import OpsTable, api
@@ -33,8 +33,10 @@ def described() -> OpsTable:
     ("case", "dtype", "page"),
     [
         (PLAIN, torch.bfloat16, 32), (replace(PLAIN, softcap=5.0, sinks=True), torch.float16, 64),
-        (replace(PLAIN, window=40), torch.bfloat16, 32),
-        (replace(PLAIN, num_kv_heads=1, window=70, pattern=FirstTokens(9)), torch.float16, 32),
+        *nightly(
+            (replace(PLAIN, window=40), torch.bfloat16, 32),
+            (replace(PLAIN, num_kv_heads=1, window=70, pattern=FirstTokens(9)), torch.float16, 32),
+        ),
     ],
 )  # fmt: skip
 def test_they_give_the_bits_of_pointers(
