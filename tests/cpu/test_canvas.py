@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,11 +30,18 @@ from ridgeline.diffusion.canvas import CanvasDenoiser
 from ridgeline.diffusion.denoiser import PassNoise
 from ridgeline.errors import ConfigError, RequestError
 from ridgeline.load.checkpoint import open_checkpoint
+from ridgeline.runtime import canvases, runner
+from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sample.logit_rows import LogitRows
 from ridgeline.sample.noise import PURPOSE_CANVAS
-from ridgeline.sample.sampler import SampleRow, sample
+from ridgeline.sample.sampler import NoiseKey, SampleRow, sample
 from ridgeline.settings import EngineOptions
 from ridgeline.spec import CanvasDiffusion
+from ridgeline.verify import verify
+from ridgeline.verify.baseline import Baseline, is_near
+from ridgeline.verify.matrix import cases
+from ridgeline.verify.requests import Prompts
+from ridgeline.verify.run import run_case, scale_of
 
 CANVAS, SEED, SHARPNESS = 8, 11, 0.3
 KV_BYTES = 90_000  # a little more than the pages of the longest request
@@ -148,7 +155,7 @@ def ours(prompt: list[int], params: SamplingParams, llm: LLM | None = None) -> t
 
     def watched(self: CanvasDenoiser, logits: LogitRows, work: Any) -> Any:
         if work.num_draft:
-            seen.append(logits.copy())
+            seen.append(np.concatenate([piece.copy() for _, piece in logits.pieces()]))
         return take(self, logits, work)
 
     with patch.object(CanvasDenoiser, "take", watched):
@@ -248,3 +255,60 @@ def test_settings_come_from_generation_config() -> None:
     assert engine().loaded.checkpoint.notes == (
         "only the language model of this checkpoint is loaded, without the encoder of images",
     )
+
+
+# ---- ridgeline verify --------------------------------------------------------------------------------------------
+
+
+def noise_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    take = CanvasDenoiser.take
+
+    def by_row(self: Any, logits: Any, work: Any) -> Any:
+        self._row.noise = replace(self._row.noise, choice=work.row)
+        return take(self, logits, work)
+
+    monkeypatch.setattr(CanvasDenoiser, "take", by_row)
+
+
+def signals_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each canvas reads what the canvas after it in the step has predicted."""
+    run = canvases.over_canvases
+
+    def swapped(works: Any, forward: Any) -> Any:
+        return run(works, lambda some, signal: forward(some, None if signal is None else np.roll(signal, CANVAS, 0)))
+
+    monkeypatch.setattr(runner, "over_canvases", swapped)
+
+
+def test_verify_serves_its_axes() -> None:
+    """Chunks hold a canvas, the last canvas is cut, and what a diffusion model does not have is not run."""
+    report = verify(loaded := engine().loaded, quick=True)
+    assert report.equal and report.complete
+    assert {r.case.axis for r in report.results if r.verdict == "not run"} == {"drafts", "in flight"}
+    assert report.new_tokens % CANVAS
+    scale = scale_of(loaded, None, quick=False, new_tokens=None)
+    found = cases(scale, 0)
+    assert all((case.chunk or CANVAS) >= CANVAS for case in found)
+    assert {case.preempt for case in found} == {None, "recompute", "swap"}
+
+
+@pytest.mark.parametrize("bug", [noise_by_row, signals_of_others])
+def test_verify_finds_wrong_engines(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The baseline is the same engine, where each request is alone."""
+    loaded = engine().loaded
+    scale = scale_of(loaded, None, quick=True, new_tokens=None)
+    case = next(case for case in cases(scale, 0) if case.axis == "batch")
+    bug(monkeypatch)
+    assert run_case(loaded, case, scale, Prompts(VOCAB, {2}, 0), Baseline(loaded)).verdict == "DIFFERENT"
+
+
+def test_verify_knows_near_ties() -> None:
+    """A token that logits moved by rounding would give is near; one that no rounding gives is not."""
+    loaded = engine().loaded
+    params = SamplingParams(max_tokens=CANVAS, temperature=0, denoising_passes=2, ignore_eos=True)
+    request = GenerationRequest(prompt_of(9), params, (NoiseKey(SEED, 0),))
+    baseline = Baseline(loaded)
+    expected = baseline.answer(request, 0).tokens
+    assert len(expected) == CANVAS
+    assert is_near(baseline.gap(request, 0, 3, expected[3]))
+    assert not is_near(baseline.gap(request, 0, 3, (expected[3] + 1) % VOCAB))

@@ -1,4 +1,4 @@
-"""Compute the answers that every case must give: naive sampling over whole histories, one sequence at a time."""
+"""Compute the answers that every case must give: by naive sampling over whole histories, or one at a time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from ridgeline.sample.filters import Uniform, filter_scores
 from ridgeline.sample.logits import Floats
 from ridgeline.sample.noise import PURPOSE_SAMPLE
 from ridgeline.sample.sampler import NoiseKey, SampleRow
-from ridgeline.spec import MaskedDiffusion
+from ridgeline.spec import CanvasDiffusion
 from ridgeline.spec.request import SamplingParams
+from ridgeline.verify.canvases import AloneCanvases
 from ridgeline.verify.requests import params_of
 
 NEAR_LOGITS = 1e-4  # between two logits: the rounding of float32 products depends on the number of rows
@@ -34,11 +35,11 @@ class Answer:
 
 
 class Baseline:
-    """Computes answers by naive sampling with one model, each of them once."""
+    """Computes answers with one model, each of them once: by naive sampling, or alone if the model has a canvas."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
-        self._generator = open_naive(loaded)
+        self._generator = AloneCanvases(loaded) if loaded.spec.canvas else open_naive(loaded)
         self._answers: dict[tuple[Sequence[int], SamplingParams, NoiseKey], Answer] = {}
 
     def answer(self, request: GenerationRequest, choice: int) -> Answer:
@@ -85,15 +86,21 @@ class Baseline:
         A token of a diffusion model depends on which positions were kept in each pass before it. So the answer is
         computed again a few times, with all logits moved at random by as little as rounding may move them.
         """
-        model, params = self._loaded.spec.diffusion, replace(params_of(request), n=1)
-        assert isinstance(model, MaskedDiffusion)
+        params = replace(params_of(request), n=1)
         wanted = (*self.answer(request, choice).tokens[:position], token)
         for seed in range(NUDGES):
-            generator = NaiveBlocks(self._loaded, model, partial(_moved, np.random.default_rng(seed)))
-            found = _run(generator, replace(request, params=params, noise=(request.noise[choice],)))
+            found = _run(self._moved(seed), replace(request, params=params, noise=(request.noise[choice],)))
             if found.tokens[: position + 1] == wanted:
                 return NEAR_LOGITS / 2
         return None
+
+    def _moved(self, seed: int) -> Generator:
+        """Return a generator for the diffusion model whose logits are moved a little."""
+        model, change = self._loaded.spec.diffusion, partial(_moved, np.random.default_rng(seed))
+        assert model is not None
+        if isinstance(model, CanvasDiffusion):
+            return AloneCanvases(self._loaded, change)
+        return NaiveBlocks(self._loaded, model, change)
 
     def _compute(self, request: GenerationRequest) -> Answer:
         return _run(self._generator, request)

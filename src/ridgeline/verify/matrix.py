@@ -71,6 +71,7 @@ class Scale:
     model's layers, in tokens, ascending. text: there is a tokenizer. quick: use few values of each axis. states: some
     layers are recurrent. only_states: all are, so a sequence needs no more pages at its end than at its beginning.
     block: tokens of a block of a diffusion model, BEYOND if it sees whole sequences; None: the model is autoregressive.
+    canvas: tokens of the canvas of a diffusion model that has one; 0: it has none.
     ranks: the number of parts that the model is cut into.
     """
 
@@ -83,6 +84,7 @@ class Scale:
     only_states: bool = False
     block: int | None = None
     ranks: int = 1
+    canvas: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -90,9 +92,19 @@ class Scale:
         return self.block is not None and self.block >= BEYOND
 
     @property
+    def positions(self) -> int:
+        """Return the positions that an answer takes: the last canvas is computed whole."""
+        return _pages(self.new_tokens, self.canvas or 1)
+
+    @property
     def room(self) -> int:
         """Return the largest number of tokens of a prompt."""
-        return self.longest - self.new_tokens
+        return self.longest - self.positions
+
+    @property
+    def together(self) -> int:
+        """Return the tokens that a pass computes together: 1 for an autoregressive model."""
+        return self.canvas or self.block or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +211,10 @@ def lengths(case: Case, scale: Scale) -> Lengths:
 def _crowding(case: Case, scale: Scale) -> Lengths:
     """Return the lengths for a case of preemption: a short and a long prompt, in turn.
 
-    When the answer to the short one reaches a new page, no page is left. The long one has just begun a page then: if
-    all its pages were full, a wrong order of pages would not change what it computes next.
+    When the answer to the short one reaches a new page, or its second canvas, no page is left. The long one has just
+    begun a page then: if all its pages were full, a wrong order of pages would not change what it computes next.
     """
-    page, before = case.page, min(CROSSING, scale.new_tokens - 1)
+    page, before = case.page, scale.canvas or min(CROSSING, scale.new_tokens - 1)
     shared = _pages(SHARED, page) if case.prefix == "hit" else 0
     short = _pages(shared + 4 + before, page) - before
     most = scale.room
@@ -239,6 +251,8 @@ def _axes(scale: Scale) -> Mapping[str, Sequence[Value]]:
         return AXES
     if scale.is_whole:
         return WHOLE_AXES
+    if scale.canvas:
+        return _canvas_axes(scale.canvas)
     size = scale.block
     chunks = dict.fromkeys((size, 2 * size - 1, 3 * size, 1000 + size))
     pages = dict.fromkeys((size, _pages(24, size), _pages(64, size)))
@@ -252,6 +266,18 @@ def _axes(scale: Scale) -> Mapping[str, Sequence[Value]]:
         "forks": AXES["forks"],
         "pages": tuple(Value(f"of {n}", {"page": n}, quick=n == size) for n in pages),
         "in flight": none,
+    }
+
+
+def _canvas_axes(size: int) -> Mapping[str, Sequence[Value]]:
+    """Return the axes of a model with a canvas: a step computes at least a whole one, and pages are as in AR models."""
+    chunks = dict.fromkeys((size, 2 * size - 1, 3 * size, 1000 + size))
+    return {
+        **AXES,
+        "chunks": tuple(Value(f"of {n}", {"chunk": n}, quick=n == 2 * size - 1) for n in chunks),
+        "preempted": tuple(v for v in AXES["preempted"] if "steps_in_flight" not in v.change),
+        "drafts": _never(SEVERAL),
+        "in flight": _never(SEVERAL),
     }
 
 
@@ -306,9 +332,11 @@ def _goes_together(case: Case, scale: Scale) -> bool:
     in_chunks = case.chunk is not None and case.chunk < max(lengths(case, scale).prompts)
     if case.drafts and (case.chunk == 1 or case.steps_in_flight > 1 or case.preempt or (case.others and in_chunks)):
         return False
-    if scale.is_whole and case.impossible:
+    if (scale.is_whole or scale.canvas) and case.impossible:
         return False
-    if case.chunk is not None and case.chunk < (case.n + 1) * (scale.block or 1):
+    if scale.canvas and case.chunk and case.preempt:  # when the second canvas begins depends on the chunks
+        return False
+    if case.chunk is not None and case.chunk < (case.n + 1) * scale.together:
         return not (case.others or case.preempt)
     if not case.preempt:
         return True

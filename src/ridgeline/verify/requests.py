@@ -40,6 +40,13 @@ WHOLE_KINDS = (
         temperature=1, remasking="random", block_length=5, denoising_passes=2, cfg_scale=0.5, ignore_eos=True
     ),
 )
+# Of models with a canvas: numbers of passes, and how many tokens a pass keeps.
+CANVAS_KINDS = (
+    replace(GREEDY, denoising_passes=3),
+    replace(GREEDY, denoising_passes=4, entropy_bound=2.0),
+    SamplingParams(temperature=1, top_p=0.9, denoising_passes=2, ignore_eos=True),
+    SamplingParams(temperature=1, entropy_bound=9.0, denoising_passes=3, ignore_eos=True),
+)
 NUM_ALLOWED = 16
 DISTINCT = 12  # distinct requests of a large batch, each computed once by the baseline; a multiple of the kinds
 TEXTS = (
@@ -100,7 +107,13 @@ def rounds(case: Case, scale: Scale, prompts: Prompts) -> Iterator[Round]:
     for first in range(0, len(KINDS), size):
         requests = [_request(case, scale, prompts, i) for i in range(first, first + size)]
         # Requests that are to run short of pages arrive together; answers of few passes would be over before others.
-        span = 1 if case.preempt else 2 if scale.is_whole else max(1, scale.new_tokens // (1 + case.drafts))
+        span = (
+            1
+            if case.preempt
+            else 2
+            if scale.is_whole or scale.canvas
+            else max(1, scale.new_tokens // (1 + case.drafts))
+        )
         steps = [0, *rng.integers(span, size=size - 1).tolist()]
         before = _forerunners(case, scale, prompts) if case.prefix == "hit" and not first else []
         yield Round(before, list(map(Arrival, steps, requests)))
@@ -113,7 +126,7 @@ def _request(case: Case, scale: Scale, prompts: Prompts, number: int) -> Generat
     tokens = (*prompts.tokens(0, found.shared), *prompts.tokens(index + 1, length - found.shared))
     if case.text:
         tokens = prompts.text(number, length)
-    kinds = KINDS if scale.block is None else WHOLE_KINDS if scale.is_whole else BLOCK_KINDS
+    kinds = _kinds(scale)
     params = replace(kinds[index % len(kinds)], n=case.n, max_tokens=scale.new_tokens)
     if params.presence_penalty or params.dry_multiplier:
         params = replace(params, allowed_token_ids=prompts.tokens(DISTINCT + 2, NUM_ALLOWED))
@@ -122,12 +135,19 @@ def _request(case: Case, scale: Scale, prompts: Prompts, number: int) -> Generat
     return GenerationRequest(tokens, params, noise, cache_salt=salt)
 
 
+def _kinds(scale: Scale) -> Sequence[SamplingParams]:
+    """Return the parameters that requests take in turn."""
+    if scale.canvas:
+        return CANVAS_KINDS
+    return KINDS if scale.block is None else WHOLE_KINDS if scale.is_whole else BLOCK_KINDS
+
+
 def _forerunners(case: Case, scale: Scale, prompts: Prompts) -> list[GenerationRequest]:
     """Return requests that fill the prefix cache: some whose prefix differs in one token, then the prefix itself."""
     shared = prompts.tokens(0, lengths(case, scale).shared)
     other = prompts.tokens(DISTINCT + 1, len(shared))
     starts = [(*shared[:i], other[i], *shared[i + 1 :]) for i in sorted({0, len(shared) // 2, len(shared) - 1})]
-    params, noise = replace(GREEDY, max_tokens=1), (NoiseKey(prompts.seed, 0),)
+    params, noise = replace(_kinds(scale)[0], max_tokens=1), (NoiseKey(prompts.seed, 0),)
     # The last token begins no other request, or they would share more; a tiny vocabulary may have no such token.
     taken = {prompts.tokens(i + 1, 1)[0] for i in range(DISTINCT)}
     last = next((token for token in prompts.tokens(DISTINCT + 3, 2 * DISTINCT) if token not in taken), other[0])

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ridgeline.engine import Engine
-from ridgeline.errors import RequestError
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.propose import NgramProposer
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.settings import EngineConfig, EngineOptions, resolve
-from ridgeline.spec import ModelSpec
+from ridgeline.spec import CanvasDiffusion, ModelSpec
 from ridgeline.spec.groups import state_groups
 from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.state import ALL
@@ -51,11 +50,6 @@ def verify(
     result of the case. whole: the model whose first part `loaded` is, if that is cut. Raises RequestError for a model
     that the engine does not serve.
     """
-    if loaded.spec.canvas:
-        raise RequestError(
-            "verify compares with passes that compute the whole history again, and a canvas reads rows that are "
-            "computed in another way than its own; this model cannot be verified"
-        )
     start = time.perf_counter()
     scale = scale_of(loaded, tokenizer, quick, new_tokens)
     prompts = _prompts(loaded, tokenizer, seed)
@@ -74,12 +68,17 @@ def scale_of(loaded: LoadedModel, tokenizer: Tokenizer | None, quick: bool, new_
     groups = state_groups(loaded.spec, page_tokens=1)
     windows = sorted({g.lookback + 1 for g in groups if g.lookback != ALL and not g.snapshot})
     work = CPU_WORK if loaded.table.memory.on_host else GPU_WORK
-    longest = min(loaded.max_model_len, max(LEAST_LONGEST, work // loaded.spec.num_active_params()))
+    canvas = loaded.spec.canvas
+    least = LEAST_LONGEST + 2 * canvas
+    longest = min(loaded.max_model_len, max(least, work // loaded.spec.num_active_params()))
     tokens = new_tokens or (QUICK_NEW_TOKENS if quick else NEW_TOKENS)
+    tokens = min(tokens, max(1, longest // 4))
+    if canvas and not new_tokens and longest >= least:
+        tokens = canvas + max(1, canvas // 4)  # a whole canvas, and a second one that is cut
     states = [g.snapshot for g in groups]
     return Scale(
-        longest, min(tokens, max(1, longest // 4)), tuple(windows), tokenizer is not None, quick, any(states),
-        all(states), None if loaded.spec.diffusion is None else loaded.spec.block, loaded.spec.ranks,
+        longest, tokens, tuple(windows), tokenizer is not None, quick, any(states),
+        all(states), None if loaded.spec.diffusion is None else loaded.spec.block, loaded.spec.ranks, canvas,
     )  # fmt: skip
 
 
@@ -91,7 +90,7 @@ def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, ba
     try:
         proposer = Proposer(baseline, loaded.spec.vocab_size, case, prompts.seed)
         engine = _engine(poisoned(loaded), engine_config(loaded, case, scale), case)
-        run = Serving(engine, case, proposer, scale.block)
+        run = Serving(engine, case, proposer, scale.block, _canvas(loaded.spec))
         for each in rounds(case, scale, prompts):
             run.serve(each)
         scores, differences = run.compare(baseline)
@@ -101,6 +100,11 @@ def run_case(loaded: LoadedModel, case: Case, scale: Scale, prompts: Prompts, ba
         return CaseResult(case, observed=observed, error=error, seconds=time.perf_counter() - start)
     seconds = time.perf_counter() - start
     return CaseResult(case, scores[True], scores[False], tuple(differences), run.observed(), seconds=seconds)
+
+
+def _canvas(spec: ModelSpec) -> CanvasDiffusion | None:
+    """Return how a model with a canvas fills it; None for all other models."""
+    return spec.diffusion if isinstance(spec.diffusion, CanvasDiffusion) else None
 
 
 def _engine(loaded: LoadedModel, config: EngineConfig, case: Case) -> Engine:
@@ -119,7 +123,7 @@ def _draft_spec(spec: ModelSpec, case: Case) -> ModelSpec | HeadSpec | None:
 
 def engine_config(loaded: LoadedModel, case: Case, scale: Scale) -> EngineConfig:
     """Return the engine's settings for a case; a case of preemption has few pages."""
-    longest = max(lengths(case, scale).prompts) + scale.new_tokens
+    longest = max(lengths(case, scale).prompts) + scale.positions
     seqs = case.n * (case.others + 1) + 1
     free = loaded.table.memory.free_bytes()
     config = resolve(
@@ -150,7 +154,7 @@ def _step_tokens(case: Case, scale: Scale, longest: int) -> int:
     """Return the tokens of a step in which all requests of a case can run."""
     if scale.is_whole:  # no answer shares its prompt with another one
         return (case.others + 1) * case.n * longest
-    return (case.others + 1) * (longest + (scale.block or 0))
+    return (case.others + 1) * (longest + (scale.canvas * case.n or scale.block or 0))
 
 
 def _state_snapshot_tokens(spec: ModelSpec, case: Case) -> int:
@@ -169,13 +173,13 @@ def _few_pages(spec: ModelSpec, config: EngineConfig, case: Case, scale: Scale) 
     For recurrent states there are four: three sequences that begin in one step take one each, then two need another.
     Prompts with other rotary frequencies share no pages.
     """
-    found, new = lengths(case, scale), scale.new_tokens
+    found, new, first = lengths(case, scale), scale.positions, scale.canvas or 1
     short, long = min(found.prompts), max(found.prompts)
     regimes = spec.regimes(config.max_model_len)
     share = regimes.floor(short, short + 1) == regimes.floor(long, long + 1)
     shared = [0 if g.snapshot or not share else len(g.reads(found.shared)) for g in config.groups]
     return tuple(
-        1 + max(g.most_pages(long + new), g.most_pages(short + 1) + g.most_pages(long + 1) - pages)
+        1 + max(g.most_pages(long + new), g.most_pages(short + first) + g.most_pages(long + first) - pages)
         for g, pages in zip(config.groups, shared, strict=True)
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ridgeline.engine import Engine
 from ridgeline.runtime.generator import GenerationRequest
+from ridgeline.spec import CanvasDiffusion
 from ridgeline.spec.sight import BEYOND
 from ridgeline.verify.baseline import Baseline
 from ridgeline.verify.matrix import Case
@@ -36,13 +37,15 @@ class Proposer:
 class Serving:
     """One case on its engine: the tokens that it returned, and observations.
 
-    block: tokens of a block of a diffusion model; None: the model is autoregressive.
+    block: tokens of a block of a diffusion model; None: the model is autoregressive. canvas: how
+    a diffusion model with a canvas fills it; None: it has none.
     """
 
     engine: Engine
     case: Case
     proposer: Proposer
     block: int | None = None
+    canvas: CanvasDiffusion | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
     tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)  # request -> tokens of its prompt found in the prefix cache
@@ -103,7 +106,9 @@ class Serving:
         if self.requests and 0 in self.cached:
             start, prompt = self.cached[0], len(self.requests[0].prompt_token_ids)
             least = self._least_steps(start, prompt) + self.case.steps_in_flight - 1
-            if self.block is not None:
+            if self.canvas:
+                least, slack = self._canvas_steps(self.canvas, start, prompt)
+            elif self.block is not None:
                 least, slack = self._block_steps(self.block, start, prompt)
         return Observed(
             requests=len(self.requests),
@@ -144,6 +149,19 @@ class Serving:
         params = params_of(self.requests[0])
         least = min(masks, params.max_tokens or masks, params.block_length or masks)
         return steps + least, 0 if size >= BEYOND else masks - least
+
+    def _canvas_steps(self, model: CanvasDiffusion, start: int, prompt: int) -> tuple[int, int]:
+        """Return the least steps until the first canvas is done, and how many more it may take.
+
+        Its first pass runs with the last tokens of the prompt, if both fit into a step.
+        """
+        steps, chunk = 0, self.case.chunk
+        while chunk and prompt - start + model.canvas > chunk:
+            start = min(prompt, start + chunk)
+            steps += 1
+        most = params_of(self.requests[0]).denoising_passes or model.passes
+        least = min(most, 1 + model.stable_passes)
+        return steps + least, most - least
 
     @property
     def _has_snapshots(self) -> bool:
