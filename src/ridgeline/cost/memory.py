@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ridgeline.spec import ChannelMixer, ModelSpec, TokenMixer
+from ridgeline.spec import ChannelMixer, MaskedDiffusion, ModelSpec, TokenMixer
 from ridgeline.spec.groups import StateGroup
+from ridgeline.spec.sight import BEYOND
 from ridgeline.spec.workspace import FLOAT, INT, KeysRead, Phases, StepSize
 
 # Limits of other files; tests compare them with the originals.
@@ -89,7 +90,7 @@ class Workspace:
         floats = stream + rotaries + max(layers, _head(size, self._spec))
         forward = self._wider * floats + _layouts(size, self._groups)
         held = LIBRARY_BYTES + self._derived + _tables(size, self._groups) + self._wider * self._kept * size.rows
-        held += _late_logits(size, self._spec)
+        held += _late_logits(size, self._spec) + _unguided(size, self._spec)
         if self._on_cpu:
             held += _recorded(size, self._spec, self._groups)
         if not self._on_cpu:
@@ -120,6 +121,12 @@ def pass_bytes(spec: ModelSpec, tokens: int, length: int, *, on_cpu: bool, float
     # The stream, what is to be added to it, and a copy of the last hidden states from which vectors are read.
     stream = FLOAT * tokens * (4 * spec.hidden_size + _rotary_dims(spec))
     return LIBRARY_BYTES + float_bytes // FLOAT * (stream + layers) + 16 * INT * tokens
+
+
+def _unguided(size: StepSize, spec: ModelSpec) -> int:
+    """Return the bytes that guidance (`cfg_scale`) keeps of a pass without the prompt: the inputs of the head."""
+    guides = isinstance(spec.diffusion, MaskedDiffusion) and spec.diffusion.block_cache == "none"
+    return FLOAT * size.seqs * size.length * spec.hidden_size if guides and spec.block >= BEYOND else 0
 
 
 def _rotary_dims(spec: ModelSpec) -> int:

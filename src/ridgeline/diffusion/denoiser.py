@@ -103,7 +103,7 @@ class Denoiser:
         self._drawn = row.params if processed else replace(row.params, logprobs=None)  # parameters of a draw
         self._open = Block(-1, [], [], [])
         self._whole = block >= BEYOND
-        self._unguided: Floats | None = None  # logits of the pass without the prompt, for `cfg_scale`
+        self._unguided: LogitRows | None = None  # logits of the pass without the prompt, for `cfg_scale`
         self.wanted: tuple[int, int] | None = None
         self.part: tuple[int, int] | None = None
         self._kept_rows = -1  # the epoch in which the first pass over the open block has left its rows
@@ -192,16 +192,17 @@ class Denoiser:
         if not scale:
             return logits
         if self._unguided is None:
-            self._unguided = logits.copy()
+            self._unguided = logits.keep()
             return None
         without, self._unguided = self._unguided, None
 
         def read(first: int, end: int) -> Floats:
             some = logits.read(first, end)
-            plain = without[first : first + len(some)]
+            plain = without.read(first, first + len(some))
+            some = some[: len(plain)]
             return np.asarray(plain + (scale + 1) * (some - plain), np.float32)
 
-        return LogitRows(logits.count, read)
+        return LogitRows(logits.count, read, logits.keep)
 
     def _keep(self, own: LogitRows, first: int) -> Result:
         """Keep some predictions of a pass. first: the row that predicts the block's first token; -1: none does."""

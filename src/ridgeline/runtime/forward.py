@@ -15,7 +15,7 @@ from ridgeline.ops.api import Array
 from ridgeline.runtime.graphs import Decoded
 from ridgeline.runtime.layout import Ints
 from ridgeline.runtime.orders import Project, Tell, tell_nobody
-from ridgeline.sample.logit_rows import Pieces
+from ridgeline.sample.logit_rows import LogitRows, Pieces, rows_of_piece
 from ridgeline.sample.sampler import Best
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -68,7 +68,22 @@ class Forward:
     def pieces(self, rows: Ints | None) -> Pieces:
         """Return these logits as pieces that are computed when they are read."""
         of = np.arange(int(self.stream.residual.shape[0])) if rows is None else rows
-        return Pieces(lambda first, end: self.logits(of[first:end]), self.model.spec.vocab_size)
+        vocab_size = self.model.spec.vocab_size
+        return Pieces(
+            lambda first, end: self.logits(of[first:end]), lambda first, end: self.kept(of[first:end]), vocab_size
+        )
+
+    def kept(self, rows: Ints) -> LogitRows:
+        """Return the logits of some of the step's tokens for later. Until then only the inputs of the head are kept."""
+        memory, per = self.table.memory, rows_of_piece(self.model.spec.vocab_size)
+        hidden = self.table.primitive(api.TAKE)(self.model.hidden(self.stream), memory.integers(rows))
+        inputs = memory.get(hidden).copy()
+
+        def read(first: int, end: int) -> Floats:
+            some = inputs[first : min(end, first + per)]
+            return memory.get(self.model.project(memory.put(some, "float32", "float32")))
+
+        return LogitRows(len(rows), read, lambda: self.kept(rows))
 
     def best(self) -> Best | None:
         """Return the best token of each row, if the step has computed it already."""
