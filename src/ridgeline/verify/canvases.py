@@ -9,11 +9,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from ridgeline.engine import Engine
-from ridgeline.nn.model import Model
-from ridgeline.nn.step import Stream
 from ridgeline.ops.api import Array
 from ridgeline.runtime.generator import Event, GenerationRequest
 from ridgeline.runtime.load import LoadedModel
@@ -31,7 +29,7 @@ class AloneCanvases:
     """A runtime.generator.Generator that gives each request an engine. change: changes the logits of each pass."""
 
     def __init__(self, loaded: LoadedModel, change: Callable[[Floats], Floats] | None = None) -> None:
-        self._loaded = loaded if change is None else replace(loaded, model=_changed(loaded, change))
+        self._loaded = loaded if change is None else _changed(loaded, change)
         self._engines: dict[int, Engine] = {}
 
     def __len__(self) -> int:
@@ -83,12 +81,12 @@ class AloneCanvases:
             engine.check()
 
 
-def _changed(loaded: LoadedModel, change: Callable[[Floats], Floats]) -> Model:
+def _changed(loaded: LoadedModel, change: Callable[[Floats], Floats]) -> LoadedModel:
     """Return the model, whose logits are changed."""
     model, memory = copy.copy(loaded.model), loaded.table.memory
 
-    def logits(stream: Stream, rows: Array | None = None) -> Array:
+    def logits(stream: Any, rows: Array | None = None) -> Array:
         return memory.put(change(memory.get(loaded.model.logits(stream, rows))), "float32", "float32")
 
-    cast(Any, model).logits = logits
-    return model
+    model.logits = logits  # type: ignore[method-assign]
+    return replace(loaded, model=model)
