@@ -27,6 +27,10 @@ class DeviceError(RidgelineError):
     """This machine does not have the device, data type or kernel."""
 
 
+class DeviceMemoryError(DeviceError):
+    """The device has too little memory. A smaller plan of pages, or smaller steps, may fit."""
+
+
 class RankError(RidgelineError):
     """One of the ranks that compute a model together was lost. The others cannot go on without it."""
 

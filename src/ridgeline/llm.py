@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ridgeline.engine import Engine, Session, StaticGenerator
+from ridgeline.engine import Session, StaticGenerator
 from ridgeline.engine.given import engine_options
+from ridgeline.engine.opening import open_engine
 from ridgeline.engine.session import error_output
 from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
@@ -28,13 +29,7 @@ from ridgeline.runtime.naive_blocks import open_naive
 from ridgeline.runtime.request import Frontend, Prompt, as_batch
 from ridgeline.sample.grammar import Grammars
 from ridgeline.sched.stats import Stats, StepShape
-from ridgeline.settings import (
-    EngineConfig,
-    EngineOptions,
-    choose_storage,
-    resolve,
-    storage_name,
-)
+from ridgeline.settings import EngineConfig, EngineOptions, choose_storage, resolve, storage_name
 from ridgeline.settings.advice import Advice, machine_advice
 from ridgeline.settings.attention import EXACT, ROUNDED, choose_attention
 from ridgeline.settings.encoders import resolve_encoder
@@ -140,10 +135,13 @@ class LLM(EmbedsTexts):
         draft = self._load_draft(options.speculative, progress_bar)
         self.draft_spec = None if draft is None else draft.spec
         reason = STATIC if batching == "static" else OWN if proposer is not None else None
-        self.config = self._resolve(options, draft, reason)
-        engine = Engine(
-            self.loaded, self.config, proposer=proposer or proposer_of(self.config.speculative), draft=draft
-        )
+        engine, note = open_engine(
+            self.loaded, lambda share: self._resolve(options, draft, reason, share),
+            proposer=lambda config: proposer or proposer_of(config.speculative), draft=draft,
+            is_fixed=options.kv_cache_memory_bytes is not None,
+        )  # fmt: skip
+        self.config = engine.config
+        self.loaded = replace(self.loaded, notes=(*self.loaded.notes, *([note] if note else [])))
         return StaticGenerator(engine) if batching == "static" else engine
 
     def _load(
@@ -211,14 +209,16 @@ class LLM(EmbedsTexts):
         return load_draft(name, self.loaded, self.tokenizer, self.options, progress_bar)
 
     def _resolve(
-        self, options: EngineOptions, draft: LoadedModel | LoadedHead | None, undrafted: str | None
+        self, options: EngineOptions, draft: LoadedModel | LoadedHead | None, undrafted: str | None, share: float = 1.0
     ) -> EngineConfig:
         memory, driver = self.loaded.table.memory, self.loaded.table.driver
         threads = driver.threads if driver else None  # None: the device has no kernels of ours for this CPU
         return_freed_memory()  # loading a model and a tokenizer takes more memory for a while than they keep
         free = memory.free_bytes()
         loaded = self.loaded
-        fraction = (0.5 if memory.on_host else 0.9) / self._sharing  # other programs use the memory of a CPU, too
+        fraction = (
+            (0.5 if memory.on_host else 0.9) * share / self._sharing
+        )  # other programs use the memory of a CPU, too
         usable = (UNKNOWN_FREE_BYTES if free is None else free) - loaded.mapped_bytes
         if loaded.spec.encoder:
             own = resolve_encoder(

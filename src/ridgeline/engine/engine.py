@@ -8,6 +8,7 @@ is the one on a device.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -23,7 +24,7 @@ from ridgeline.engine.depth import DepthRule
 from ridgeline.engine.drafts import Drafting, ProposerDrafting
 from ridgeline.engine.late import LateRows
 from ridgeline.engine.model_drafts import ModelDrafting
-from ridgeline.errors import RequestError
+from ridgeline.errors import DeviceMemoryError, RequestError
 from ridgeline.propose import Drafts, Proposer
 from ridgeline.runtime.arena import Bytes
 from ridgeline.runtime.generator import Event, GenerationRequest
@@ -66,7 +67,7 @@ class RequestLoop(Generic[R]):
         self._diffusion, self._soften, self._block = diffusion, soften, max(group.block for group in config.groups)
         self._runner, self._vocab_size, self._eos, self._swap_cost = runner, vocab_size, eos, swap_cost
         self._regimes = regimes
-        self._ids = count()
+        self._ids, self._shrunk = count(), ""
         self._drafting = drafting or ProposerDrafting(config.num_speculative_tokens, vocab_size, proposer)
         if any(group.snapshot for group in config.groups):
             self._drafting.chains_because, self._drafting.untreed = CHAINS_ONLY, config.untreed
@@ -203,7 +204,7 @@ class RequestLoop(Generic[R]):
         plan = self._loop.schedule()
         self._late.drop_preempted()
         if plan is not None:
-            self._loop.submit(plan, self._sampling(plan.works))
+            self._submit(plan)
         elif not events and not len(self._loop) and not self._late.wait() and len(self):
             raise RuntimeError("nothing can run although requests are waiting: the scheduler is at fault")
         self._works = () if plan is None else plan.works
@@ -211,6 +212,22 @@ class RequestLoop(Generic[R]):
         while len(self._loop) and (plan is None or len(self._loop) >= self._depth):
             events += self._collect()
         return events
+
+    def _submit(self, plan: StepPlan) -> None:
+        """Let the runner begin a step. One that finds too little memory is planned again, with half of its tokens.
+
+        Raises DeviceMemoryError for a step that cannot be smaller, and for one that also moves pages.
+        """
+        try:
+            self._loop.submit(plan, self._sampling(plan.works))
+        except DeviceMemoryError as e:
+            tokens = sum(len(work.tokens) for work in plan.works)
+            if tokens == 1 or self._diffusion is not None or plan.copies or plan.swap_out or plan.swap_in:
+                raise
+            self._loop.lose(plan, tokens // 2)
+            self.config = replace(self.config, max_num_batched_tokens=tokens // 2)
+            self._shrunk = f"{e} in a step of {tokens} tokens; steps have at most {tokens // 2} since then"
+            logging.getLogger(__name__).warning(self._shrunk)
 
     def _collect(self) -> list[Event]:
         """Sample the rows of the oldest step that need the host, and end the step; what happened to its answers."""
@@ -358,7 +375,7 @@ class RequestLoop(Generic[R]):
             self._scheduler.stats(), unrecorded=self._runner.unrecorded, unproposed=self._drafting.refusal,
             untreed=self._drafting.untreed, last_step=_shape(self._computed),
             draft_acceptance=self.config.draft_acceptance, proposer=self.config.speculative,
-            draft_speed=self._drafting.speed, resident_pages=self._runner.resident_pages,
+            draft_speed=self._drafting.speed, resident_pages=self._runner.resident_pages, shrunk=self._shrunk,
         )  # fmt: skip
 
     def last_step(self) -> StepShape:

@@ -12,6 +12,7 @@ for each *case*, when modules are built. The case is the part of the ModelSpec w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
@@ -399,6 +400,13 @@ class Memory(Protocol):
 
     def free_bytes(self) -> int | None:
         """Return the free memory of the device; None where it is unknown."""
+        ...
+
+    def guard(self) -> AbstractContextManager[None]:
+        """Return a context whose errors of the device are a DeviceError of one line.
+
+        It is a DeviceMemoryError where the device has too little memory.
+        """
         ...
 
     def widen(self, array: Array) -> Array:

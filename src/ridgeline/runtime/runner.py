@@ -165,7 +165,8 @@ class DeviceRunner:
             step.add_done_callback(self._open.discard)
             return step
         done: Future[Computed] = Future()
-        done.set_result(self._run(plan, sampling))
+        with self._memory.guard():
+            done.set_result(self._run(plan, sampling))
         return done
 
     def samples_ahead(self, row: SampleRow) -> bool:

@@ -68,6 +68,7 @@ class Runner(Protocol[Sampling, Row, Sampled, Handle]):
         ...
 
 
+LOST = object()  # in place of the handle of a step that was not begun
 AnyRunner = Runner[Any, Any, Any, Any]
 R = TypeVar("R", bound=AnyRunner)
 
@@ -98,14 +99,20 @@ class StepLoop(Generic[S, R]):
         self._flights.append((plan, handle))
         return handle
 
+    def lose(self, plan: StepPlan, most_tokens: int) -> None:
+        """Give up a step that the runner could not begin: its sequences run again, in steps of so many tokens."""
+        self.scheduler.lose(plan, most_tokens)
+        self._flights.append((plan, LOST))
+
     def sample(self, rows: Mapping[int, Any]) -> Mapping[int, Any]:
         """Let the runner sample rows of the oldest step that need the host, before `collect`."""
-        return self.runner.sample(self._flights[0][1], rows) if rows else {}
+        handle = self._flights[0][1]
+        return {} if handle is LOST or not rows else self.runner.sample(handle, rows)
 
     def collect(self) -> tuple[StepPlan, Seq[Result]]:
         """Wait for the oldest step; its plan, and a result for each of its works."""
         plan, handle = self._flights.popleft()
-        return plan, self.runner.collect(handle)
+        return plan, [Result()] * len(plan.works) if handle is LOST else self.runner.collect(handle)
 
     def commit(self, plan: StepPlan, results: Seq[Result]) -> list[Update]:
         """Let the scheduler record the results of a step; the new tokens, and which sequences are over."""

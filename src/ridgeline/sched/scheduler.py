@@ -56,20 +56,10 @@ class Scheduler:
     _cache_type: type[StateCache] = StateCache
 
     def __init__(
-        self,
-        groups: Seq[StateGroup],
-        num_pages: Seq[int],
-        *,
-        max_batch_tokens: int,
-        max_seqs: int,
-        num_host_pages: Seq[int] | None = None,
-        policy: Policy = fcfs,
-        swap_cost: SwapCost | None = None,
-        clock: Clock | None = None,
-        watcher: Watcher = NO_WATCHER,
-        regimes: Regimes = NO_REGIMES,
-        lookahead: int = 0,
-    ) -> None:
+        self, groups: Seq[StateGroup], num_pages: Seq[int], *, max_batch_tokens: int, max_seqs: int,
+        num_host_pages: Seq[int] | None = None, policy: Policy = fcfs, swap_cost: SwapCost | None = None,
+        clock: Clock | None = None, watcher: Watcher = NO_WATCHER, regimes: Regimes = NO_REGIMES, lookahead: int = 0,
+    ) -> None:  # fmt: skip
         if min(max_batch_tokens, max_seqs, len(groups)) < 1:
             raise ValueError("a scheduler needs a group, and max_batch_tokens and max_seqs of at least 1")
         self._cache = self._cache_type(groups, num_pages, num_host_pages or [0] * len(groups))
@@ -393,6 +383,15 @@ class Scheduler:
         for seq in idle if waits else ():
             self._park(seq)
         return bool(idle) and waits
+
+    def lose(self, plan: StepPlan, most_tokens: int) -> None:
+        """Compute the sequences of a plan that did not run again. Later steps have at most so many tokens."""
+        self._max_batch_tokens = most_tokens
+        for work in plan.works:
+            seq = self._live.get(work.sequence)
+            if seq is not None and seq.epoch == work.epoch and seq.row >= 0:
+                self._park(seq)
+                heapq.heappush(self._waiting, (seq.order, seq))
 
     def _leave_row(self, seq: Sequence) -> None:
         self._running.remove(seq)

@@ -141,7 +141,8 @@ class Stats:
     recomputed_tokens: tokens that an earlier prompt shared, but after the nearest snapshot. drafts: counts of drafts.
     unrecorded: why decode steps are not run from a recording; None if they are. unproposed: why the proposer of drafts
     is not used any more; None if it is, or if there is none. untreed: why trees of drafts are cut to chains; None if
-    they are not, or if there was none. resident_pages: pages of each group that have memory, since they were used or
+    they are not, or if there was none. shrunk: why steps have fewer tokens than planned; empty if they do not.
+    resident_pages: pages of each group that have memory, since they were used or
     touched; () in the simulator. last_step: the sequences of the last step that computed. proposer: name of what
     proposes drafts. draft_acceptance: how drafts are accepted; "typical" is lossy. draft_speed: times with drafts and
     without; None if there are none, or if their depth is fixed. page_times: histograms that are still filled; None if
@@ -162,6 +163,7 @@ class Stats:
     unrecorded: str | None = None
     unproposed: str | None = None
     untreed: str | None = None
+    shrunk: str = ""
     resident_pages: tuple[int, ...] = ()
     last_step: StepShape = ()
     proposer: str = "off"

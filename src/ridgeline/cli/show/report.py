@@ -105,6 +105,8 @@ def summary(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> list[
         lines += drafts(stats)
         if stats.unrecorded and llm.loaded.table.driver is not None:
             lines.append(f"decode steps are not recorded: {stats.unrecorded}")
+        if stats.shrunk:
+            lines.append(stats.shrunk)
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,9 @@ class NumpyMemory:
 
     def from_host(self, host: Ndarray) -> Ndarray:
         return np.ascontiguousarray(host)
+
+    def guard(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def free_bytes(self) -> int | None:
         return free_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from ridgeline.ops.arrays import ARRAYS
 from ridgeline.ops.reference import delta, latent, paged, quant, s4, stored
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
+from ridgeline.ops.reference.failures import said_in_one_line
 from ridgeline.ops.table import REFERENCE
 from ridgeline.spec import Attention
 from ridgeline.spec.sight import CAUSAL
@@ -165,8 +167,14 @@ class TorchMemory:
     def from_host(self, host: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.array(host)).to(self._device)
 
+    def guard(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.on_host else said_in_one_line()
+
     def free_bytes(self) -> int | None:
-        return free_bytes() if self.on_host else torch.cuda.mem_get_info(self._device)[0]
+        if self.on_host:
+            return free_bytes()
+        torch.cuda.empty_cache()  # torch keeps what was freed, and would take it before other memory
+        return torch.cuda.mem_get_info(self._device)[0]
 
     def widen(self, array: torch.Tensor) -> torch.Tensor:
         return array.float()

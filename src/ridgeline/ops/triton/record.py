@@ -18,6 +18,7 @@ from torch import Tensor
 from ridgeline.errors import DeviceError
 from ridgeline.ops.driver import GPU_SIZES, Fetched, Recorded
 from ridgeline.ops.noise import Ints
+from ridgeline.ops.reference.failures import one_line, said_in_one_line
 from ridgeline.ops.triton.launch import Compiled, CountingLaunch
 from ridgeline.ops.triton.steps import write_entries
 
@@ -264,19 +265,3 @@ class GpuDriver:
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which torch works on a GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-class said_in_one_line:
-    """Turns torch's errors, which have several lines of advice, into a DeviceError of one line."""
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError):
-            raise DeviceError(f"the GPU failed: {one_line(error)}; start Ridgeline again") from error
-
-
-def one_line(error: BaseException) -> str:
-    """Return the first line of an error."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

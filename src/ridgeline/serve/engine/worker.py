@@ -178,7 +178,9 @@ class Worker:
         self._failures += 1
         self._outgoing.drain()
         lost, self._open = list(self._open), {}
-        self._send(Lost(lost, f"a step of the engine failed ({type(error).__name__}); the request is lost, try again"))
+        known = isinstance(error, RidgelineError)
+        why = str(error) if known else f"a step of the engine failed ({type(error).__name__})"
+        self._send(Lost(lost, f"{why}; the request is lost, try again"))
         if self._failures == MAX_FAILED_STEPS:
             logging.getLogger(__name__).error("%d steps failed in a row; the process ends", self._failures)
             raise SystemExit(1)
