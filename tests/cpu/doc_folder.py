@@ -45,6 +45,7 @@ def make_folder(folder: Path) -> Path:
     for name in MODELS:
         (folder / name).symlink_to(tiny)
     write_medusa(folder / "HEAD")
+    write_adapter(folder / "ADAPTER")
     (folder / "ENCODER").mkdir()
     tiny_embedder(folder / "ENCODER")
     only_config = folder / "FOLDER_WITH_ONLY_A_CONFIG"
@@ -118,3 +119,13 @@ def write_model(folder: Path) -> None:
     rng = np.random.default_rng(0)
     tensors = {f"model.{name}.weight": rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def write_adapter(folder: Path) -> None:
+    """Write an adapter of rank 2 for the docs' model, as peft writes it."""
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}))
+    rng, module = np.random.default_rng(0), "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    shapes = {"A": (2, WIDTH), "B": (WIDTH, 2)}
+    tensors = {f"{module}{k}.weight": rng.normal(size=s).astype(np.float32) for k, s in shapes.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")

@@ -185,9 +185,9 @@ class Names:
         """
         if not self._count_missing(spec, keys):
             return self
-        return min((self, *self.others, self._bare()), key=lambda names: names._count_missing(spec, keys))
+        return min((self, *self.others, self.bare()), key=lambda names: names._count_missing(spec, keys))
 
-    def _bare(self) -> Names:
+    def bare(self) -> Names:
         """Return this layout without the prefix "model."."""
         root = {k: v.removeprefix("model.") if isinstance(v, str) else v for k, v in self.root.items()}
         return replace(self, root=root, layer=self.layer.removeprefix("model."))

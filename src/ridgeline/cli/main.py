@@ -27,6 +27,7 @@ from ridgeline.cli import (
     inspect,
     lab,
     man,
+    merge,
     plan,
     prune,
     quantize,
@@ -73,6 +74,7 @@ app.command("distill")(distill.distill)
 app.command("quantize")(quantize.quantize)
 app.command("prune")(prune.prune)
 app.command("convert")(convert.convert)
+app.command("merge")(merge.merge)
 app.command("cheaper")(cheaper.cheaper)
 app.command("lab")(lab.lab)
 app.command("man")(man.man)

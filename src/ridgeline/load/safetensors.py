@@ -53,6 +53,14 @@ def dtype_code(dtype: str) -> str:
     return _CODES[dtype]
 
 
+def type_of_code(code: str) -> str:
+    """Return our name of a type of safetensors. Raises CheckpointError for a type that we do not write."""
+    for ours, name in _CODES.items():
+        if name == code:
+            return ours
+    raise CheckpointError(f"tensors of type {code} cannot be written; known are {', '.join(_CODES.values())}")
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """Where a tensor is stored. `dtype` is safetensors' name for its type; `start` and `stop` are bytes from the file's
