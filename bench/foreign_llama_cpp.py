@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,7 @@ def as_server(args: list[str]) -> int:
         print(f"ridgeline cannot do this: {e.args[0]}")
         return NOT_STARTED
     port = running(command, state)
+    reset(port, given.get("--api-key"))
     asyncio.run(forward(given["--host"], int(given["--port"]), port))
     return 0
 
@@ -128,7 +130,8 @@ def mapped(given: dict[str, str], data: Path, state: Path) -> list[str]:
     return [
         str(folder), *(part for name in names for part in ("--served-model-name", name)),
         "--max-model-len", str(min(wanted, context)), "--max-num-seqs", str(max(slots, 2)),
-        "--seed", given.get("--seed", "0"), "--chat-template", str(template), "--unknown-fields", "ignore",
+        "--seed", given.get("--seed", "0"), "--server-dev-mode",
+        "--chat-template", str(template), "--unknown-fields", "ignore",
         *(("--api-key", given["--api-key"]) if "--api-key" in given else ()),
         *(("--threads", given["--threads"]) if "--threads" in given else ()),
     ]  # fmt: skip
@@ -158,6 +161,13 @@ def running(command: list[str], state: Path) -> int:
         time.sleep(0.05)
     known.write_text(json.dumps({"port": int(found[1]), "pid": process.pid}))
     return int(found[1])
+
+
+def reset(port: int, key: str | None) -> None:
+    """Reset the prefix cache of a server, since each of their tests expects a new one."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    url = f"http://127.0.0.1:{port}/reset_prefix_cache"
+    urllib.request.urlopen(urllib.request.Request(url, b"", headers), timeout=START_SECONDS).close()
 
 
 async def forward(host: str, port: int, to: int) -> None:

@@ -19,17 +19,17 @@ import requests
 
 STATE = Path(os.environ["FOREIGN_STATE"])
 ALIASES = {f"/{name}": f"/v1/{name}" for name in ("chat/completions", "responses", "models")}
-# Endpoints of llama.cpp and of other APIs that Ridgeline does not have. In llama.cpp, /completions and /embeddings
-# without /v1 differ from OpenAI's.
+# Endpoints of llama.cpp and of other APIs that Ridgeline does not have. In llama.cpp, /embeddings
+# without /v1 differs from OpenAI's.
 TO_COME = (
-    "/completion", "/completions", "/embeddings", "/props", "/slots", "/infill", "/apply-template", "/rerank",
-    "/v1/rerank", "/v1/messages", "/lora-adapters", "/tools", "/cors-proxy", "/predict", "/v1/stream", "/models/load",
-    "/chat/completions/input_tokens", "/sw.js",
+    "/embeddings", "/rerank", "/v1/rerank", "/lora-adapters", "/tools", "/cors-proxy", "/predict", "/v1/stream",
+    "/models/load", "/chat/completions/input_tokens", "/sw.js",
 )  # fmt: skip
 # Fields of requests and answers that only llama.cpp has: a pattern in a test's source, and the name.
 DIALECT = (
-    (r'"(__verbose|timings_per_token|return_progress)"', "{}"), (r'"(grammar)": ', "{}"),
-    (r'"(json_schema)": json_schema', "{}"), (r'"/(?:de)?tokenize"[\s\S]*"(content)": ', "{} of /tokenize"),
+    (r'"(__verbose|timings_per_token|return_progress)"', "{}"),
+    (r'"/chat/completions"[\s\S]*"(grammar)": ', "{} of a chat"),
+    (r'"/chat/completions"[\s\S]*"(json_schema)": json_schema', "{} of a chat"),
 )  # fmt: skip
 
 

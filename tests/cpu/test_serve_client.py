@@ -19,7 +19,7 @@ from ridgeline.archs import spec_from_config
 from ridgeline.serve.api.choices import ChoiceEvents
 from ridgeline.serve.api.tally import Tally
 from ridgeline.serve.api.types import StreamOptions
-from ridgeline.serve.engine.client import Answers, EngineClient, EngineDown, pinned
+from ridgeline.serve.engine.client import Answers, EngineClient, EngineDown, StartFailed, pinned
 from ridgeline.serve.engine.messages import Abort, Beat, Chunks, Embed, Ready, Start
 from ridgeline.serve.engine.watch import EngineSilent, Patience, Watch
 from ridgeline.serve.gate import Gate
@@ -100,6 +100,48 @@ def test_a_failed_start_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ridgeline.serve.engine.client.asyncio.sleep", sleep)
     asyncio.run(client._restart(0.0))
     assert (client.state, client.restarts, waits) == ("ready", 3, [0.0, 1.0, 2.0])
+
+
+def test_an_engine_that_sleeps_has_no_process_until_it_wakes() -> None:
+    """A second process starts at the wake; one that cannot be started leaves the engine asleep."""
+    starts = iter([True, False, True])
+
+    class Lasting(Scripted):
+        async def read(self) -> bytes:
+            try:
+                return await super().read()
+            except ConnectionError:
+                await asyncio.Event().wait()
+                raise
+
+    async def start() -> Scripted:
+        if not next(starts):
+            raise OSError(24, "Too many open files")
+        return Lasting(READY)
+
+    async def run() -> None:
+        client = EngineClient("pocket", {}, lambda loading: None, start_process=start)
+        client.pin = lambda config: None  # type: ignore[method-assign]
+        await client.start()
+        waiting = asyncio.create_task(client.embed([[1]], "mean"))
+        await asyncio.sleep(0)
+        await client.sleep()
+        assert client.state == "sleeping" and not client.up and isinstance((await _end_of(waiting)), EngineDown)
+        for again in (client.sleep(), client.embed([[1]], "mean")):
+            assert isinstance(await _end_of(asyncio.ensure_future(again)), EngineDown)
+        assert isinstance(await _end_of(asyncio.ensure_future(client.wake())), StartFailed)
+        assert client.state == "sleeping"
+        await client.wake()
+        assert client.up and client.restarts == 1
+        await client.close()
+
+    asyncio.run(run())
+
+
+async def _end_of(task: asyncio.Future[Any]) -> Any:
+    """Return the result of a task, or its exception."""
+    (found,) = await asyncio.gather(task, return_exceptions=True)
+    return found
 
 
 def test_an_invalid_message_restarts_the_engine() -> None:

@@ -13,9 +13,14 @@ import pytest
 
 from cpu.serving import Server, serving, write_template
 from ridgeline.serve.api import types_answers as t
+from ridgeline.serve.dialects import anthropic_types as a
+from ridgeline.serve.dialects import llama_cpp_types as c
+from ridgeline.serve.dialects import ollama_types as o
+from ridgeline.serve.dialects import vllm as v
 
 MESSAGES = [{"role": "user", "content": "x"}]
 FEW = {"max_tokens": 3, "temperature": 0}
+LESS = {"num_predict": 3}
 TOOL = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}}
 MAX_ITEMS = 64  # largest list that Schemathesis makes; one of 2^20 elements takes a minute and a gigabyte
 EXAMPLES = 8
@@ -26,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with a short context, so that answers without a limit are short too."""
     template = write_template(tmp_path_factory.mktemp("template"))
     with serving("pocket", "--chat-template", template, "--quiet", "--max-num-seqs", "4", "--max-model-len", "64",
-                 "--max-body-bytes", "65536") as server:  # fmt: skip
+                 "--max-body-bytes", "65536", "--enable-tokenizer-info-endpoint") as server:  # fmt: skip
         yield server
 
 
@@ -62,6 +67,23 @@ ANSWERS: tuple[tuple[type[t.BaseModel], str, dict[str, Any] | None], ...] = (
     (t.VersionAnswer, "/version", None),
     (t.LiveAnswer, "/live", None),
     (t.PlanAnswer, "/plan", None),
+    (a.MessageAnswer, "/v1/messages", {"messages": MESSAGES, "max_tokens": 3}),
+    (a.CountAnswer, "/v1/messages/count_tokens", {"messages": MESSAGES}),
+    (o.GenerateAnswer, "/api/generate", {"model": "pocket", "prompt": "x", "stream": False, "options": LESS}),
+    (o.OllamaChatAnswer, "/api/chat", {
+        "model": "pocket", "messages": MESSAGES, "stream": False, "options": LESS, "logprobs": True, "top_logprobs": 1,
+    }),
+    (o.EmbedAnswer, "/api/embed", {"model": "pocket", "input": "x", "pooling": "mean"}),
+    (o.TagsAnswer, "/api/tags", None),
+    (o.PsAnswer, "/api/ps", None),
+    (o.ShowAnswer, "/api/show", {"model": "pocket"}),
+    (o.OllamaVersion, "/api/version", None),
+    (c.LlamaAnswers, "/completion", {"prompt": ["x", "y"], "n_predict": 3, "n_probs": 1}),
+    (c.PropsAnswer, "/props", None),
+    (c.SlotsAnswer, "/slots", None),
+    (c.ApplyAnswer, "/apply-template", {"messages": MESSAGES}),
+    (v.LoadAnswer, "/load", None),
+    (v.TokenizerAnswer, "/tokenizer_info", None),
 )  # fmt: skip
 
 

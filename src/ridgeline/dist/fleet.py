@@ -233,6 +233,17 @@ class Fleet:
         for run, _ in list(self._runs.values()):
             self.failed(run, EngineDown(why))
 
+    async def sleep(self) -> None:
+        """End all engines, which frees their memory, until `wake`. Every open request ends. Raises EngineDown."""
+        if not all(r.client.state == "ready" for r in self._replicas):
+            raise EngineDown("an engine is not ready; try again")
+        self.end_all("the engines were sent to sleep")
+        await asyncio.gather(*(r.client.sleep() for r in self._replicas))
+
+    async def wake(self) -> None:
+        """Start all engines again. Raises EngineDown, StartFailed."""
+        await asyncio.gather(*(r.client.wake() for r in self._replicas if r.client.state == "sleeping"))
+
     async def close(self) -> None:
         """End all engines and every open request. May be called again."""
         self._closed = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from ridgeline.spec.structure import MAX_STRUCTURE_CHARACTERS, StructuredOutputs
 # Allowed between two tokens of JSON: nothing, a space, or a new line with its indentation. Without a bound, small
 # models write white space until max_tokens.
 JSON_STYLE = {"whitespace_pattern": r"| |\n[ ]{0,16}"}
+GBNF = re.compile(r"(?m)^\s*[\w-]+\s*::=")  # a rule in llama.cpp's notation; Lark has no such line
 # The library's own limits. A state of its lexer takes about 1 KiB of each answer, and long texts need many: a text of
 # 10,000 characters about 60,000. The others are its defaults, written down: fuel is about 50 and 14 units a
 # microsecond, items about 20.
@@ -111,7 +113,21 @@ def _source(matcher: Any, structure: StructuredOutputs) -> str:
         return str(matcher.grammar_from_regex(structure.regex))
     if structure.choice is not None:
         return str(matcher.grammar_from_lark("start: " + " | ".join(json.dumps(c) for c in structure.choice)))
-    return str(matcher.grammar_from_lark(structure.grammar or ""))
+    return str(matcher.grammar_from_lark(_lark(structure.grammar or "")))
+
+
+def _lark(text: str) -> str:
+    """Return a grammar in Lark's notation, given in Lark's or in llama.cpp's (GBNF). Raises RequestError."""
+    if not GBNF.search(text):
+        return text
+    try:
+        return str(importlib.import_module("llguidance.gbnf_to_lark").gbnf_to_lark(text))
+    except RecursionError:
+        raise RequestError(sentence("too deeply nested")) from None
+    except Exception as e:  # the module's errors have no common class
+        raise RequestError(
+            f"structured_outputs: the grammar is not valid GBNF: {' '.join(str(e).split()):.200}"
+        ) from None
 
 
 def _schema(text: str) -> str:

@@ -12,11 +12,13 @@ from ridgeline import __version__
 from ridgeline.errors import RidgelineError
 from ridgeline.serve.api import routes
 from ridgeline.serve.api.described import JSON, errors
+from ridgeline.serve.dialects.routes import dialect_routers
 from ridgeline.serve.engine.client import EngineDown
 from ridgeline.serve.http.errors import APIError, as_api_error, invalid
 from ridgeline.serve.http.guard import Guard
 from ridgeline.serve.http.page import page_router
 from ridgeline.serve.http.request_ids import RequestIds
+from ridgeline.serve.http.shapes import shaped
 from ridgeline.serve.service import Service
 
 
@@ -25,7 +27,8 @@ def build_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="Ridgeline",
         version=__version__,
-        description="OpenAI's API for a model that Ridgeline serves. Unknown fields are errors.",
+        description="The APIs of OpenAI, Anthropic, Ollama, llama.cpp and vLLM for a model that Ridgeline serves. "
+        "Unknown fields are errors.",
         root_path=service.options.root_path,
         default_response_class=JSON,
         docs_url=None,
@@ -34,6 +37,8 @@ def build_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     app.include_router(routes.router)
+    for router in dialect_routers(service.options):
+        app.include_router(router)
     app.include_router(page_router())
     for kind in (HTTPException, RequestValidationError, APIError, EngineDown, RidgelineError):
         app.add_exception_handler(kind, _on_error)
@@ -54,7 +59,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     if api_error is None:  # a bug, which the guard answers with 500
         raise error
     more = error.headers if isinstance(error, HTTPException) and error.headers else {}  # a 405 has the header Allow
-    return JSON(api_error.body(), api_error.status, {**api_error.headers(), **more})
+    return JSON(shaped(api_error, request.scope["path"]), api_error.status, {**api_error.headers(), **more})
 
 
 def _of_framework(error: Exception) -> APIError | None:

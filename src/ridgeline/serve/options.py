@@ -50,6 +50,8 @@ class ServeOptions:
         allowed_hosts: further names of this server that a Host header may have if there are no API keys. "*" allows
             all names.
         patience: limits on an engine that hangs.
+        server_dev_mode: serve the endpoints that affect all users: sleep, wake and the reset of the prefix cache.
+        enable_tokenizer_info_endpoint: serve /tokenizer_info, which has the chat template.
     """
 
     names: Sequence[str]
@@ -77,6 +79,8 @@ class ServeOptions:
     max_connections: int = 4096
     allowed_hosts: tuple[str, ...] = ()
     patience: Patience = field(default_factory=Patience)
+    server_dev_mode: bool = False
+    enable_tokenizer_info_endpoint: bool = False
 
     def key_of(self, given: bytes) -> bytes | None:
         """Return the hash of a valid API key, else None. The time does not depend on the key."""

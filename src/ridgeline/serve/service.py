@@ -128,6 +128,7 @@ class Service:
         endpoint = options.otlp_traces_endpoint
         self.traces = None if endpoint is None else Traces.to(endpoint, options.names[0])
         self._numbers = count()
+        self.prefix_resets = 0  # how often the prefix cache was reset
         # Answers do not depend on other requests: equal requests with a seed give equal texts under one fingerprint.
         self.fingerprint = f"ridgeline-{__version__}-{ready.device}-invariant"
 
@@ -142,6 +143,11 @@ class Service:
     def name(self) -> str:
         """Return the name of the model in answers."""
         return self.options.names[0]
+
+    @property
+    def asleep(self) -> bool:
+        """Return whether the engine was sent to sleep and is not ready again."""
+        return self.client.state in ("sleeping", "starting")
 
     def defaults(self) -> Mapping[str, Any]:
         """Return the sampling parameters that the model's generation_config.json recommends."""
@@ -190,6 +196,12 @@ class Service:
         assert work is not None
         return await self.tokenize(work)
 
+    def _salted(self, reading: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return fields of PromptOptions whose salt no prompt before the last reset of the prefix cache had."""
+        if not self.prefix_resets:
+            return reading
+        return {**reading, "cache_salt": f"{self.prefix_resets} {reading.get('cache_salt', '')}"}
+
     async def open(
         self, make: Callable[[], Awaitable[Sequence[Prompt | Rendered]]], num_prompts: int, params: SamplingParams, *,
         operation: str, priority: int | None, reading: Mapping[str, Any], stream: bool,
@@ -205,7 +217,7 @@ class Service:
         numbers = [next(self._numbers) for _ in range(num_prompts)]
 
         async def build() -> list[GenerationRequest]:
-            prompts = [read_as(prompt, reading) for prompt in await make()]
+            prompts = [read_as(prompt, self._salted(reading)) for prompt in await make()]
             long = await self._long_ones(prompts, answer_tokens(params))
 
             def checked() -> list[GenerationRequest]:

@@ -20,7 +20,8 @@ class StructuredOutputs:
     """The structure that an answer must follow; exactly one field is set. Needs the extra `structured` (llguidance).
 
     json: a JSON schema, as text. regex: a regular expression for the whole answer. choice: one of these texts.
-    grammar: a context-free grammar in Lark's notation. json_object: any JSON object. Names as in vLLM.
+    grammar: a context-free grammar in Lark's notation, or in llama.cpp's (GBNF). json_object: any JSON object. Names as
+    in vLLM.
     whitespace_pattern: with json or json_object, a regular expression of the white space between two tokens of JSON.
     """
 

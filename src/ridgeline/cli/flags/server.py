@@ -120,6 +120,21 @@ TracesEndpoint = Annotated[
     ),
 ]
 Quiet = Annotated[bool, _server("--quiet", "-q", help="Do not log a line for each request.")]
+DevMode = Annotated[
+    bool,
+    _protection(
+        "--server-dev-mode",
+        help="Serve the endpoints /sleep, /wake_up, /is_sleeping and /reset_prefix_cache, which affect all users. "
+        "Set it only where every client may use them.",
+    ),
+]
+TokenizerInfo = Annotated[
+    bool,
+    _server(
+        "--enable-tokenizer-info-endpoint",
+        help="Serve /tokenizer_info, which returns the chat template and the special tokens.",
+    ),
+]
 ApiKey = Annotated[
     list[str] | None,
     _protection(

@@ -71,6 +71,8 @@ class ServerFlags:
     log_requests: s.LogRequests = False
     otlp_traces_endpoint: s.TracesEndpoint = None
     quiet: s.Quiet = False
+    server_dev_mode: s.DevMode = False
+    enable_tokenizer_info_endpoint: s.TokenizerInfo = False
 
 
 # Options that may not be negative.

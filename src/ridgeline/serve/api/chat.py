@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ridgeline.errors import RequestError
-from ridgeline.runtime.request import Rendered
+from ridgeline.runtime.request import Rendered, TextToEncode
 from ridgeline.serve.api import logprobs
 from ridgeline.serve.api.answer import AnswerReader, Piece, Reading, merge_calls
 from ridgeline.serve.api.choices import ChoiceEvents, token_ids
@@ -67,6 +67,11 @@ class Chat:
         if self.reading.thinks and self._params.structured_outputs is None:
             self.reading = replace(self.reading, inside=text.text.rstrip().endswith(OPEN))
         return [text]
+
+    async def count(self) -> int:
+        """Return the number of tokens of the rendered conversation. Raises the errors of `open`."""
+        (text,) = await self._prompts()
+        return len(await self._service.tokenize(TextToEncode(text.text, True, text.add_special_tokens)))
 
     async def answer(self) -> dict[str, Any]:
         """Return the whole answer."""

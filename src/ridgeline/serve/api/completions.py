@@ -7,6 +7,7 @@ from typing import Any
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.request import Prompt
 from ridgeline.serve.api import logprobs
+from ridgeline.serve.api.answer import Reading
 from ridgeline.serve.api.choices import ChoiceEvents, token_ids
 from ridgeline.serve.api.params import completion_params, prompt_options
 from ridgeline.serve.api.tally import Tally, head
@@ -23,10 +24,13 @@ PLAIN = b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null,"stop_reaso
 class Completion:
     """Answers one request. The constructor and `open` raise APIError or RequestError for an invalid request."""
 
-    def __init__(self, service: Service, body: CompletionBody) -> None:
+    reading = Reading()  # an answer is text, with no reasoning and no tool calls
+
+    def __init__(self, service: Service, body: CompletionBody, max_tokens: int | None = 16) -> None:
+        """max_tokens: tokens of an answer by default; None: up to the end of the context."""
         service.check_model(body.model)
         self._service, self._body = service, body
-        self._params = completion_params(body, service.defaults())
+        self._params = completion_params(body, service.defaults(), max_tokens)
         self._texts = TokenTexts(
             service.tokenizer, skip_special_tokens=self._params.skip_special_tokens,
             as_ids=bool(body.return_tokens_as_token_ids),

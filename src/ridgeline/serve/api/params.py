@@ -16,14 +16,14 @@ from ridgeline.spec.structure import StructuredOutputs
 _SAME = same_fields(frozenset({"max_tokens", "logit_bias", "structured_outputs"}))
 
 
-def completion_params(body: CompletionBody, defaults: Mapping[str, Any]) -> SamplingParams:
-    """Return the parameters of a completion. Raises RequestError.
+def completion_params(body: CompletionBody, defaults: Mapping[str, Any], max_tokens: int | None = 16) -> SamplingParams:
+    """Return the parameters of a completion. max_tokens: the default. Raises RequestError.
 
     An echo of the prompt alone still samples one token, which is not sent.
     """
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise RequestError(f"best_of is {body.best_of}: answers are not ranked; set n and choose among them")
-    fields: dict[str, Any] = {"max_tokens": 16 if body.max_tokens is None else body.max_tokens}
+    fields: dict[str, Any] = {"max_tokens": max_tokens if body.max_tokens is None else body.max_tokens}
     if body.suffix:
         fields["suffix"] = (body.suffix,)
     if body.echo and body.max_tokens == 0:

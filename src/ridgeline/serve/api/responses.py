@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from ridgeline.errors import RequestError
 from ridgeline.serve.api.answer import AnswerReader, Piece
 from ridgeline.serve.api.chat import Chat
-from ridgeline.serve.api.completions import collect
 from ridgeline.serve.api.params import check_stream
+from ridgeline.serve.api.parsed import parsed
 from ridgeline.serve.api.response_items import Items
 from ridgeline.serve.api.sampling_fields import RESPONSE_FIELDS
 from ridgeline.serve.api.tally import Tally
@@ -51,17 +51,11 @@ class Response:
 
     async def answer(self) -> dict[str, Any]:
         """Return the whole answer."""
-        turn = await self.open(stream=False)
-        try:
-            (output,), tally = await collect(turn)
-        finally:
-            turn.close()
-        (answer,) = output.outputs
-        reader, items = AnswerReader(self._chat.reading), Items()
-        for piece in [*reader.push(answer.text), *reader.flush()]:
+        found, items = await parsed(self._chat), Items()
+        for piece in found.pieces:
             items.add(piece)
         items.close()
-        return self._finished(items, answer.finish_reason, tally)
+        return self._finished(items, found.answer.finish_reason, found.tally)
 
     def _finished(self, items: Items, reason: str | None, tally: Tally) -> dict[str, Any]:
         cut = reason == "length"

@@ -53,17 +53,19 @@ class Answering(Protocol):
 
     async def open(self, *, stream: bool) -> Turn: ...
 
-    async def answer(self) -> dict[str, Any]: ...
+    async def answer(self) -> Any: ...
 
     def events(self, turn: Turn) -> Events: ...
 
 
-def _service(request: Request) -> Service:
+def service_of(request: Request) -> Service:
+    """Return the service that answers a request."""
     service: Service = request.app.state.service
     return service
 
 
-def _json(value: Any) -> Response:
+def as_json(value: Any) -> Response:
+    """Return a response with a value as JSON."""
     return _raw(dumps(value))
 
 
@@ -71,37 +73,37 @@ def _raw(data: bytes) -> Response:
     return Response(data, media_type="application/json")
 
 
-async def respond(request: Request, work: Answering, stream: bool) -> Response:
-    """Answer in one response or as a stream. Stop if the client disconnects."""
+async def respond(request: Request, work: Answering, stream: bool, media_type: str = "text/event-stream") -> Response:
+    """Answer in one response or as a stream. Stop if the client disconnects. media_type: the type of a stream."""
     if not stream:
         whole = await while_connected(request, work.answer())
-        return whole if isinstance(whole, Response) else _json(whole)
+        return whole if isinstance(whole, Response) else as_json(whole)
     turn = await work.open(stream=True)
-    return EventStream(turn, work.events(turn), _service(request).delivery.observe)
+    return EventStream(turn, work.events(turn), service_of(request).delivery.observe, media_type)
 
 
 @router.post("/v1/completions", tags=["OpenAI"], responses={**answers(t.CompletionAnswer, stream=STREAM)})
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue one or several prompts, given as texts or token ids."""
-    return await respond(request, Completion(_service(request), named(body, request)), bool(body.stream))
+    return await respond(request, Completion(service_of(request), named(body, request)), bool(body.stream))
 
 
 @router.post("/v1/chat/completions", tags=["OpenAI"], responses={**answers(t.ChatAnswer, stream=STREAM)})
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answer a conversation, formatted with the model's chat template."""
-    return await respond(request, Chat(_service(request), named(body, request)), bool(body.stream))
+    return await respond(request, Chat(service_of(request), named(body, request)), bool(body.stream))
 
 
 @router.post("/v1/responses", tags=["OpenAI"], responses={**answers(t.ResponseAnswer, stream=NAMED_STREAM)})
 async def post_responses(body: ResponseBody, request: Request) -> Response:
     """Answer a conversation in the format of OpenAI's Responses API. Nothing is stored."""
-    return await respond(request, responses.Response(_service(request), named(body, request)), bool(body.stream))
+    return await respond(request, responses.Response(service_of(request), named(body, request)), bool(body.stream))
 
 
 @router.post("/v1/chat/completions/render", tags=["Tokens"], responses={**answers(t.RenderAnswer)})
 async def render(body: RenderBody, request: Request) -> Response:
     """Format a conversation with the chat template; return the text and its token ids."""
-    service = _service(request)
+    service = service_of(request)
     service.check_model(body.model)
     text = await prompt.rendered(service, body)
     ids = await service.tokenize(TextToEncode(text.text, True, text.add_special_tokens))
@@ -113,7 +115,7 @@ async def render(body: RenderBody, request: Request) -> Response:
 @router.post("/v1/embeddings", tags=["OpenAI"], responses={**answers(t.EmbeddingAnswer)})
 async def post_embeddings(body: EmbeddingBody, request: Request) -> Response:
     """Return a vector for each input, from its hidden states."""
-    service = _service(request)
+    service = service_of(request)
     return await while_connected(request, _dumped(service, embeddings(service, body)))
 
 
@@ -121,7 +123,7 @@ async def post_embeddings(body: EmbeddingBody, request: Request) -> Response:
 @router.post("/score", tags=["Embeddings"], responses={**answers(t.ScoreAnswer)})
 async def post_score(body: ScoreBody, request: Request) -> Response:
     """Return a score for each pair of texts: of the model's head, or the similarity of two embeddings."""
-    service = _service(request)
+    service = service_of(request)
     return await while_connected(request, _dumped(service, score(service, body)))
 
 
@@ -130,14 +132,14 @@ async def post_score(body: ScoreBody, request: Request) -> Response:
 @router.post("/rerank", tags=["Embeddings"], responses={**answers(t.RerankAnswer)})
 async def post_rerank(body: RerankBody, request: Request) -> Response:
     """Order documents by how well they fit a query. Return the best ones first, with scores."""
-    service = _service(request)
+    service = service_of(request)
     return await while_connected(request, _dumped(service, rerank(service, body)))
 
 
 async def _dumped(service: Service, answer: Awaitable[dict[str, Any]]) -> Response:
     """Write a long answer as JSON in a thread, so that the event loop can deliver chunks of other requests."""
     found = await answer
-    return await service.off_loop(lambda: _json(found))
+    return await service.off_loop(lambda: as_json(found))
 
 
 def _check_count(ids: Sequence[int]) -> None:
@@ -149,12 +151,17 @@ def _check_count(ids: Sequence[int]) -> None:
 @router.post("/tokenize", tags=["Tokens"], responses={**answers(t.TokenizeAnswer)})
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Return the token ids of a prompt or of a conversation."""
-    service = _service(request)
+    service = service_of(request)
     service.check_model(body.model)
     tokenizer = service.frontend.tokenizer()
-    if (body.prompt is None) == (not body.messages):
-        raise APIError(400, "give either prompt or messages, not both")
-    if body.prompt is not None:
+    if sum((body.prompt is not None, body.content is not None, bool(body.messages))) != 1:
+        raise APIError(400, "give exactly one of prompt, messages and content")
+    if body.content is None and (body.add_special is not None or body.with_pieces):
+        raise APIError(400, "add_special and with_pieces go with content; prompt and messages have add_special_tokens "
+                            "and return_token_strs")  # fmt: skip
+    if body.content is not None:
+        ids = await service.tokenize(TextToEncode(body.content, False, bool(body.add_special)))
+    elif body.prompt is not None:
         ids = await service.tokenize(TextToEncode(body.prompt, False, body.add_special_tokens is not False))
     else:
         given = await prompt.rendered(service, body)
@@ -164,7 +171,8 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 
     def answer() -> Response:
         strings = TokenTexts(tokenizer).all_of(ids) if body.return_token_strs else None
-        return _raw(dumps_object({**facts, "tokens": ids, "token_strs": strings}))
+        tokens = TokenTexts(tokenizer).pieces_of(ids) if body.with_pieces else ids
+        return _raw(dumps_object({**facts, "tokens": tokens, "token_strs": strings}))
 
     return await service.off_loop(answer)
 
@@ -172,7 +180,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 @router.post("/detokenize", tags=["Tokens"], responses={**answers(t.DetokenizeAnswer)})
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Return the text of token ids."""
-    service = _service(request)
+    service = service_of(request)
     service.check_model(body.model)
     tokenizer, skip = service.frontend.tokenizer(), bool(body.skip_special_tokens)
 
@@ -186,7 +194,8 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
                 raise APIError(
                     400, f"the text of these tokens has more than {MAX_TEXT} characters; send fewer tokens at once"
                 )
-        return _json({"prompt": "".join([*pieces, stream.flush()])})
+        text = "".join([*pieces, stream.flush()])
+        return as_json({"prompt": text, "content": text})
 
     return await service.off_loop(answer)
 
@@ -194,16 +203,16 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
 @router.get("/v1/models", tags=["OpenAI"], responses={**answers(t.ModelsAnswer)})
 async def models(request: Request) -> Response:
     """List the served names of the model."""
-    service = _service(request)
-    return _json({"object": "list", "data": [_model(service, name) for name in service.options.names]})
+    service = service_of(request)
+    return as_json({"object": "list", "data": [_model(service, name) for name in service.options.names]})
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"], responses={**answers(t.ModelAnswer)})
 async def model(name: str, request: Request) -> Response:
     """Describe the model under one of its served names."""
-    service = _service(request)
+    service = service_of(request)
     service.check_model(name)
-    return _json(_model(service, name))
+    return as_json(_model(service, name))
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
@@ -215,14 +224,14 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 
 @router.get("/health", tags=["Server"], responses={**answers(t.HealthAnswer)})
 async def health(request: Request) -> Response:
-    """Answer 200 while the engine can answer requests, else 503.
+    """Answer 200 while the engine can answer requests or sleeps, else 503.
 
-    `engine` is its state: "ready", "silent" (no heartbeat) or "restarting". `http` is always "ok".
+    `engine` is its state: "ready", "sleeping", "silent" (no heartbeat) or "restarting". `http` is always "ok".
     """
-    client = _service(request).client
+    client = service_of(request).client
     facts = {"http": "ok", "engine": client.health, "restarts": client.restarts}
-    if client.up:
-        return _json({"status": "ok", **facts})
+    if client.up or service_of(request).asleep:
+        return as_json({"status": "ok", **facts})
     silent = f"has sent no heartbeat for {client.silent_s:.1f} s"
     text = f"the HTTP process runs, but the engine {silent if client.health == 'silent' else f'is {client.health}'}"
     error = APIError(503, text, code="engine_down", retry_after=2)
@@ -236,7 +245,9 @@ async def ready(request: Request) -> Response:
     """Answer 200 while new requests are accepted, else 503: the server is stopping, the queue is full, or the engine
     cannot answer.
     """
-    service = _service(request)
+    service = service_of(request)
+    if service.asleep:
+        raise APIError(503, "the engine sleeps; POST /wake_up wakes it", code="sleeping", retry_after=30)
     if service.draining:
         raise APIError(503, "the server is stopping", code="draining", retry_after=30)
     if service.gate.open >= service.gate.capacity:
@@ -247,23 +258,23 @@ async def ready(request: Request) -> Response:
 @router.get("/version", tags=["Server"], responses={**answers(t.VersionAnswer)})
 async def version() -> Response:
     """Return the version of Ridgeline."""
-    return _json({"version": __version__})
+    return as_json({"version": __version__})
 
 
 @router.get("/metrics", tags=["Server"], response_class=PlainTextResponse, responses={**text()})
 async def metrics(request: Request) -> Response:
     """Return metrics in Prometheus' format, with vLLM's names where vLLM has the same metric."""
-    counters = await exposition(_service(request))
+    counters = await exposition(service_of(request))
     return PlainTextResponse(counters, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 @router.get("/live", tags=["Server"], responses={**answers(t.LiveAnswer)})
 async def get_live(request: Request) -> Response:
     """Return the requests, pages, rates and latencies of this moment, which the page at / shows."""
-    return _json(await live(_service(request)))
+    return as_json(await live(service_of(request)))
 
 
 @router.get("/plan", tags=["Server"], responses={**answers(t.PlanAnswer)})
 async def get_plan(request: Request) -> Response:
     """Return the model, machine and settings from which `ridgeline bench serve` predicts."""
-    return _json(plan(_service(request)))
+    return as_json(plan(service_of(request)))

@@ -8,7 +8,7 @@ inside a character has the text "", and the token that completes the character h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ridgeline.load.detokenize import Detokenizer
 from ridgeline.load.tokenizer import Tokenizer
@@ -45,6 +45,12 @@ class TokenTexts:
         """Return the texts of all tokens of a text."""
         position = self.after(())
         return [position.push(token, last=number == len(ids)).text for number, token in enumerate(ids, 1)]
+
+    def pieces_of(self, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Return each token with its text, or with its bytes where it has no text of its own, as llama.cpp does."""
+        position = self.after(())
+        found = [(token, position.push(token)) for token in ids]
+        return [{"id": token, "piece": piece.text or list(piece.bytes)} for token, piece in found]
 
     def piece(self, token: int, stream: Detokenizer | None) -> Piece:
         """Return what a token adds at the position of `stream`."""

@@ -248,10 +248,16 @@ class RenderBody(TemplateBody):
 
 
 class TokenizeBody(TemplateBody):
-    """The body of POST /tokenize: a prompt or messages."""
+    """The body of POST /tokenize: a prompt or messages; or, as in llama.cpp, content, to which add_special adds the
+    tokens that the model expects around a text, false by default. with_pieces: tokens are objects with id and piece.
+    """
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: Literal[True] | None = None
+    with_pieces: bool | None = None
     messages: Items[ChatMessage] = Field(default_factory=list)
     return_token_strs: bool | None = None
 

@@ -342,19 +342,27 @@ class RerankAnswer(Answer):
     usage: EmbeddingUsage
 
 
+class TokenPiece(Answer):
+    """A token and its text, or its bytes where they end inside a character."""
+
+    id: int
+    piece: str | list[int]
+
+
 class TokenizeAnswer(Answer):
     """The answer of /tokenize. token_strs: texts of the tokens, with return_token_strs."""
 
-    tokens: list[int]
+    tokens: list[int] | list[TokenPiece]
     count: int
     max_model_len: int
     token_strs: list[str] | None
 
 
 class DetokenizeAnswer(Answer):
-    """The answer of /detokenize."""
+    """The answer of /detokenize. content: a copy of prompt, under llama.cpp's name."""
 
     prompt: str
+    content: str
 
 
 class RenderAnswer(Answer):

@@ -36,7 +36,7 @@ from ridgeline.serve.engine.watch import EngineSilent, Patience, Watch
 from ridgeline.settings import EngineConfig, EngineOptions
 from ridgeline.spec.request import OutputChunk
 
-State = Literal["starting", "ready", "restarting", "closed"]
+State = Literal["starting", "ready", "restarting", "sleeping", "closed"]
 Health = State | Literal["silent"]
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0  # an engine that ran for this long is restarted without a pause
@@ -232,10 +232,35 @@ class EngineClient:
     async def close(self) -> None:
         """End the process and every open request. May be called again."""
         self.state = "closed"
+        await self._rest("the server is stopping")
+
+    async def sleep(self) -> None:
+        """End the process, which frees its memory, until `wake`. Every open request ends. Raises EngineDown."""
+        if self.state != "ready":
+            raise EngineDown(f"the engine is {self.state}; try again")
+        self.state = "sleeping"
+        await self._rest("the engine was sent to sleep")
+
+    async def wake(self) -> None:
+        """Start the process again, and wait until the model is loaded. Raises EngineDown, StartFailed."""
+        if self.state != "sleeping":
+            raise EngineDown(f"the engine is {self.state}; only one that sleeps can wake")
+        self.state = "starting"
+        try:
+            process, _ = await self._spawn()
+        except BaseException:
+            self.state = "sleeping"
+            raise
+        self.restarts += 1  # what other parts know of the last process does not hold any more
+        self.state = "ready"
+        self._supervisor = asyncio.create_task(self._supervise(process))
+
+    async def _rest(self, why: str) -> None:
+        """End the process and every open request."""
         if self._supervisor is not None:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
-        self._fail_all("the server is stopping")
+        self._fail_all(why)
         await self._reap()
 
     # ---- the process ------------------------------------------------------------------------------------------
@@ -377,7 +402,9 @@ class EngineClient:
             self._replies.pop(number, None)
 
     def _send(self, message: object) -> None:
-        if self._process is None or (self.state in ("restarting", "closed") and not isinstance(message, Start)):
+        if self._process is None or (
+            self.state in ("restarting", "sleeping", "closed") and not isinstance(message, Start)
+        ):
             raise EngineDown(f"the engine is {self.state}; try again")
         self._process.write(frame(message))
 

@@ -70,6 +70,14 @@ class EngineHandle(Protocol):
         """End every open request with the error `why`."""
         ...
 
+    async def sleep(self) -> None:
+        """End the processes, which frees their memory, until `wake`. Every open request ends. Raises EngineDown."""
+        ...
+
+    async def wake(self) -> None:
+        """Start the processes again, and wait until the model is loaded. Raises EngineDown, StartFailed."""
+        ...
+
     async def close(self) -> None:
         """End the processes and every open request. May be called again."""
         ...

@@ -76,5 +76,5 @@ async def _forgiving(handler: Callable[[Request], Coroutine[Any, Any, Response]]
         else:
             break
     if ignored:
-        response.headers["warning"] = unknown.header(ignored)
+        response.headers.append("warning", unknown.header(ignored))
     return response

@@ -83,9 +83,9 @@ def dumps(value: Any) -> bytes:
     return _ENCODER.encode(value).encode("utf-8", "replace")
 
 
-async def send_error(error: APIError, send: Send) -> None:
-    """Answer an ASGI request with an error and close the connection."""
-    body = dumps(error.body())
+async def send_error(error: APIError, send: Send, told: Mapping[str, Any] | None = None) -> None:
+    """Answer an ASGI request with an error and close the connection. told: the JSON to send; None: OpenAI's."""
+    body = dumps(error.body() if told is None else told)
     headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     raw = [(name.encode(), value.encode()) for name, value in {**headers, **error.headers()}.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ridgeline.serve.http.credentials import check_host, host_of, key_in, values
 from ridgeline.serve.http.errors import APIError, internal, send_error
+from ridgeline.serve.http.shapes import shaped
 from ridgeline.serve.service import Service
 
 # Paths that need no API key: the state of the server and its documentation.
@@ -46,12 +47,12 @@ class Guard:
             key = self._enter(scope)
             await self._app(scope, _limited(receive, self._service.options.max_body_bytes), sending)
         except APIError as e:
-            await send_error(e, sending)
+            await send_error(e, sending, shaped(e, scope["path"]))
         except Exception as e:  # not raised again: uvicorn would log its message, which may contain a prompt
             begun, status = status != NO_ANSWER, 500
             log.error("internal error: %s", fault(e, with_message=self._service.options.log_requests))
             if not begun:
-                await send_error(internal(), sending)
+                await send_error(internal(), sending, shaped(internal(), scope["path"]))
         finally:
             if key is not None:
                 self._open[key] -= 1

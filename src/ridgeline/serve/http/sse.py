@@ -101,9 +101,11 @@ class EventStream(Response):
     events, until the connection's write timeout ends the stream.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, turn: Source, events: Events, written: Callable[[float], None]) -> None:
+    def __init__(
+        self, turn: Source, events: Events, written: Callable[[float], None],
+        media_type: str = "text/event-stream",
+    ) -> None:  # fmt: skip
+        self.media_type = media_type
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self.headers["transfer-encoding"] = "chunked"  # the format of Wire.write_chunk

@@ -57,15 +57,15 @@ def read(kind: type[B], body: Any, unknown: UnknownFields) -> tuple[B, list[str]
     return kind.model_validate(body), ignored
 
 
-def warning(ignored: Sequence[str]) -> str:
-    """Return the text of the warning about ignored fields."""
+def warning(ignored: Sequence[str], about: str = "unknown fields are ignored") -> str:
+    """Return the text of the warning about fields."""
     names = [name[:SHOWN_CHARACTERS] for name in ignored[:SHOWN]]
     more = f" and {len(ignored) - SHOWN} more" if len(ignored) > SHOWN else ""
-    return f"unknown fields are ignored: {', '.join(names)}{more}"
+    return f"{about}: {', '.join(names)}{more}"
 
 
-def header(ignored: Sequence[str]) -> str:
+def header(ignored: Sequence[str], about: str = "unknown fields are ignored") -> str:
     """Return the value of the header Warning (RFC 7234, 5.5: code, agent, quoted text), in visible ASCII."""
-    text = warning(ignored).encode("ascii", "backslashreplace").decode()
+    text = warning(ignored, about).encode("ascii", "backslashreplace").decode()
     printable = "".join(c if c.isprintable() and c not in '"\\' else "?" for c in text)
     return f'299 ridgeline "{printable}"'
