@@ -26,6 +26,7 @@ from ridgeline.runtime.kv_notes import scale_notes
 from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
 from ridgeline.runtime.naive import MAX_STEP_TOKENS
 from ridgeline.runtime.naive_blocks import open_naive
+from ridgeline.runtime.ranks import check_ranks, load_ranks, unmeasured
 from ridgeline.runtime.request import Frontend, Prompt, as_batch
 from ridgeline.sample.grammar import Grammars
 from ridgeline.sched.stats import Stats, StepShape
@@ -65,7 +66,8 @@ class LLM(EmbedsTexts):
     "bf16" to round queries, keys, values and weights of attention to bfloat16, which is faster for prompts on CPUs with
     AVX-512 BF16 and needs keys and values of 16 bits. speculative: short for
     EngineOptions(speculative=...). sharing: number of engines that share the cores and the memory of this machine; each
-    takes its part of what is free. The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An
+    takes its part of what is free. tensor_parallel_size: number of processes (ranks) that compute the model together, a
+    part of each matrix each. The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An
     option that is not given is chosen, and `config.reasons` explains the choice. `loaded.notes` has the cost in
     accuracy of quantized weights, of a type that kv_cache_dtype names, and of rounded attention. It is measured once;
     on_wait is called with a message when that takes a while.
@@ -95,6 +97,7 @@ class LLM(EmbedsTexts):
         diffusion_block: int | None = None,
         block_cache: str | None = None,
         sharing: int = 1,
+        tensor_parallel_size: int = 1,
         engine: EngineOptions | None = None,
         speculative: str | None = None,
         proposer: Proposer | None = None,
@@ -102,6 +105,8 @@ class LLM(EmbedsTexts):
         on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
         check_choices({"cache": cache, "batching": batching, "attention": attention})
+        check_ranks(tensor_parallel_size, device, cache)
+        self._ranks, sharing = tensor_parallel_size, sharing * tensor_parallel_size
         options = engine_options(engine, speculative, proposer, cache)
         self.options = LoadOptions(
             device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations,
@@ -145,11 +150,7 @@ class LLM(EmbedsTexts):
         return StaticGenerator(engine) if batching == "static" else engine
 
     def _load(
-        self,
-        model: str,
-        tokenizer: str | None,
-        progress_bar: ProgressBar,
-        on_wait: Callable[[str], None],
+        self, model: str, tokenizer: str | None, progress_bar: ProgressBar, on_wait: Callable[[str], None]
     ) -> LoadedModel:
         """Return the model, with rounded attention if that is asked for.
 
@@ -172,6 +173,9 @@ class LLM(EmbedsTexts):
                 *describe_blocks(model, self.options, tokenizer, loaded, on_wait),
             )
             notes = (*notes, *describe_block_cache(model, self.options, tokenizer, loaded, on_wait))
+        if self._ranks > 1:
+            given = {"--kv-cache-dtype": self._kv_cache_dtype != AUTO, "--attention": self._attention != EXACT}
+            return replace(loaded, notes=(*loaded.notes, *notes, *unmeasured(given)))
         if self._kv_cache_dtype != AUTO and not storage.is_exact and has_rows(loaded.spec):
             from ridgeline.evals.price import describe_state
 
@@ -186,8 +190,8 @@ class LLM(EmbedsTexts):
         self, model: str, tokenizer: str | None, progress_bar: ProgressBar, on_wait: Callable[[str], None]
     ) -> tuple[LoadedModel, tuple[str, ...]]:
         """Return the model with an exact KV cache, and notes on the cost of rounded weights or activations."""
-        if format_of(self.options.weights, self.options.activations) == PLAIN:
-            return load_model(model, self.options, progress_bar), ()
+        if self._ranks > 1 or format_of(self.options.weights, self.options.activations) == PLAIN:
+            return load_ranks(model, self.options, self._ranks, progress_bar), ()
         folder = find_model(model, revision=self.options.revision, files=SMALL_FILES)
         if open_checkpoint(folder).spec.encoder:
             from ridgeline.evals.vectors import describe_vectors
@@ -254,7 +258,9 @@ class LLM(EmbedsTexts):
             name: reason for name, reason in (advice.reasons if advice else {}).items() if name not in config.reasons
         }
         if self.options.threads is not None:
-            more["threads"] = "as given" if self._sharing == 1 else f"{self._sharing} engines share the physical cores"
+            more["threads"] = (
+                "as given" if self._sharing == 1 else f"{self._sharing} processes share the physical cores"
+            )
         return replace(config, threads=threads, reasons={**config.reasons, **more})
 
     def _advice(self) -> Advice | None:

@@ -40,7 +40,7 @@ def rewritten(*args: str) -> tuple[list[str], list[str]]:
     ("m --port 1 -q", "m --port 1 -q", 0),
     ("-m m --port=1 --max_model_len 5", "-m m --port 1 --max-model-len 5", 0),
     ("m --gpu-memory-utilization 0.9 --enforce-eager --port 1", "m --port 1", 2),
-    ("m -tp 1 --trust_remote_code --tensor-parallel-size=1", "m", 3),
+    ("m -pp 1 --trust_remote_code --tensor-parallel-size=2", "m --tensor-parallel-size=2", 2),
     ("m --swap-space 4 --async-scheduling", "m --swap-space-bytes 4294967296 --steps-in-flight 2", 2),
     ("m --swap-space 0.5", "m --swap-space-bytes 536870912", 1),
     ("m --served-model-name a b --port 1", "m --served-model-name a --served-model-name b --port 1", 0),
@@ -85,9 +85,9 @@ def test_lists_of_origins() -> None:
 
 
 @pytest.mark.parametrize("given", [
-    "--tensor-parallel-size 2", "-tp=2", "--gpu-memory-utilization 0", "--gpu-memory-utilization x", "--swap-space -1",
+    "--pipeline-parallel-size 2", "-pp=2", "--gpu-memory-utilization 0", "--gpu-memory-utilization x", "--swap-space -1",
     "--quantization awq", "--no-enable-prefix-caching", "--enable-lora", "--max-logprobs 50", "--cpu-offload-gb 4",
-    "--download-dir /tmp", "--tensor-parallel-size", "--config", "--enforce-eager=false",
+    "--download-dir /tmp", "--pipeline-parallel-size", "--config", "--enforce-eager=false",
 ])  # fmt: skip
 def test_flags_that_cannot_be_honored_give_one_line(given: str) -> None:
     with pytest.raises(RequestError) as caught:
@@ -97,12 +97,12 @@ def test_flags_that_cannot_be_honored_give_one_line(given: str) -> None:
     assert len(message) > len(given) + 10, message
 
 
-FILE: dict[str, Any] = {"model": "m", "port": 9, "served_model_name": ["a", "b"], "tensor-parallel-size": 1,
+FILE: dict[str, Any] = {"model": "m", "port": 9, "served_model_name": ["a", "b"], "pipeline-parallel-size": 1,
                         "enforce-eager": True, "quiet": False, "swap_space": 1}  # fmt: skip
 FORMATS = {
-    "yaml": "model: m\nport: 9\nserved_model_name: [a, b]\ntensor-parallel-size: 1\nenforce-eager: true\n"
+    "yaml": "model: m\nport: 9\nserved_model_name: [a, b]\npipeline-parallel-size: 1\nenforce-eager: true\n"
             "quiet: false\nswap_space: 1\n",
-    "toml": 'model = "m"\nport = 9\nserved_model_name = ["a", "b"]\ntensor-parallel-size = 1\nenforce-eager = true\n'
+    "toml": 'model = "m"\nport = 9\nserved_model_name = ["a", "b"]\npipeline-parallel-size = 1\nenforce-eager = true\n'
             "quiet = false\nswap_space = 1\n",
     "json": json.dumps(FILE),
 }  # fmt: skip
@@ -167,7 +167,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServedFlags]:
 
 
 def test_the_command_takes_the_model_in_three_ways(started: list[ServedFlags]) -> None:
-    for args in (["m"], ["--model", "m"], ["-m", "m"], ["--model=m", "-tp", "1"], ["m", "--model", "m"], []):
+    for args in (["m"], ["--model", "m"], ["-m", "m"], ["--model=m", "-pp", "1"], ["m", "--model", "m"], []):
         result = CliRunner().invoke(main.app, ["serve", *args, "--served-model-name", "a"])
         assert result.exit_code == 0, result.output
     assert [served.model for served in started] == ["m"] * 5 + ["pocket"]

@@ -101,8 +101,13 @@ class LoadedModel:
     ) -> DenseStep:  # fmt: skip
         """Return a step over whole sequences without pages, whose keys and values are rounded as pages round them.
 
-        types: the type of each token, for an encoder that has types.
+        types: the type of each token, for an encoder that has types. Raises RequestError for a part of a model.
         """
+        if self.spec.ranks > 1:
+            raise RequestError(
+                f"this needs the whole model, and it is cut for {self.spec.ranks} ranks; leave out "
+                "tensor_parallel_size (--tensor-parallel-size)"
+            )
         memory = self.table.memory
         is_kept = self.storage.is_exact and memory.float_bytes == self.storage.element_bytes
         store = None if is_kept else self.table.primitive(api.STORE_ROWS, self.storage)

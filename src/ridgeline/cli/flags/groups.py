@@ -34,6 +34,7 @@ class LoadFlags:
     revision: o.Revision = None
     ops: o.Ops = None
     threads: o.Threads = None
+    tensor_parallel_size: o.TensorParallelSize = 1
     diffusion_block: o.DiffusionBlock = None
     block_cache: o.BlockCache = None
     kv_cache_dtype: o.KVCacheDType = "auto"

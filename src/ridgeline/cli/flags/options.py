@@ -73,6 +73,15 @@ MaxModelLen = Annotated[
     int | None,
     _model("--max-model-len", help="Longest context in tokens. Default: the model's, or less if memory is short."),
 ]
+TensorParallelSize = Annotated[
+    int,
+    _model(
+        "--tensor-parallel-size",
+        "-tp",
+        help="Number of processes (ranks) on this machine that compute the model together, a part of each matrix each. "
+        "Tokens stay the same. One process is faster where its threads reach all cores. Default: 1.",
+    ),
+]
 DiffusionBlock = Annotated[
     int | None,
     _model(

@@ -84,7 +84,6 @@ FLAGS: tuple[Flag, ...] = (
     _value("--compilation-config", "-cc", says=_NOTHING_COMPILED),
     _on("-O0", "-O1", "-O2", "-O3", says=_NOTHING_COMPILED),
     # Devices.
-    _value("--tensor-parallel-size", "-tp", says=_ONE_DEVICE, accepts=("1",), refuses=_PLAN),
     _value("--pipeline-parallel-size", "-pp", says=_ONE_DEVICE, accepts=("1",), refuses=_PLAN),
     _value("--data-parallel-size", "-dp", says=_ONE_DEVICE, accepts=("1",), refuses=_COPIES),
     _on("--enable-expert-parallel", says=f"{_ONE_DEVICE}, with all its experts"),

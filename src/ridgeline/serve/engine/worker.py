@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ridgeline.errors import HelpersBusy, RequestError, RidgelineError
+from ridgeline.errors import HelpersBusy, RankError, RequestError, RidgelineError
 from ridgeline.llm import LLM
 from ridgeline.serve.engine.channel import connect
 from ridgeline.serve.engine.compiler import Compiler
@@ -173,7 +173,10 @@ class Worker:
             self._hand_over()
 
     def _fail(self, error: Exception) -> None:
-        """End all open requests after a failed step. After several in a row, end the process to get a new one."""
+        """End all open requests after a failed step.
+
+        After several in a row, or without all ranks, end the process to get a new one.
+        """
         self._meters.failed_steps += 1
         self._failures += 1
         self._outgoing.drain()
@@ -181,6 +184,9 @@ class Worker:
         known = isinstance(error, RidgelineError)
         why = str(error) if known else f"a step of the engine failed ({type(error).__name__})"
         self._send(Lost(lost, f"{why}; the request is lost, try again"))
+        if isinstance(error, RankError):
+            logging.getLogger(__name__).error("%s; all ranks are started again", error)
+            raise SystemExit(1)
         if self._failures == MAX_FAILED_STEPS:
             logging.getLogger(__name__).error("%d steps failed in a row; the process ends", self._failures)
             raise SystemExit(1)
