@@ -167,15 +167,10 @@ class LLM(EmbedsTexts):
             from ridgeline.evals.block_cache import describe_block_cache
             from ridgeline.evals.blocks import describe_blocks
 
-            notes = (
-                *notes,
-                *length_notes(loaded.spec),
-                *describe_blocks(model, self.options, tokenizer, loaded, on_wait),
-            )
-            notes = (*notes, *describe_block_cache(model, self.options, tokenizer, loaded, on_wait))
+            given = model, self.options, tokenizer, loaded, on_wait
+            notes = (*notes, *length_notes(loaded.spec), *describe_blocks(*given), *describe_block_cache(*given))
         if self._ranks > 1:
-            given = {"--kv-cache-dtype": self._kv_cache_dtype != AUTO, "--attention": self._attention != EXACT}
-            return replace(loaded, notes=(*loaded.notes, *notes, *unmeasured(given)))
+            return replace(loaded, notes=(*loaded.notes, *notes, *unmeasured(self._kv_cache_dtype, self._attention)))
         if self._kv_cache_dtype != AUTO and not storage.is_exact and has_rows(loaded.spec):
             from ridgeline.evals.price import describe_state
 

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
@@ -49,8 +49,9 @@ def load_ranks(name: str, options: LoadOptions, size: int, progress_bar: Progres
     return loaded
 
 
-def unmeasured(given: Mapping[str, bool]) -> tuple[str, ...]:
+def unmeasured(kv_cache_dtype: str, attention: str) -> tuple[str, ...]:
     """Return a note if options were given that round something, because only a whole model tells what that costs."""
+    given = {"--kv-cache-dtype": kv_cache_dtype != "auto", "--attention": attention != "exact"}
     named = " and ".join(name for name, is_given in given.items() if is_given)
     return (f"the cost in accuracy of {named} is not measured for a model that is cut",) if named else ()
 
