@@ -31,8 +31,8 @@ class AdapterConfig:
     """The fields of adapter_config.json that decide the result.
 
     rank, alpha: the rank and alpha of modules that no pattern names. ranks, alphas: the patterns, which name modules by
-    the ends of their names, or whole names after a ^. rooted: whether the scale is alpha / sqrt(rank) (rsLoRA) instead of alpha / rank.
-    dora: whether matrices have magnitudes. fields: the whole file.
+    the ends of their names, or whole names after a ^. rooted: whether the scale is alpha / sqrt(rank) (rsLoRA) instead
+    of alpha / rank. dora: whether matrices have magnitudes. fields: the whole file.
     """
 
     rank: int
