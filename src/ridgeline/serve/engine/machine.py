@@ -102,8 +102,11 @@ class StepLedger:
 
     @property
     def predicts(self) -> bool:
-        """Return whether predicted times are available, which needs a calibrated machine."""
-        return self.deployment.hardware.is_measured
+        """Return whether predicted times are available, which needs a calibrated machine and a model that is whole.
+
+        A calibration does not time the sums of ranks.
+        """
+        return self.deployment.hardware.is_measured and self.deployment.spec.ranks == 1
 
     def roof(self) -> dict[str, float]:
         """Return the peak bandwidth in bytes per second and the peak compute in operations per second."""
