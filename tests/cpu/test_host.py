@@ -22,6 +22,7 @@ from ridgeline.ops.reference.backend import TorchMemory
 from ridgeline.runtime.layout import Slices, build_layout
 from ridgeline.spec import (
     MLP,
+    XIELU,
     Activation,
     Attention,
     Blocks,
@@ -36,8 +37,10 @@ from ridgeline.spec import (
     LayerNorm,
     Mamba2,
     MoE,
+    QueryGrowth,
     RMSNorm,
     Rope,
+    SparseMixer,
     Strided,
     Ungated,
     WholeSequence,
@@ -67,6 +70,12 @@ def token_by_token(n: int) -> Iterator[Problem]:
     yield Problem(api.ADD, None, (x, normal(n, 24, seed=1), 0.3))
     yield Problem(api.SCALE, None, (x, 1.7))
     yield Problem(api.SOFTCAP, None, (5 * x, 3.0))
+    yield Problem(api.CLAMP, None, (5 * x, 3.0))
+    yield Problem(api.XIELU, XIELU(), (3 * x, normal(1), normal(1, seed=1)))
+    yield Problem(api.GROW_QUERIES, QueryGrowth(0.3, 20, 1), (normal(n, 2, 3), np.arange(n)))
+    yield Problem(api.NORM, LayerNorm(0.3, bias=False, offset=0.5), (x, normal(24), None))
+    for moe in (MoE(6, 2, 8, scores=SparseMixer(0.2)), MoE(6, 2, 8, scores="sigmoid", rates_logits=True)):
+        yield Problem(api.ROUTE, moe, (normal(n, 6), *([normal(6)] if moe.rates_logits else [])))
     yield Problem(api.MIX, None, (x, normal(24, 5, seed=1)), 1e-5)
     yield Problem(api.MULTIPLY, None, (x, normal(1, seed=1)))
     yield Problem(api.MULTIPLY, None, (x, normal(n, 24, seed=1)))

@@ -23,6 +23,7 @@ from ridgeline.ops.api import DenseKeyValues, Op, Rotary
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory
 from ridgeline.spec import (
     MLP,
+    XIELU,
     Attention,
     ClampedSwiGLU,
     Dilated,
@@ -31,8 +32,10 @@ from ridgeline.spec import (
     GatedMLP,
     LayerNorm,
     MoE,
+    QueryGrowth,
     RMSNorm,
     Rope,
+    SparseMixer,
     Strided,
 )
 
@@ -151,6 +154,24 @@ def test_clamped_swiglu() -> None:
     check(call(api.ACTIVATION, MoE(2, 1, 8, case), tensor(gate), tensor(up)), wanted)
 
 
+def test_xielu() -> None:
+    """The two numbers are on both sides of zero, and so are the values (arXiv:2411.13010)."""
+    x = rng(3).normal(0, 3, (3, 257)).astype(np.float32)
+    wide = x.astype(np.float64)
+    for a, b in ((0.7, -1.2), (-2.0, 1.5)):
+        right, left = math.log1p(math.exp(a)), 0.5 + math.log1p(math.exp(b))
+        bent = np.where(wide > 0, right * wide**2, left * (np.exp(np.minimum(wide, 0)) - 1 - wide)) + 0.5 * wide
+        check(call(api.XIELU, XIELU(), tensor(x), tensor([a]), tensor([b])), bent, atol=1e-5)
+
+
+def test_queries_grow_with_their_position() -> None:
+    q, positions = rng(4).normal(size=(7, 2, 3)), np.array([0, 18, 19, 20, 38, 39, 1000])
+    for case in (QueryGrowth(0.3, 20), QueryGrowth(0.1, 20, ahead=1)):
+        factors = [1 + case.beta * math.log(1 + (p + case.ahead) // case.every) for p in positions.tolist()]
+        got = call(api.GROW_QUERIES, case, tensor(q), tensor(positions, torch.int64))
+        check(got, q.astype(np.float32) * np.array(factors)[:, None, None])
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_elementwise(size: int) -> None:
     a, b = (rng(size, i).normal(0, 5, (3, size)).astype(np.float32) for i in range(2))
@@ -159,6 +180,7 @@ def test_elementwise(size: int) -> None:
     check(call(api.ADD, None, tensor(a), tensor(b), 0.22), wide + 0.22 * other)
     check(call(api.SCALE, None, tensor(a), 1.7), 1.7 * wide)
     check(call(api.SOFTCAP, None, tensor(a), 4.0), 4.0 * np.tanh(wide / 4.0))
+    check(call(api.CLAMP, None, tensor(a), 4.0), np.minimum(np.maximum(wide, -4.0), 4.0))
     check(call(api.MIX, None, tensor(a), tensor(b.T)), wide @ other.T, rtol=1e-4, atol=1e-3)
     rows = np.array([2, 0, 2])
     check(call(api.TAKE, None, tensor(a), tensor(rows, torch.int64)), wide[rows], rtol=0, atol=0)
@@ -404,6 +426,28 @@ def test_route_distinguishes_logits_that_a_softmax_does_not() -> None:
     logits = torch.tensor([[float(low), float(high), 5.0, float(low), float(high)]])
     assert len(set(logits.softmax(-1)[0].tolist())) == 2
     assert call(api.ROUTE, MoE(5, 4, 8), logits)[0].tolist() == [[2, 1, 4, 0]]
+
+
+def test_a_sparse_mixer_chooses_one_expert_after_the_other() -> None:
+    """The definition for one token at a time: a softmax over those near the best, without the ones before."""
+    case, logits = MoE(6, 2, 8, normalize=False, scores=SparseMixer(0.2)), rng(5).normal(0, 2, (50, 6))
+    ids, weights = call(api.ROUTE, case, tensor(logits))
+    for row, chosen, shares in zip(logits.astype(np.float32).astype(np.float64), ids.tolist(), weights, strict=True):
+        rest = list(range(6))
+        for expert, weight in zip(chosen, shares.tolist(), strict=True):
+            best = max(row[e] for e in rest)
+            assert row[expert] == best
+            near = [e for e in rest if (best - row[e]) / max(abs(row[e]), best) <= 0.4]
+            assert weight == pytest.approx(1 / sum(math.exp(row[e] - best) for e in near), rel=1e-5)
+            rest.remove(expert)
+
+
+def test_a_bias_on_logits_decides_the_choice_alone() -> None:
+    case = MoE(4, 2, 8, normalize=False, scores="sigmoid", choice_bias=True, rates_logits=True)
+    logits, bias = np.array([[3.0, 2.9, 0.5, -4.0]]), np.array([0.0, 0.2, 0.0, 6.0])
+    ids, weights = call(api.ROUTE, case, tensor(logits), tensor(bias))
+    assert ids.tolist() == [[1, 0]]  # by scores, the bias of the last expert would have been enough
+    check(weights, 1 / (1 + np.exp(-logits[:, [1, 0]])))
 
 
 @pytest.mark.parametrize("score", ["best", "best_two"])

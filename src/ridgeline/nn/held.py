@@ -1,4 +1,4 @@
-"""Keep track of the weights of a model that are still in memory."""
+"""Complete the weights of a model, and keep track of those that are still in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,31 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ridgeline.ops.api import Array, QuantizedMatrix, QuantizedStack
+import numpy as np
+
+from ridgeline.ops.api import Array, Memory, QuantizedMatrix, QuantizedStack
+from ridgeline.spec import ModelSpec
+
+
+class WithConstants(Mapping[str, Array]):
+    """Weights, and the vectors of norms without weights, which are made when they are read."""
+
+    def __init__(self, weights: Mapping[str, Array], spec: ModelSpec, memory: Memory) -> None:
+        self._weights, self._memory = weights, memory
+        self._constants = {w.name: w for w in spec.constants()}
+
+    def __getitem__(self, name: str) -> Array:
+        own = self._constants.get(name)
+        if own is None:
+            return self._weights[name]
+        return self._memory.put(np.full(own.shape, own.constant, np.float32), "float32", "float32")
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._weights
+        yield from self._constants
+
+    def __len__(self) -> int:
+        return len(self._weights) + len(self._constants)
 
 
 class HeldWeights(Mapping[str, Array]):

@@ -57,6 +57,7 @@ def build_attention(
     before = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, norm, scale), into)
     write, attend = table.primitive(api.WRITE_PAGES, mixer), _attend(mixer, weights.vector("sinks"), out, table)
     within = None if canvas is None else _attend(canvas, weights.vector("sinks"), out, table)
+    grow = _growth(mixer, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         target = step.target(layer, kv_scales)
@@ -64,7 +65,11 @@ def build_attention(
         parts = () if k is None or v is None else (k, v)  # a kernel wrote them
         state = step.append_kv(layer, write, kv_scales, *parts)
         attended = attend if step.signal is None or within is None else within
-        return residual, attended(q, gate, state), {**stream.shared, layer: state} if is_shared else stream.shared
+        return (
+            residual,
+            attended(grow(q, step), gate, state),
+            {**stream.shared, layer: state} if is_shared else stream.shared,
+        )
 
     return run
 
@@ -74,13 +79,21 @@ def _shared_attention(
 ) -> Mixer:
     into, out = weights.parted("o")
     before = table.stage(api.QUERY_INPUT, AttentionInput(mixer.attention, norm, scale), into)
-    attend = _attend(mixer.attention, weights.vector("sinks"), out, table)
+    attend, grow = _attend(mixer.attention, weights.vector("sinks"), out, table), _growth(mixer.attention, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         residual, q, gate = before(stream.residual, stream.delta, rotary)
-        return residual, attend(q, gate, stream.shared[mixer.source]), stream.shared
+        return residual, attend(grow(q, step), gate, stream.shared[mixer.source]), stream.shared
 
     return run
+
+
+def _growth(attention: Attention, table: OpsTable) -> Callable[[Array, Step], Array]:
+    """Return a function that multiplies queries by the factors of their positions, where attention has such."""
+    if attention.growth is None:
+        return lambda q, step: q
+    kernel = table.primitive(api.GROW_QUERIES, attention.growth)
+    return lambda q, step: kernel(q, step.positions)
 
 
 def _attend(

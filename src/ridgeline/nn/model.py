@@ -15,7 +15,7 @@ from ridgeline.nn.canvas import Conditioning, Soften
 from ridgeline.nn.capture import EXPERTS, INPUT, Capture
 from ridgeline.nn.embedded import Branch, EmbeddedInputs, embedded_branch
 from ridgeline.nn.group import Group, Ranks
-from ridgeline.nn.held import HeldWeights
+from ridgeline.nn.held import HeldWeights, WithConstants
 from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotations import Rotations
 from ridgeline.nn.step import Step, Stream
@@ -23,7 +23,7 @@ from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, QuantizedMatrix, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import LowRank, store
-from ridgeline.spec import AnyLayer, CanvasDiffusion, DeepNormLayer, ModelSpec, Norm, ParallelLayer, Rope, Weight
+from ridgeline.spec import AnyLayer, CanvasDiffusion, DeepNormLayer, Layer, ModelSpec, Norm, ParallelLayer, Rope, Weight
 from ridgeline.spec.encoder import LABEL_MATRICES, TYPE_TABLE
 from ridgeline.spec.per_layer import EMBEDDED_NORM, TABLE
 from ridgeline.spec.quant import AS_STORED, PLAIN, FormatTable
@@ -66,7 +66,7 @@ class Model:
         self.max_model_len = max_model_len
         self.weights = weights
         self.formats = formats
-        self._held = weights = HeldWeights(weights)
+        self._held = weights = HeldWeights(WithConstants(weights, spec, table.memory))
         self._table_rows = table.primitive(api.EMBEDDING)
         self._coded_rows = table.primitive(api.QUANTIZED_ROWS)
         self._scale = table.primitive(api.SCALE)
@@ -289,9 +289,9 @@ class _Block:
             norm = "mixer_norm" if isinstance(layer, ParallelLayer) and layer.one_norm else "mlp_norm"
             mlp = _bound(weights, f"{self._name}.mlp", how, f"{self._name}.{norm}")
             self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, layer.pre_norm, scale), mlp)
-        post = None if isinstance(layer, ParallelLayer) else layer.post_norm
+        post, last = layer.post_norms if isinstance(layer, Layer) else (None, None)
         self._mixer_post = _OuterNorm(post, f"{self._name}.mixer_post_norm", weights, table)
-        self._mlp_post = _OuterNorm(post, f"{self._name}.mlp_post_norm", weights, table)
+        self._mlp_post = _OuterNorm(last, f"{self._name}.mlp_post_norm", weights, table)
         self._add, self._times = table.primitive(api.ADD), table.primitive(api.MULTIPLY)
         self._total = how.total
         self._scale, self._out_scale = residual_scale(layer), weights.get(f"{self._name}.scale.weight")

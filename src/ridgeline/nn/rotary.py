@@ -45,7 +45,7 @@ class FrequencyTables:
                 for start in range(0, len(contexts), BLOCK):
                     bases = [s.theta(rope.theta, rope.period, n) for n in contexts[start : start + BLOCK]]
                     found[start : start + BLOCK] = _inverse(np.array(bases), rope.period)
-                return found, 1.0
+                return (-found if rope.backward else found), 1.0
         raise ValueError(f"the frequencies of {rope} do not depend on the length")
 
     def rows(self, floors: Ints, positions: Ints) -> Ints:
@@ -55,6 +55,15 @@ class FrequencyTables:
 
 
 def frequencies(rope: Rope, length: int) -> tuple[Floats, float]:
+    """Return the angle per position of each rotated pair [dim / 2], and the factor on cosines and sines.
+
+    length: tokens of the context, on which the frequencies of dynamic NTK and LongRoPE depend.
+    """
+    found, factor = _forward(rope, length)
+    return (-found if rope.backward else found), factor
+
+
+def _forward(rope: Rope, length: int) -> tuple[Floats, float]:
     """Return the angle per position of each rotated pair [dim / 2], and the factor on cosines and sines.
 
     length: tokens of the context, on which the frequencies of dynamic NTK and LongRoPE depend.

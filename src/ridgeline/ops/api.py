@@ -153,6 +153,8 @@ NORM: Op[Callable[[Array, Array, Array | None], Array]] = Op("norm", "primitive"
 ROTARY: Op[Callable[[Array, Array, float], Rotary]] = Op("rotary", "primitive")
 # (x [T, heads, D], rotary) -> [T, heads, D] [Rope]
 ROPE: Op[Callable[[Array, Rotary], Array]] = Op("rope", "primitive")
+# (q [T, H, D], positions [T]) -> [T, H, D]: each query times the factor of its position [QueryGrowth]
+GROW_QUERIES: Op[Callable[[Array, Array], Array]] = Op("grow_queries", "primitive")
 # (x [T, heads * D], heads) -> [T, heads, D] [no case]
 SPLIT_HEADS: Op[Callable[[Array, int], Array]] = Op("split_heads", "primitive")
 # (q [T, H, D], keys and values, sinks [H] or None) -> [T, H * D]: causal, within each sequence [Attention]
@@ -178,6 +180,10 @@ MOVE_ROWS: Op[Callable[[Sequence[Array], Array, Array, Array, Array], None]] = O
 STORE_ROWS: Op[Callable[[Array, float], Array]] = Op("store_rows", "primitive")
 # (x) -> act(x) [MLP, ungated MoE]; (gate, up) -> act(gate) * up [GatedMLP, MoE], or ClampedSwiGLU of both
 ACTIVATION: Op[Callable[..., Array]] = Op("activation", "primitive")
+# (x, alpha_p [1], alpha_n [1]) -> the activation [XIELU]
+XIELU: Op[Callable[[Array, Array, Array], Array]] = Op("xielu", "primitive")
+# (x, limit) -> x limited to -limit..limit [no case]
+CLAMP: Op[Callable[[Array, float], Array]] = Op("clamp", "primitive")
 # (weights [T, n], rows [n, width]) -> [T, width]: the weighted sums of the rows [no case]
 MIX: Op[Callable[[Array, Array], Array]] = Op("mix", "primitive")
 # (a, b, scale) -> a + scale * b [no case]
@@ -319,9 +325,9 @@ EXPERT_BLOCK: Op[Callable[[Array, Array, Array], Array]] = Op("expert_block", "s
 HEAD: Op[HeadStage] = Op("head", "stage")
 
 PRIMITIVES: tuple[Op[Any], ...] = (
-    EMBEDDING, LINEAR, NORM, ROTARY, ROPE, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
+    EMBEDDING, LINEAR, NORM, ROTARY, ROPE, GROW_QUERIES, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
     LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
-    WRITE_PAGES, MOVE_ROWS, STORE_ROWS, ACTIVATION, MIX, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
+    WRITE_PAGES, MOVE_ROWS, STORE_ROWS, ACTIVATION, XIELU, CLAMP, MIX, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
     ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR, QUANTIZED_ROWS,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,

@@ -13,6 +13,8 @@ from ridgeline.ops.codes import check_codes
 from ridgeline.ops.parts import Ops, follow_segments, recurrent_body
 from ridgeline.ops.recurrent import bind_mixer
 from ridgeline.spec import (
+    MLP,
+    XIELU,
     Attention,
     ChannelMixer,
     GatedMLP,
@@ -108,19 +110,27 @@ def _attention_input(case: AttentionInput, weights: Weights, table: Ops) -> Call
     split, linears, values = table.primitive(api.SPLIT_HEADS), weights.linears, _value_norm(m, table)
     queries = _heads(m, m.num_heads, "q", weights, table)
     keys = _heads(m, m.num_kv_heads, "k", weights, table)
-    gate = _gate(m, weights)
+    gate, clip = _gate(m, weights), _clip(m, table)
 
     def run(
         residual: Array, delta: Array | None, rotary: Rotary | None, target: PageTarget | None = None
     ) -> tuple[Array, Array, Array | None, Array, Array]:
         residual = accumulate(residual, delta)
         x = norm(residual)
-        k = linears["k"].apply(x)
-        v = k if m.values_are_keys else linears["v"].apply(x)
+        k = clip(linears["k"].apply(x))
+        v = k if m.values_are_keys else clip(linears["v"].apply(x))
         values_ = values(split(v, m.num_kv_heads))
-        return residual, queries(linears["q"].apply(x), rotary), gate(x), keys(k, rotary), values_
+        return residual, queries(clip(linears["q"].apply(x)), rotary), gate(x), keys(k, rotary), values_
 
     return run
+
+
+def _clip(m: Attention, table: Ops) -> Callable[[Array], Array]:
+    """Return the limit on queries, keys and values."""
+    if (limit := m.clip) is None:
+        return lambda x: x
+    clamp = table.primitive(api.CLAMP)
+    return lambda x: clamp(x, limit)
 
 
 def _value_norm(m: Attention, table: Ops) -> Callable[[Array], Array]:
@@ -137,11 +147,14 @@ def _heads(m: Attention, num: int, name: str, weights: Weights, table: Ops) -> C
     normalize = _norm(m.qk_norm, f"{name}_norm", weights, table)
     rope = table.primitive(api.ROPE, m.rope) if m.rope else None
 
+    def after(x: Array, rotary: Rotary | None) -> Array:
+        return normalize(rope(split(x, num), rotary) if rope and rotary else split(x, num))
+
     def run(x: Array, rotary: Rotary | None) -> Array:
         x = split(normalize(x), num) if m.qk_norm_over == "all_heads" else normalize(split(x, num))
         return rope(x, rotary) if rope and rotary else x
 
-    return run
+    return after if m.norms_rotated else run
 
 
 def _gate(m: Attention, weights: Weights) -> Callable[[Array], Array | None]:
@@ -153,11 +166,12 @@ def _query_input(case: AttentionInput, weights: Weights, table: Ops) -> Callable
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
     q_linear, queries, gate = weights.linears["q"], _heads(m, m.num_heads, "q", weights, table), _gate(m, weights)
+    clip = _clip(m, table)
 
     def run(residual: Array, delta: Array | None, rotary: Rotary | None) -> tuple[Array, Array, Array | None]:
         residual = accumulate(residual, delta)
         x = norm(residual)
-        return residual, queries(q_linear.apply(x), rotary), gate(x)
+        return residual, queries(clip(q_linear.apply(x)), rotary), gate(x)
 
     return run
 
@@ -251,9 +265,15 @@ def _paired(case: PairedMLP, norm: Callable[[Array], Array], weights: Weights, t
     return run
 
 
+_LEARNED = ("alpha_p", "alpha_n")
+
+
 def _mlp(case: ChannelMixer, weights: Weights, table: Ops) -> Callable[[Array], Array]:
-    act = table.primitive(api.ACTIVATION, case)
     up, down = weights.linears["up"], weights.linears["down"]
+    if isinstance(case, MLP) and isinstance(case.activation, XIELU):
+        bend, own = table.primitive(api.XIELU, case.activation), [weights.arrays[f"xielu.{n}"] for n in _LEARNED]
+        return lambda x: down.apply(bend(up.apply(x), *own))
+    act = table.primitive(api.ACTIVATION, case)
     if isinstance(case, GatedMLP):
         gate = weights.linears["gate"]
         return lambda x: down.apply(act(gate.apply(x), up.apply(x)))
@@ -274,10 +294,11 @@ def _moe(case: MoE, weights: Weights, table: Ops) -> Callable[[Array], Array]:
     if case.shared is None:
         return run
     shared, add = _mlp(case.shared, weights.under("shared."), table), table.primitive(api.ADD)
+    factor = case.shared_scale
     if not case.shared_gate:
-        return lambda x: add(run(x), shared(x), 1.0)
+        return lambda x: add(run(x), shared(x), factor)
     shared_gate, sigmoid_gate = weights.linears["shared_gate"], table.primitive(api.SIGMOID_GATE)
-    return lambda x: add(run(x), sigmoid_gate(shared(x), shared_gate.apply(x)), 1.0)
+    return lambda x: add(run(x), sigmoid_gate(shared(x), shared_gate.apply(x)), factor)
 
 
 def _routed(

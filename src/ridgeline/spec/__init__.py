@@ -4,8 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ridgeline.spec.activation import Activation
-    from ridgeline.spec.attention import Attention, SharedAttention
+    from ridgeline.spec.activation import XIELU, Activation
+    from ridgeline.spec.attention import Attention, QueryGrowth, SharedAttention
     from ridgeline.spec.codec import from_json, to_json
     from ridgeline.spec.convolution import GatedConvolution, ShortConvolution
     from ridgeline.spec.delta import DeltaMixer, GatedDelta, KimiDelta
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ridgeline.spec.lightning import LightningAttention
     from ridgeline.spec.mamba import Mamba, Mamba2
     from ridgeline.spec.mixers import ChannelMixer, TokenMixer
-    from ridgeline.spec.mlp import MLP, ClampedSwiGLU, ExpertGroups, GatedMLP, MoE, Ungated
+    from ridgeline.spec.mlp import MLP, ClampedSwiGLU, ExpertGroups, GatedMLP, MoE, SparseMixer, Ungated
     from ridgeline.spec.model import AnyLayer, DeepNormLayer, Layer, ModelSpec, ParallelLayer
     from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
     from ridgeline.spec.paired import PairedMLP
@@ -44,6 +44,7 @@ __all__ = [
     "MLP",
     "S4",
     "S4D",
+    "XIELU",
     "Activation",
     "AnyLayer",
     "Attention",
@@ -84,6 +85,7 @@ __all__ = [
     "ParallelLayer",
     "Pattern",
     "ProportionalScaling",
+    "QueryGrowth",
     "RMSNorm",
     "RecurrentMixer",
     "Regimes",
@@ -92,6 +94,7 @@ __all__ = [
     "SharedAttention",
     "ShortConvolution",
     "Sight",
+    "SparseMixer",
     "State",
     "Strided",
     "TaylorAttention",
@@ -107,8 +110,8 @@ __all__ = [
 
 # The names of each module, which is imported at the first use of one: the command line needs only a few of them.
 _HOMES = {
-    "activation": ("Activation",),
-    "attention": ("Attention", "SharedAttention"),
+    "activation": ("XIELU", "Activation"),
+    "attention": ("Attention", "QueryGrowth", "SharedAttention"),
     "codec": ("from_json", "to_json"),
     "convolution": ("GatedConvolution", "ShortConvolution"),
     "delta": ("DeltaMixer", "GatedDelta", "KimiDelta"),
@@ -118,7 +121,7 @@ _HOMES = {
     "lightning": ("LightningAttention",),
     "mamba": ("Mamba", "Mamba2"),
     "mixers": ("ChannelMixer", "TokenMixer"),
-    "mlp": ("MLP", "ClampedSwiGLU", "ExpertGroups", "GatedMLP", "MoE", "Ungated"),
+    "mlp": ("MLP", "ClampedSwiGLU", "ExpertGroups", "GatedMLP", "MoE", "SparseMixer", "Ungated"),
     "model": ("AnyLayer", "DeepNormLayer", "Layer", "ModelSpec", "ParallelLayer"),
     "norm": ("LayerNorm", "Norm", "RMSNorm"),
     "paired": ("PairedMLP",),

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+
+
+@dataclass(frozen=True, slots=True)
+class XIELU:
+    """An activation with two learned numbers a and b of each layer (arXiv:2411.13010, Apertus).
+
+    softplus(a) x^2 + beta x for x > 0, else (beta + softplus(b)) (exp(min(x, eps)) - 1 - x) + beta x.
+    """
+
+    eps: ClassVar[float] = -1e-6
+
+    beta: float = 0.5
 
 
 def check_activation(name: str) -> None:

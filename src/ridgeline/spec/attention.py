@@ -17,6 +17,22 @@ from ridgeline.spec.workspace import FLOAT, INT, KeysRead, Phases, StepSize
 
 
 @dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries grow with their position p: they are multiplied by 1 + beta * log(1 + floor((p + ahead) / every)).
+
+    Llama 4 and Ministral 3 keep scores of long contexts apart with it (arXiv:2501.19399).
+    """
+
+    beta: float
+    every: int
+    ahead: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.every > 0, f"the tokens after which queries grow must be positive, not {self.every}")
+        require(self.ahead >= 0, f"ahead must not be negative, not {self.ahead}")
+
+
+@dataclass(frozen=True, slots=True)
 class Attention(Mixer):
     """Softmax attention with grouped keys and values: MHA, GQA and MQA by `num_kv_heads` (arXiv:2305.13245).
 
@@ -34,6 +50,9 @@ class Attention(Mixer):
         value_eps: Values of each head are divided by the root of their mean square and this number; None: they are not.
         alibi: A score loses the head's slope for each token between the query and the key (arXiv:2108.12409). The
             slopes fall from 2^(-alibi / heads) to 2^-alibi, in equal ratios. None: no slopes.
+        norms_rotated: Queries and keys are rotated before their norm, not after it (Hunyuan).
+        growth: How queries grow with their position; None: they do not.
+        clip: Queries, keys and values are limited to -clip..clip before all else; None: they are not (OLMo, DBRX).
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
@@ -56,6 +75,9 @@ class Attention(Mixer):
     values_are_keys: bool = False
     value_eps: float | None = None
     alibi: float | None = None
+    norms_rotated: bool = False
+    growth: QueryGrowth | None = None
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         heads, kv = self.num_heads, self.num_kv_heads
@@ -68,8 +90,11 @@ class Attention(Mixer):
         require(self.scale > 0, f"the attention scale must be positive, not {self.scale}")
         require(self.softcap is None or self.softcap > 0, f"softcap must be positive, not {self.softcap}")
         require(self.value_eps is None or self.value_eps >= 0, f"value_eps must not be negative, not {self.value_eps}")
+        require(self.clip is None or self.clip > 0, f"clip must be positive, not {self.clip}")
         require(self.alibi is None or self.alibi > 0, f"alibi must be positive, not {self.alibi}")
         require(self.alibi is None or not ahead, "only causal attention can have slopes (alibi)")
+        one_norm = self.qk_norm_over == "all_heads"
+        require(not (self.norms_rotated and one_norm), "norms_rotated needs a norm for each head, not one over all")
         if self.rope:
             require(self.rope.dim <= self.head_dim, f"rope dim {self.rope.dim} exceeds head_dim {self.head_dim}")
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
-from ridgeline.spec.activation import Activation, check_activation
+from ridgeline.spec.activation import XIELU, Activation, check_activation
 from ridgeline.spec.mixer import require, share
 from ridgeline.spec.weight import Weight, linear
 from ridgeline.spec.workspace import FLOAT, INT
@@ -57,7 +57,7 @@ class MLP(DenseMLP):
     """down(act(up(x))) (GPT-2, GPT-NeoX)."""
 
     intermediate_size: int
-    activation: Activation
+    activation: Activation | XIELU
     bias: bool = False
 
     def __post_init__(self) -> None:
@@ -65,6 +65,8 @@ class MLP(DenseMLP):
 
     def weights(self, width: int) -> Iterator[Weight]:
         yield from linear("up", width, self.intermediate_size, bias=self.bias)
+        if isinstance(self.activation, XIELU):
+            yield from (Weight(f"xielu.{name}", (1,)) for name in ("alpha_p", "alpha_n"))
         yield from linear("down", self.intermediate_size, width, bias=self.bias, split="in")
 
     def part(self, size: int) -> Self:
@@ -72,7 +74,7 @@ class MLP(DenseMLP):
 
     def workspace(self, tokens: int, width: int) -> int:
         inner = FLOAT * tokens * self.intermediate_size
-        return max(2 * inner, inner + 2 * FLOAT * tokens * width)
+        return max((6 if isinstance(self.activation, XIELU) else 2) * inner, inner + 2 * FLOAT * tokens * width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,20 @@ class ExpertGroups:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseMixer:
+    """Experts are chosen one after the other, each by a softmax of its own (arXiv:2409.12136, Phi-3.5-MoE).
+
+    The weight of the best expert is its softmax among those whose logits are near: (best - logit) / max(|logit|, best)
+    is at most 2 * tolerance. The next one is chosen in the same way, without those before it.
+    """
+
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        require(self.tolerance >= 0, f"the tolerance of a sparse mixer must not be negative, not {self.tolerance}")
+
+
+@dataclass(frozen=True, slots=True)
 class MoE:
     """A router sends each token to its `num_experts_per_tok` best MLPs (arXiv:1701.06538, 2401.04088).
 
@@ -148,7 +164,7 @@ class MoE:
         activation: Activation of the experts; Ungated: experts are down(act(up(x))).
         normalize: Whether the scores of the chosen experts are made to sum to one.
         router_bias, bias: Whether the router has a bias; whether all matrices of experts have one.
-        scores: Router scores are a softmax over all experts, or a sigmoid of each.
+        scores: Router scores are a softmax over all experts, a sigmoid of each, or those of a SparseMixer.
         choice_bias: A number per expert is added to the scores that decide the choice, not to those that weigh the
             results (arXiv:2408.15664).
         groups: Limit the choice to groups of experts.
@@ -159,6 +175,8 @@ class MoE:
             (Nemotron 3 Super).
         expert_scale: The weight of each expert that was chosen is multiplied by a learned number of the expert, after
             all else (Gemma 4).
+        rates_logits: With `choice_bias`, the numbers are added to the router's logits, not to the scores (Kolibri).
+        shared_scale: Factor on the result of `shared`.
     """
 
     num_experts: int
@@ -168,7 +186,7 @@ class MoE:
     normalize: bool = True
     router_bias: bool = False
     bias: bool = False
-    scores: Literal["softmax", "sigmoid"] = "softmax"
+    scores: Literal["softmax", "sigmoid"] | SparseMixer = "softmax"
     choice_bias: bool = False
     groups: ExpertGroups | None = None
     scale: float = 1.0
@@ -176,6 +194,8 @@ class MoE:
     shared_gate: bool = False
     latent_size: int | None = None
     expert_scale: bool = False
+    rates_logits: bool = False
+    shared_scale: float = 1.0
 
     def __post_init__(self) -> None:
         _check_mlp(self.intermediate_size, self.activation)
@@ -184,6 +204,8 @@ class MoE:
             f"num_experts_per_tok {self.num_experts_per_tok} is not in 1..num_experts {self.num_experts}",
         )
         require(self.shared is not None or not self.shared_gate, "shared_gate needs a shared MLP to be the gate of")
+        mixes = isinstance(self.scores, SparseMixer)
+        require(not (mixes and (self.groups or self.choice_bias)), "a sparse mixer has neither groups nor a bias")
         if self.groups:
             size, rest = divmod(self.num_experts, self.groups.count)
             require(not rest, f"{self.num_experts} experts do not make {self.groups.count} equal groups")
@@ -256,7 +278,7 @@ class MoE:
         return max(routed, 2 * stream + self.shared.workspace(tokens, width)) if self.shared else routed
 
 
-def _check_mlp(intermediate_size: int, activation: str | ClampedSwiGLU | Ungated) -> None:
+def _check_mlp(intermediate_size: int, activation: str | ClampedSwiGLU | Ungated | XIELU) -> None:
     require(intermediate_size > 0, f"intermediate_size must be positive, not {intermediate_size}")
     if isinstance(activation, str):
         check_activation(activation)

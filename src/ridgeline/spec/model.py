@@ -27,7 +27,7 @@ class Layer:
     pre_norm only: Llama. Both: Gemma 2, GLM-4-0414. post_norm only: OLMo 2. residual_scale: Granite. embedded: a third
     branch, x += post(embedded(x)), which reads the layer's own embeddings of the tokens. out_scale: the stream after
     the layer is multiplied by a learned number (both Gemma 4). canvas_scale: a pass over a canvas has another number
-    (DiffusionGemma).
+    (DiffusionGemma). mlp_post_norm: the norm after the channel mixer, in place of post_norm (A.X K1).
     """
 
     mixer: TokenMixer | None
@@ -38,6 +38,7 @@ class Layer:
     embedded: EmbeddingBranch | None = None
     out_scale: bool = False
     canvas_scale: bool = False
+    mlp_post_norm: Norm | None = None
 
     def __post_init__(self) -> None:
         if self.mixer is None and self.mlp is None:
@@ -45,11 +46,17 @@ class Layer:
         if self.canvas_scale and not self.out_scale:
             raise ValueError("canvas_scale is another number in place of that of out_scale, which is off")
 
+    @property
+    def post_norms(self) -> tuple[Norm | None, Norm | None]:
+        """Return the norms after the mixer and after the channel mixer."""
+        return self.post_norm, self.mlp_post_norm or self.post_norm
+
     def weights(self, width: int) -> Iterator[Weight]:
+        post, last = self.post_norms
         if self.mixer:
-            yield from _branch_weights("mixer", self.mixer, self.pre_norm, self.post_norm, width)
+            yield from _branch_weights("mixer", self.mixer, self.pre_norm, post, width)
         if self.mlp:
-            yield from _branch_weights("mlp", self.mlp, self.pre_norm, self.post_norm, width)
+            yield from _branch_weights("mlp", self.mlp, self.pre_norm, last, width)
         if self.embedded:
             yield from _branch_weights("embedded", self.embedded, None, self.post_norm, width)
         if self.out_scale:
@@ -240,6 +247,14 @@ class ModelSpec:
         return own.sight if own else CAUSAL
 
     def weights(self) -> Iterator[Weight]:
+        """Yield every parameter, which a checkpoint must have."""
+        return (w for w in self._vectors_and_matrices() if w.constant is None)
+
+    def constants(self) -> Iterator[Weight]:
+        """Yield vectors that modules take like weights, and that no checkpoint has: those of norms without weights."""
+        return (w for w in self._vectors_and_matrices() if w.constant is not None)
+
+    def _vectors_and_matrices(self) -> Iterator[Weight]:
         yield Weight("embed.weight", (self.vocab_rows, self.hidden_size), "out")
         if self.num_position_embeddings:
             yield Weight("position_embed.weight", (self.num_position_embeddings, self.hidden_size))

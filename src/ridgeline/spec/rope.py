@@ -86,7 +86,8 @@ class Rope:
     """Rotation of the first `dim` elements of each query and key head.
 
     dim: rotated elements per head (even). interleaved: pairs are (2i, 2i+1) instead of (i, i + dim/2). odd: frequencies
-    are those of dim - 1 elements, for configs with an odd size, which is rotated as one more.
+    are those of dim - 1 elements, for configs with an odd size, which is rotated as one more. backward: the other way
+    round (nanochat).
     """
 
     dim: int
@@ -94,6 +95,7 @@ class Rope:
     interleaved: bool = False
     scaling: RopeScaling | None = None
     odd: bool = False
+    backward: bool = False
 
     @property
     def period(self) -> int:

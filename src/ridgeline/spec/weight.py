@@ -18,16 +18,18 @@ class Weight:
     biases [expert, out], a matrix per head is [head, out, in].
 
     fused: rows of the parts that the first axis consists of, each of which ranks divide by itself; (): it is one part.
+    constant: the value of every number, which then no checkpoint holds; None: a parameter.
     """
 
     name: str
     shape: tuple[int, ...]
     split: SplitAxis = None
     fused: tuple[int, ...] = ()
+    constant: float | None = None
 
     @property
     def num_params(self) -> int:
-        return prod(self.shape)
+        return prod(self.shape) if self.constant is None else 0
 
     @property
     def is_matrix(self) -> bool:

@@ -11,12 +11,19 @@ from ridgeline import _kernels
 from ridgeline._kernels import Experts, Norm, Pool
 from ridgeline.ops import api
 from ridgeline.ops.api import Weights
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, integers, never
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, integers
 from ridgeline.ops.cpu.linear import activation_of, rows_of
 from ridgeline.ops.cpu.matrices import Floats, build_matrix
-from ridgeline.spec import MoE
+from ridgeline.spec import MoE, SparseMixer
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def refuses_route(case: MoE) -> str | None:
+    """Return why no kernel chooses experts; None if one does."""
+    if isinstance(case.scores, SparseMixer):
+        return "no kernel chooses experts one after the other"
+    return "no kernel adds the bias of the choice to logits" if case.rates_logits else None
 
 
 def route(case: MoE, pool: Pool) -> Callable[..., tuple[Ints, Floats]]:
@@ -59,4 +66,4 @@ def build_experts(case: MoE, weights: Weights, pool: Pool, norm: Norm | None = N
     return Experts(pool, up, down, norm, *activation_of(case.activation))
 
 
-KERNELS: Kernels = {api.ROUTE: Kernel(never, route)}
+KERNELS: Kernels = {api.ROUTE: Kernel(refuses_route, route)}

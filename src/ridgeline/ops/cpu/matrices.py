@@ -98,7 +98,7 @@ def build_rows(pool: Pool, rows: Ndarray) -> Matrix:
 def build_norm(case: RMSNorm | LayerNorm, weight: Floats, bias: Floats | None) -> Norm:
     """Build a norm with its weights for the stages."""
     if isinstance(case, LayerNorm):
-        return Norm("layer", case.eps, weight, bias)
+        return Norm("layer", case.eps, np.float32(case.offset) + weight, bias)
     return Norm("rms", case.eps, np.float32(case.offset) + weight, None)
 
 

@@ -13,12 +13,12 @@ from ridgeline.ops import api
 from ridgeline.ops.api import Op, PageTarget, Rotary, Weights
 from ridgeline.ops.cpu.coded import order_of, packing_key
 from ridgeline.ops.cpu.elementwise import add, scale, sigmoid_gate
-from ridgeline.ops.cpu.experts import build_experts, experts, route
+from ridgeline.ops.cpu.experts import build_experts, experts, refuses_route, route
 from ridgeline.ops.cpu.kernel import empty, never
 from ridgeline.ops.cpu.linear import Product, activation_of, rows_of
 from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm, refuses_format
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
-from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, MoE, PairedMLP, RMSNorm
+from ridgeline.spec import MLP, XIELU, Attention, GatedMLP, LatentAttention, LayerNorm, MoE, PairedMLP, RMSNorm
 
 PANEL = 32  # a head of this many rows needs no rotation or norm of its own
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -79,6 +79,25 @@ def _shared_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callabl
 def _value_norm(m: Attention) -> Norm | None:
     """Return the norm of values, which has no weights, or None."""
     return None if m.value_eps is None else Norm("rms", m.value_eps, np.ones(m.head_dim, np.float32), None)
+
+
+def refuses_heads(case: AttentionInput) -> str | None:
+    """Return why no kernel serves the input of attention; None if one does."""
+    if case.mixer.clip is not None:
+        return "no kernel limits queries, keys and values"
+    return "no kernel rotates heads before their norm" if case.mixer.norms_rotated else None
+
+
+def refuses_mlp(case: MLPBlock) -> str | None:
+    """Return why no kernel serves an MLP or experts; None if one does."""
+    mlp = case.mlp
+    if isinstance(mlp, MLP) and isinstance(mlp.activation, XIELU):
+        return "no kernel has activations with learned numbers"
+    if isinstance(mlp, MoE) and mlp.shared_scale != 1.0:
+        return "no kernel multiplies the result of the shared expert"
+    return (
+        refuses_route(mlp.moe if isinstance(mlp, PairedMLP) else mlp) if not isinstance(mlp, MLP | GatedMLP) else None
+    )
 
 
 def query_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[..., Any]:
@@ -165,9 +184,10 @@ def mlp_block(case: MLPBlock, weights: Weights, pool: Pool) -> Callable[..., Any
 
 
 def _mlp(case: MLP | GatedMLP, weights: Weights, norm: Norm | None, scale: float, pool: Pool) -> Mlp:
-    gated = isinstance(case, GatedMLP)
+    gated, activation = isinstance(case, GatedMLP), case.activation
+    assert isinstance(activation, str)  # refused otherwise
     up = _matrix(weights, ("gate", "up") if gated else ("up",), pool, interleave=gated)
-    return Mlp(pool, up, _matrix(weights, ("down",), pool), norm, scale, *activation_of(case.activation))
+    return Mlp(pool, up, _matrix(weights, ("down",), pool), norm, scale, *activation_of(activation))
 
 
 def _moe_block(case: MLPBlock, moe: MoE, weights: Weights, pool: Pool) -> Callable[..., Any]:
@@ -318,11 +338,11 @@ def _sum_of(pool: Pool, residual: Floats, delta: Floats | None) -> Floats | None
 
 
 FUSED: Mapping[Op[Any], Stage] = {
-    api.ATTENTION_INPUT: Stage(never, attention_input),
-    api.QUERY_INPUT: Stage(never, query_input),
+    api.ATTENTION_INPUT: Stage(refuses_heads, attention_input),
+    api.QUERY_INPUT: Stage(refuses_heads, query_input),
     api.ATTENTION_OUTPUT: Stage(never, attention_output),
     api.PRODUCT: Stage(refuses_format, Product),
     api.EXPERT_BLOCK: Stage(never, experts),
-    api.MLP_BLOCK: Stage(never, mlp_block),
+    api.MLP_BLOCK: Stage(refuses_mlp, mlp_block),
     api.HEAD: Stage(never, HeadKernel),
 }

@@ -23,7 +23,7 @@ from ridgeline.ops.host.memory import NumpyMemory
 _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.EMBEDDING: p.embedding, api.LINEAR: p.linear, api.ROTARY: p.rotary, api.SPLIT_HEADS: p.split_heads,
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
-    api.MIX: p.mix,
+    api.MIX: p.mix, api.CLAMP: p.clamp,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: p.multiply,
     api.DECODE_LAYOUT: p.decode_layout, api.KNOWN_TOKENS: p.known_tokens, api.KEEP_TOKENS: p.keep_tokens,
@@ -31,10 +31,11 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.QUANTIZED_ROWS: quant.rows, api.ROUND_BF16: quant.round_bf16,
 }  # fmt: skip
 _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
-    api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,
+    api.NORM: p.norm, api.ROPE: p.rope, api.GROW_QUERIES: p.grow_queries,
+    api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,
     api.WRITE_PAGES: a.write_pages, api.MOVE_ROWS: a.move_rows, api.STORE_ROWS: stored.store_rows,
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
-    api.ACTIVATION: p.activation,
+    api.ACTIVATION: p.activation, api.XIELU: p.xielu,
     api.ROUTE: e.route, api.EXPERTS: e.experts,
     api.QUANTIZE: quant.quantize, api.DEQUANTIZE: quant.dequantize, api.QUANTIZED_LINEAR: quant.quantized_linear,
     api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,

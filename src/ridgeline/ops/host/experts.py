@@ -10,7 +10,7 @@ from ridgeline.ops.api import Expert
 from ridgeline.ops.host.attention import exponentials
 from ridgeline.ops.host.memory import Ndarray
 from ridgeline.ops.host.primitives import sigmoid
-from ridgeline.spec import ExpertGroups, MoE
+from ridgeline.spec import ExpertGroups, MoE, SparseMixer
 
 
 def route(case: MoE) -> Callable[..., tuple[Ndarray, Ndarray]]:
@@ -21,13 +21,17 @@ def route(case: MoE) -> Callable[..., tuple[Ndarray, Ndarray]]:
     def choose(
         logits: Ndarray, choice_bias: Ndarray | None = None, factors: Ndarray | None = None
     ) -> tuple[Ndarray, Ndarray]:
-        if plain:
+        if isinstance(case.scores, SparseMixer):
+            ids, chosen = _mix_sparsely(case.scores, logits, count)
+            chosen = chosen / chosen.sum(-1, keepdims=True) if case.normalize else chosen
+        elif plain:
             ids = _best(logits, count)
             found = _chosen(logits, ids)
             chosen = _softmax(found) if case.normalize else _chosen(_softmax(logits), ids)
         else:
             scores = _softmax(logits) if case.scores == "softmax" else sigmoid(logits)
-            rated = scores if choice_bias is None else scores + choice_bias
+            rated = logits if case.rates_logits else scores
+            rated = rated if choice_bias is None else rated + choice_bias
             if case.groups:
                 rated = np.where(_in_best_groups(case.groups, rated), rated, -np.inf)
             ids = _best(rated, count)
@@ -38,6 +42,19 @@ def route(case: MoE) -> Callable[..., tuple[Ndarray, Ndarray]]:
         return ids, chosen if factors is None else chosen * factors[ids]
 
     return choose
+
+
+def _mix_sparsely(case: SparseMixer, logits: Ndarray, count: int) -> tuple[Ndarray, Ndarray]:
+    """Return the ids of the chosen experts and their weights, both [T, count]."""
+    rest, ids, weights = logits, [], []
+    for _ in range(count):
+        best = rest.max(-1, keepdims=True)
+        far = (best - logits) / np.maximum(np.abs(logits), best) > 2 * case.tolerance
+        ids.append(_best(rest, 1))
+        weights.append(_chosen(_softmax(np.where(far, -np.inf, rest)), ids[-1]))
+        rest = rest.copy()
+        np.put_along_axis(rest, ids[-1], -np.inf, -1)
+    return np.concatenate(ids, -1), np.concatenate(weights, -1)
 
 
 def _softmax(x: Ndarray) -> Ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ridgeline.ops.api import Rotary
 from ridgeline.ops.host.memory import Ndarray, widen
-from ridgeline.spec import MLP, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, RMSNorm, Rope, Ungated
+from ridgeline.spec import MLP, XIELU, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, QueryGrowth, RMSNorm, Rope, Ungated
 
 WIDEN_BLOCK = 2**18  # elements of a matrix that are converted to float32 at once: they stay in the cache
 
@@ -41,7 +41,7 @@ def _layer_norm(case: LayerNorm) -> Callable[[Ndarray, Ndarray, Ndarray | None],
     def normalize(x: Ndarray, weight: Ndarray, bias: Ndarray | None) -> Ndarray:
         x = x - x.mean(-1, keepdims=True)
         x /= np.sqrt(np.square(x).mean(-1, keepdims=True) + case.eps)
-        x *= weight
+        x *= case.offset + weight if case.offset else weight
         return x if bias is None else x + bias
 
     return normalize
@@ -59,6 +59,16 @@ def _rms_norm(case: RMSNorm) -> Callable[[Ndarray, Ndarray, Ndarray | None], Nda
 def rotary(positions: Ndarray, inverse_frequencies: Ndarray, attention_factor: float) -> Rotary:
     angles = positions[:, None].astype(np.float32) * inverse_frequencies
     return Rotary(np.cos(angles) * attention_factor, np.sin(angles) * attention_factor)
+
+
+def grow_queries(case: QueryGrowth) -> Callable[[Ndarray, Ndarray], Ndarray]:
+    def grow(q: Ndarray, positions: Ndarray) -> Ndarray:
+        steps = ((positions + case.ahead) // case.every).astype(q.dtype)
+        factors: Ndarray = 1.0 + case.beta * np.log1p(steps)
+        grown: Ndarray = q * factors[:, None, None].astype(q.dtype)
+        return grown
+
+    return grow
 
 
 def rope(case: Rope) -> Callable[[Ndarray, Rotary], Ndarray]:
@@ -158,6 +168,7 @@ def activation(case: MLP | GatedMLP | MoE) -> Callable[..., Ndarray]:
         return clamped_swiglu(case.activation)
     if isinstance(case.activation, Ungated):
         return ACTIVATIONS[case.activation.activation]
+    assert isinstance(case.activation, str)  # XIELU is an op of its own
     act = ACTIVATIONS[case.activation]
     if not isinstance(case, GatedMLP | MoE):
         return act
@@ -176,6 +187,23 @@ def clamped_swiglu(case: ClampedSwiGLU) -> Callable[[Ndarray, Ndarray], Ndarray]
         return gate / (1.0 + np.exp(-case.alpha * gate)) * (up + 1.0)
 
     return act
+
+
+def xielu(case: XIELU) -> Callable[[Ndarray, Ndarray, Ndarray], Ndarray]:
+    def act(x: Ndarray, alpha_p: Ndarray, alpha_n: Ndarray) -> Ndarray:
+        right, left = np.logaddexp(0.0, alpha_p), case.beta + np.logaddexp(0.0, alpha_n)
+        out = np.expm1(np.minimum(x, case.eps))
+        out -= x
+        out *= left
+        np.copyto(out, right * x * x, where=x > 0)
+        out += case.beta * x
+        return out
+
+    return act
+
+
+def clamp(x: Ndarray, limit: float) -> Ndarray:
+    return np.clip(x, -limit, limit)
 
 
 # ---- element by element ----------------------------------------------------------------------------------------------

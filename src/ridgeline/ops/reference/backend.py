@@ -32,18 +32,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _PLAIN = {
     api.LINEAR: p.linear, api.SPLIT_HEADS: p.split_heads,
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
-    api.MIX: p.mix,
+    api.MIX: p.mix, api.CLAMP: p.clamp,
     api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: r.multiply,
     api.DECODE_LAYOUT: p.decode_layout, api.KNOWN_TOKENS: p.known_tokens, api.KEEP_TOKENS: p.keep_tokens,
     api.BEST: p.best, api.DRAW: p.draw, api.ACCEPT: p.accept, api.ROUND_BF16: quant.round_bf16,
 }  # fmt: skip
 _BY_CASE = {
-    api.NORM: p.norm, api.ROPE: p.rope, api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
+    api.NORM: p.norm, api.ROPE: p.rope, api.GROW_QUERIES: p.grow_queries,
+    api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
     api.WRITE_PAGES: paged.write_pages, api.MOVE_ROWS: paged.move_rows,
     api.STORE_ROWS: stored.store_rows,
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
-    api.ACTIVATION: p.activation,
+    api.ACTIVATION: p.activation, api.XIELU: p.xielu,
     api.ROUTE: p.route, api.EXPERTS: p.experts,
     api.QUANTIZE: quant.quantize, api.DEQUANTIZE: quant.dequantize, api.QUANTIZED_LINEAR: quant.quantized_linear,
     api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,

@@ -11,6 +11,7 @@ from ridgeline.ops.draws import accept as accepted
 from ridgeline.ops.draws import draw as drawn
 from ridgeline.ops.reference.stored import as_floats
 from ridgeline.spec import (
+    XIELU,
     Attention,
     ClampedSwiGLU,
     Dilated,
@@ -19,8 +20,10 @@ from ridgeline.spec import (
     GatedMLP,
     LayerNorm,
     MoE,
+    QueryGrowth,
     RMSNorm,
     Rope,
+    SparseMixer,
     Strided,
     Ungated,
 )
@@ -55,7 +58,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def norm(case: RMSNorm | LayerNorm):
     if isinstance(case, LayerNorm):
         return lambda x, weight, bias: F.layer_norm(
-            x, x.shape[-1:], weight.to(x.dtype), None if bias is None else bias.to(x.dtype), case.eps
+            x, x.shape[-1:], case.offset + weight.to(x.dtype), None if bias is None else bias.to(x.dtype), case.eps
         )
 
     def rms_norm(x: Tensor, weight: Tensor, bias: None) -> Tensor:
@@ -85,6 +88,14 @@ def rope(case: Rope):
         return torch.cat((rotated, kept), -1)
 
     return rotate
+
+
+def grow_queries(case: QueryGrowth):
+    def grow(q: Tensor, positions: Tensor) -> Tensor:
+        steps = torch.div(positions + case.ahead, case.every, rounding_mode="floor").to(q.dtype)
+        return q * (1.0 + case.beta * torch.log1p(steps))[:, None, None]
+
+    return grow
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -179,6 +190,19 @@ def clamped_swiglu(case: ClampedSwiGLU):
     return act
 
 
+def xielu(case: XIELU):
+    def act(x: Tensor, alpha_p: Tensor, alpha_n: Tensor) -> Tensor:
+        right, left = F.softplus(alpha_p.to(x.dtype)), case.beta + F.softplus(alpha_n.to(x.dtype))
+        bent = torch.expm1(x.clamp(max=case.eps)) - x
+        return torch.where(x > 0, right * x * x, left * bent) + case.beta * x
+
+    return act
+
+
+def clamp(x: Tensor, limit: float) -> Tensor:
+    return x.clamp(-limit, limit)
+
+
 def mix(weights: Tensor, rows: Tensor) -> Tensor:
     return weights.to(rows.dtype) @ rows
 
@@ -244,12 +268,17 @@ def route(case: MoE):
     def choose(
         logits: Tensor, choice_bias: Tensor | None = None, factors: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        if plain:
+        if isinstance(case.scores, SparseMixer):
+            ids, chosen = _mix_sparsely(case.scores, logits, case.num_experts_per_tok)
+            if case.normalize:
+                chosen = chosen / chosen.sum(-1, keepdim=True)
+        elif plain:
             ids = _best(logits, case.num_experts_per_tok)
             chosen = logits.gather(-1, ids).softmax(-1) if case.normalize else logits.softmax(-1).gather(-1, ids)
         else:
             scores = logits.softmax(-1) if case.scores == "softmax" else logits.sigmoid()
-            rated = scores if choice_bias is None else scores + choice_bias
+            rated = logits if case.rates_logits else scores
+            rated = rated if choice_bias is None else rated + choice_bias
             if case.groups:
                 rated = rated.masked_fill(~_in_best_groups(case.groups, rated), -torch.inf)
             ids = _best(rated, case.num_experts_per_tok)
@@ -260,6 +289,18 @@ def route(case: MoE):
         return ids, chosen if factors is None else chosen * factors[ids]
 
     return choose
+
+
+def _mix_sparsely(case: SparseMixer, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ids of the chosen experts and their weights, both [T, count]."""
+    rest, ids, weights = logits, [], []
+    for _ in range(count):
+        best = rest.max(-1, keepdim=True).values
+        far = (best - logits) / torch.maximum(logits.abs(), best) > 2 * case.tolerance
+        ids.append(_best(rest, 1))
+        weights.append(rest.masked_fill(far, -torch.inf).softmax(-1).gather(-1, ids[-1]))
+        rest = rest.scatter(-1, ids[-1], -torch.inf)
+    return torch.cat(ids, -1), torch.cat(weights, -1)
 
 
 def _best(scores: Tensor, count: int) -> Tensor:

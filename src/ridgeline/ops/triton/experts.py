@@ -36,7 +36,7 @@ from ridgeline.ops.triton.products import (
 )
 from ridgeline.ops.triton.routing import SORT_BLOCK, Choice, Router, Visits, refuses_route
 from ridgeline.ops.triton.stages import Begin, Mlp, Stage, mlp_block, refuses_begin
-from ridgeline.spec import MoE, PairedMLP
+from ridgeline.spec import MLP, XIELU, MoE, PairedMLP
 from ridgeline.spec.mlp import ClampedSwiGLU, Ungated
 
 
@@ -285,6 +285,10 @@ def refuses_block(case: MLPBlock) -> str | None:
     """Return why no kernel serves an MLP or experts; None if one does."""
     if isinstance(case.mlp, PairedMLP):
         return "no kernel serves experts beside a dense MLP"
+    if isinstance(case.mlp, MoE) and case.mlp.shared_scale != 1.0:
+        return "no kernel multiplies the result of the shared expert"
+    if isinstance(case.mlp, MLP) and isinstance(case.mlp.activation, XIELU):
+        return "no kernel has activations with learned numbers"
     return (refuses_route(case.mlp) if isinstance(case.mlp, MoE) else None) or refuses_begin(case)
 
 

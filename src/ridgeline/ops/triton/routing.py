@@ -14,7 +14,7 @@ from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.paged import power_above
 from ridgeline.ops.triton.products import APART_TOKENS, Dense, StoredProduct, dense_block
 from ridgeline.ops.triton.stages import Begin
-from ridgeline.spec import MoE
+from ridgeline.spec import MoE, SparseMixer
 
 MOST_EXPERTS = 1023  # counts of all experts lie in the registers of one program
 SORT_BLOCK = 1024  # visits that a program of `sort_visits` counts at once
@@ -25,6 +25,8 @@ def refuses_route(case: MoE | None) -> str | None:
     """Return why no kernel chooses experts; None if one does, and without a case if one serves some."""
     if case is not None and case.expert_scale:
         return "no kernel multiplies the weights of experts with learned numbers"
+    if case is not None and (case.rates_logits or isinstance(case.scores, SparseMixer)):
+        return "no kernel chooses experts in this way"
     if case is not None and case.num_experts > MOST_EXPERTS:
         return f"there are {case.num_experts} experts; kernels take {MOST_EXPERTS} at most"
     return None

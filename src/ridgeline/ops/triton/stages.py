@@ -66,6 +66,10 @@ def refuses_heads(case: AttentionInput) -> str | None:
     """Return why no kernel serves the input of attention; None if one does."""
     if case.mixer.values_are_keys or case.mixer.value_eps is not None:
         return "no kernel takes values from keys or normalizes them"
+    if case.mixer.clip is not None:
+        return "no kernel limits queries, keys and values"
+    if case.mixer.norms_rotated:
+        return "no kernel rotates heads before their norm"
     if case.mixer.qk_norm is not None and case.mixer.qk_norm_over == "all_heads":
         return "no kernel normalizes all heads at once"
     if not isinstance(case.mixer.qk_norm, RMSNorm | None):

@@ -42,7 +42,7 @@ class Normalizer:
         rounds: Packed | None = None,
     ) -> None:  # fmt: skip
         self._is_layer, self._rounds = isinstance(case, LayerNorm), rounds
-        self._eps, self._offset = case.eps, case.offset if isinstance(case, RMSNorm) else 0.0
+        self._eps, self._offset = case.eps, case.offset
         self._weight, self._bias, self._launch = weight, bias, launch
 
     def __call__(
