@@ -51,6 +51,7 @@ INSTEAD: dict[str, dict[str, Any]] = {
     "qwen3_5": {"text_config": SIZES},
     "qwen3_5_moe": {"text_config": SIZES},
     "gemma3": {"text_config": SIZES},
+    "mistral3": {"text_config": {"model_type": "ministral3", **SIZES}, "tie_word_embeddings": False},
     "gemma4": {"text_config": SIZES},
     "diffusion_gemma": {"text_config": {**SIZES, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 500}},
     "nemotron_h": {
@@ -62,6 +63,8 @@ INSTEAD: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gpt_bigcode",), GPT2),
     **dict.fromkeys(("gptj", "codegen"), GPT2 | {"n_head": 16, "n_positions": 2048}),
     "falcon": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
+    "gpt_neox_japanese": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
+    "kolibri1": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
     "bloom": {"vocab_size": 1000, "hidden_size": 64 * 24, "n_layer": 30, "n_head": 64},
     "mpt": {"vocab_size": 1000, "d_model": 64 * 24, "n_layers": 30, "n_heads": 64, "max_seq_len": 12_000},
     "opt": {name: size for name, size in SIZES.items() if name != "intermediate_size"} | {"ffn_dim": 3000},

@@ -35,6 +35,7 @@ from ridgeline.runtime.step import DenseStep
 from ridgeline.spec import (
     MLP,
     AnyLayer,
+    Attention,
     DeepNormLayer,
     DynamicNTKScaling,
     FirstTokens,
@@ -47,6 +48,7 @@ from ridgeline.spec import (
     ModelSpec,
     PairedMLP,
     ParallelLayer,
+    QueryGrowth,
     RMSNorm,
     Rope,
     SharedAttention,
@@ -112,12 +114,15 @@ ONE_WAY = {
     "ModelSpec.tie_word_embeddings": "a head that tied models do not have",
     "Attention.values_are_keys": "a matrix of values that such layers do not have",
     "ParallelLayer.one_norm": "a second norm that such layers do not have",
+    "RMSNorm.weight": "a weight that such norms do not have",
+    "LayerNorm.weight": "a weight that such norms do not have",
 }
 # Fields that are off in a case and add weights when they are switched on.
 ABSENT = {"qkv_bias", "out_bias", "bias", "router_bias", "sinks", "qk_norm", "pre_norm", "post_norm"}
 ABSENT |= {"latent_bias", "q_lora_rank", "conv_bias"}
 ABSENT |= {"choice_bias", "shared", "groups"}  # the possible number of groups differs in every case
 ABSENT |= {"layer_embeddings", "embedded", "out_scale", "expert_scale"}
+ABSENT |= {"mlp_post_norm"}
 ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate", "head_bias", "embed_norm"}
 # Yarn rounds numbers that follow from these fields to whole pairs of a head. There are few pairs, so only one of
 # several values must move the logits.
@@ -129,6 +134,7 @@ SILENT = {
 }
 # Case -> fields that only matter at lengths beyond the case's max_model_len; other cases cover them.
 ASLEEP = {
+    "phimoe_longrope": {"LongRopeScaling.long_factor"},
     "llama_dynamic": {"DynamicNTKScaling.factor", "Rope.scaling"},
 }
 # Parts that no family of transformers has, with the tests that cover them.
@@ -164,9 +170,11 @@ def changed(part: Any, field: str) -> Any:
         caps = dict.fromkeys(("softcap", "logit_softcap"), 2.0)
         return {
             **caps, "window": WINDOW, "scaling": LinearScaling(2.0), "pattern": FirstTokens(4), "dt_most": 0.5,
-            "inner_norm": RMSNorm(1e-2), "value_eps": 1.0, "alibi": 8.0,
+            "inner_norm": RMSNorm(1e-2), "value_eps": 1.0, "alibi": 8.0, "growth": QueryGrowth(0.4, 20), "clip": 0.5,
         }[field]  # fmt: skip
     match field:
+        case "weight":
+            return not value
         case "eps" | "value_eps":
             return 1.0  # the mean square of the stream is about one in the last layers
         case "dt_least" | "slope_scale":
@@ -177,6 +185,8 @@ def changed(part: Any, field: str) -> Any:
             return "relu" if value == "silu" else "silu"  # the two gelus differ too little
         case "dim":
             return value - 2
+        case "ahead":
+            return value + 1
         case "source":
             return value - 2  # another layer of the same kind
         case "window":
@@ -232,8 +242,16 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             continue  # keys outside a window that does not exist
         if f.name == "position_offset" and not part.num_position_embeddings:
             continue  # a row of a table that does not exist
-        if f.name == "qk_norm_over" and not part.qk_norm:
-            continue  # a norm over something that does not exist
+        if f.name == "qk_norm_over" and (not part.qk_norm or part.norms_rotated):
+            continue  # a norm over something that does not exist, or that must be one of each head
+        if f.name == "norms_rotated" and not _order_matters(part):
+            continue
+        if f.name == "offset" and not part.weight:
+            continue  # the factor of a norm without weights is one
+        if f.name == "rates_logits" and not value:
+            continue  # other families choose by scores, of which a bias is a small part
+        if f.name == "shared_scale" and not part.shared:
+            continue  # a factor on nothing
         if is_dataclass(value):
             for inner, other in flips(value):
                 if isinstance(part, LatentAttention) and inner == "Rope.dim":
@@ -246,6 +264,12 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             yield from ((name, with_field(part, f.name, other)) for other in other_kinds(part, f.name))
         else:
             yield from ((name, with_field(part, f.name, other)) for other in several(part, f.name))
+
+
+def _order_matters(part: Attention) -> bool:
+    """Return whether a norm before a rotation differs from one after it."""
+    norm = part.qk_norm
+    return norm is not None and norm.weight and part.rope is not None and part.qk_norm_over == "head"
 
 
 def with_field(part: Any, field: str, value: Any) -> Any:
@@ -264,12 +288,12 @@ def with_field(part: Any, field: str, value: Any) -> Any:
 def other_kinds(part: Any, field: str) -> Iterator[Any]:
     """Return replacements for a nested part that need the same weights: nothing, or the simpler kind."""
     value = getattr(part, field)
-    if field in ("qk_norm", "post_norm", "embed_norm", "rope", "scaling", "groups", "shared") or (
+    if field in ("qk_norm", "post_norm", "mlp_post_norm", "embed_norm", "rope", "scaling", "groups", "shared") or (
         field == "pre_norm" and isinstance(part, Layer)
     ):
         yield None
     if isinstance(value, LayerNorm):
-        yield RMSNorm(value.eps)
+        yield RMSNorm(value.eps, value.offset, value.weight)
     if isinstance(value, GatedMLP) and field == "mlp":
         yield MLP(value.intermediate_size, value.activation, value.bias)
 

@@ -19,6 +19,7 @@ import torch
 import transformers
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
@@ -34,11 +35,14 @@ PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 # Standard deviation of a matrix, relative to a variance-preserving draw: sharp attention reveals mistakes.
 GAIN = 1.5
 # Prefixes of the class names of norms that multiply by 1 + weight.
-FROM_ONE = ("GemmaRMSNorm", "Gemma2", "Gemma3", "VaultGemma", "Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
+FROM_ONE = (
+    "GemmaRMSNorm", "Gemma2", "Gemma3", "VaultGemma", "Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm",
+    "NemotronLayerNorm1P",
+)  # fmt: skip
 
 
-# Stored buffers that follow from the config: tables of MiniMax's decays.
-DERIVED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+# Stored buffers that follow from the config or are constants: tables of MiniMax's decays, numbers of Apertus.
+DERIVED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay", "act_fn.beta", "act_fn.eps")
 
 
 # Building ---------------------------------------------------------------------------------------------
@@ -48,7 +52,14 @@ def make_model(case: Case, **changes: Any) -> nn.Module:
     """Return the case's model with transformers' initial weights; `changes` override config arguments."""
     kwargs = copy.deepcopy({**case.kwargs, **changes})  # configs modify the dicts that they get
     config = getattr(transformers, case.config_class)(**kwargs)
-    return transformers.AutoModelForCausalLM.from_config(config, **PLAIN).to(torch.float32).eval()
+    return class_for(config.model_type).from_config(config, **PLAIN).to(torch.float32).eval()
+
+
+def class_for(model_type: str) -> Any:
+    """Return transformers' class that builds a model of a type: for text, or for images and text."""
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return transformers.AutoModelForCausalLM
+    return transformers.AutoModelForImageTextToText
 
 
 def redraw(model: nn.Module, seed: int) -> None:
@@ -86,7 +97,11 @@ def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generat
     elif isinstance(module, nn.Embedding):
         # A tied embedding is the output head too. Gemma's lookup multiplies by embed_scale, which is undone here,
         # because otherwise the embedding would dominate the layers.
-        std = GAIN * value.shape[-1] ** -0.5 if tied else 1.0 / getattr(module, "scalar_embed_scale", 1.0)
+        std = (
+            GAIN * value.shape[-1] ** -0.5
+            if tied
+            else 1.0 / (getattr(module, "scalar_embed_scale", getattr(module, "embed_scale", 1.0)) or 1.0)
+        )
         value.normal_(0.0, std, generator=generator)
     elif value.ndim >= 2:  # a matrix, or a stack of experts; these classes store [in, out]
         transposed = isinstance(module, Conv1D) or type(module).__name__ == "GptOssExperts"
@@ -236,7 +251,7 @@ def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
 
 
 # Model types that transformers 4 does not have.
-NEW_ONLY = ("gemma4_text", "gemma4")
+NEW_ONLY = ("gemma4_text", "gemma4", "mellum", "ministral3", "mistral3", "cohere2_moe")
 
 # The spelling of transformers 4 -----------------------------------------------------------------------
 
@@ -269,7 +284,7 @@ def _v4_rope(model_type: str, rope: Mapping[str, Any]) -> dict[str, Any]:
             fields["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
     scaling = dict(rope)
-    neox = model_type == "gpt_neox"
+    neox = model_type in ("gpt_neox", "gpt_neox_japanese")
     fields["rotary_emb_base" if neox else "rope_theta"] = scaling.pop("rope_theta")
     if "partial_rotary_factor" in scaling:
         fields["rotary_pct" if neox else "partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
@@ -277,8 +292,8 @@ def _v4_rope(model_type: str, rope: Mapping[str, Any]) -> dict[str, Any]:
         scaling["type"] = scaling.pop("rope_type")
         scaling.pop("original_max_position_embeddings", None)
     kind = scaling.get("type", scaling.get("rope_type"))
-    # A null means no scaling, except for gpt_oss, whose class then uses its own.
-    fields["rope_scaling"] = None if kind == "default" and model_type != "gpt_oss" else scaling
+    # A null means no scaling, except where the class then uses its own.
+    fields["rope_scaling"] = None if kind == "default" and model_type not in ("gpt_oss", "apertus") else scaling
     return fields
 
 

@@ -16,7 +16,9 @@ from oracle import (
     cases_layer_norm,
     cases_linear,
     cases_more,
+    cases_parts,
     cases_recurrent,
+    cases_windows,
 )
 from oracle.case import Case
 
@@ -25,6 +27,8 @@ CASES: dict[str, Case] = (
     | cases_more.CASES
     | cases_kin.CASES
     | cases_falcon.CASES
+    | cases_windows.CASES
+    | cases_parts.CASES
     | cases_gemma.CASES
     | cases_layer_norm.CASES
     | cases_experts.CASES

@@ -25,7 +25,7 @@ import torch
 import transformers
 from torch import nn
 
-from oracle.build import PLAIN, double, make_model, oracle_logits, redraw
+from oracle.build import PLAIN, class_for, double, make_model, oracle_logits, redraw
 from oracle.case import Case, prompts
 from oracle.families import CASES
 from oracle.flips import Flip, flips
@@ -45,10 +45,11 @@ EQUAL, BOTH, UNSERVED, LENIENT = "equal", "both refuse", "we refuse", "only we a
 DIFFERENT, CRASH, UNEXPLAINED = "NOT EQUAL", "CRASH", "NO REASON"
 # Families with windows: in the layers of one kind, and in all layers.
 BY_KIND = (
-    "afmoe", "cohere2", "cwm", "dots1", "exaone4", "exaone_moe", "gemma2", "gemma3_text", "gemma4_text", "gpt_oss",
-    "ministral", "olmo3", "qwen2", "qwen2_moe", "qwen3", "smollm3", "vaultgemma",
+    "afmoe", "cohere2", "cohere2_moe", "cwm", "dots1", "exaone4", "exaone_moe", "flint", "gemma2", "gemma3_text",
+    "gemma4_text", "gpt_oss", "granite_swa", "granitemoe_swa", "kolibri1", "mellum", "ministral", "olmo3", "qwen2",
+    "qwen2_moe", "qwen3", "smollm3", "vaultgemma",
 )  # fmt: skip
-WINDOWED = ("minimax", "mistral", "mixtral", "phi3", "qwen3_moe", "starcoder2")
+WINDOWED = ("minimax", "ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2")
 BAD = (DIFFERENT, CRASH, UNEXPLAINED)
 
 
@@ -106,7 +107,7 @@ class Subject:
         """Return transformers' model and its logits, or why there are none. The model is saved if a folder is given."""
         try:
             parsed = transformers.CONFIG_MAPPING[str(config["model_type"])].from_dict(deepcopy(dict(config)))
-            model = transformers.AutoModelForCausalLM.from_config(parsed, **PLAIN).to(torch.float32).eval()
+            model = class_for(parsed.model_type).from_config(parsed, **PLAIN).to(torch.float32).eval()
             _as_published(model)
             redraw(model, self.case.seed)
             logits = oracle_logits(model, [self._tokens(config)])[0]
@@ -168,12 +169,23 @@ def _as_published(model: nn.Module) -> None:
     """Make a model compute like the program that published the family's models.
 
     Nemotron-H: transformers limits steps by `time_step_min`, which in NVIDIA's code only initializes biases, and not by
-    `time_step_limit`, which limits them in NVIDIA's code.
+    `time_step_limit`, which limits them in NVIDIA's code. Phi-3.5-MoE: transformers takes the short divisors at every
+    length, and the published code the long ones beyond the trained length.
     """
     if model.config.model_type == "nemotron_h":
         for module in model.modules():
             if hasattr(module, "time_step_limit"):
                 module.time_step_limit = tuple(model.config.time_step_limit)
+    if model.config.model_type == "phimoe":
+        rotary = model.model.rotary_emb
+        chosen, forward = rotary.rope_init_fn, rotary.forward
+
+        def by_length(x: Any, position_ids: Any) -> Any:
+            length = int(position_ids.max()) + 1
+            rotary.rope_init_fn = lambda config: chosen(config, seq_len=length)
+            return forward(x, position_ids)
+
+        rotary.forward = by_length
 
 
 def _names(config: Mapping[str, Any]) -> Iterator[str]:

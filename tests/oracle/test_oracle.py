@@ -24,6 +24,7 @@ from oracle.build import (
     NEW_ONLY,
     PLAIN,
     build,
+    class_for,
     double,
     make_model,
     measure,
@@ -45,7 +46,7 @@ from shares import ONE_OF_EACH, daily
 # Families without a field of rotations.
 ROTATES_NOTHING = (
     "gpt2", "mamba", "falcon_mamba", "mamba2", "jamba", "kimi_linear", "nemotron_h", "gptj", "codegen", "gpt_bigcode",
-    "opt", "gpt_neo", "bloom", "mpt",
+    "opt", "biogpt", "gpt_neo", "bloom", "mpt",
 )  # fmt: skip
 ENCODERS = re.compile(r"vision_tower|multi_modal_projector")  # encoders of images are not loaded
 TOLERANCE = 1e-4  # for our float32 logits against transformers' float64
@@ -108,7 +109,7 @@ def test_saved_models_load_in_both_spellings(name: str, tmp_path: Path) -> None:
     respell(tmp_path / "new", tmp_path / "old")
     configs = []
     for folder in ("new", "old"):
-        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / folder, dtype=torch.float32, **PLAIN)
+        loaded = class_for(case.model_type).from_pretrained(tmp_path / folder, dtype=torch.float32, **PLAIN)
         assert all(torch.equal(value, model.state_dict()[key]) for key, value in loaded.state_dict().items())
         # The last bit may differ, because the alignment of the weights in memory may.
         assert largest_difference(oracle_logits(loaded.eval(), prompts(case)), exact) < 2 * noise

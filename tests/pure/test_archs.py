@@ -58,6 +58,12 @@ REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("vaultgemma", "sarvam_moe", "sarvam_mla", "glm4_moe_lite", "youtu"), SIZES),
     "solar_open": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
     **dict.fromkeys(("flex_olmo", "exaone_moe", "afmoe", "ernie4_5_moe"), SIZES),
+    **dict.fromkeys(("granite_swa", "granitemoe_swa", "mellum", "flint", "hy_v3", "minicpm3", "biogpt"), SIZES),
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "ministral3"), SIZES),
+    "mistral3": {"text_config": SIZES | HEADS},
+    **dict.fromkeys(("apertus", "olmo", "nanochat", "nemotron", "axk1", "phimoe", "cohere2_moe"), SIZES),
+    "kolibri1": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
+    "gpt_neox_japanese": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
     "dots1": SIZES | EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1},
     "gpt2": GPT2,
     **dict.fromkeys(("gptj", "codegen", "gpt_bigcode"), GPT2),
@@ -123,6 +129,9 @@ EXPLICIT: dict[str, dict[str, Any]] = {
     "diffusion_gemma": {"canvas_length": 8},
     "Dream": KV_HEADS | {"mask_token_id": 3},
     "stablelm": KV_HEADS,
+    "granite_swa": KV_HEADS,
+    **dict.fromkeys(("mellum", "flint", "hy_v3", "ministral3", "kolibri1"), HEADS),
+    "phimoe": KV_HEADS,
     "gptj": {"rotary_dim": 8},
     "codegen": {"rotary_dim": 8},
     "gpt_oss": HEADS | EXPERTS | {"num_local_experts": 4},
@@ -696,6 +705,7 @@ def test_shapes_of_layers() -> None:
         "gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2", "lfm2_moe", "llada",
         "ernie4_5", "starcoder2", "gemma3", "gemma4", "gemma4_text", "diffusion_gemma", "cohere", "cohere2",
         "gpt_bigcode", "opt", "gpt_neo", "vaultgemma", "youtu", "ernie4_5_moe", "falcon", "bloom", "mpt",
+        "cohere2_moe", "granite_swa", "minicpm3", "biogpt", "gpt_neox_japanese",
     }  # fmt: skip
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
     assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5

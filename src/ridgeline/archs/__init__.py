@@ -26,6 +26,7 @@ from ridgeline.archs import (
     gpt_oss,
     gptj,
     granite,
+    hunyuan,
     jamba,
     kimi,
     lfm2,
@@ -34,14 +35,17 @@ from ridgeline.archs import (
     llama,
     mamba,
     minimax,
+    ministral3,
     moe,
     nemotron,
     olmo,
     opt,
     phi,
+    plain,
     qwen_next,
     routed,
     sdar,
+    windowed,
 )
 from ridgeline.archs.config import HARMLESS, Config
 from ridgeline.archs.family import Family
@@ -53,7 +57,7 @@ from ridgeline.spec import ModelSpec, from_json
 MODULES = (
     llama, dense, gemma, gemma4, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi,
     bamba, granite, nemotron, sdar, llada2, llada, diffusion_gemma, routed, cohere, phi, gptj, opt,
-    falcon, bloom,
+    falcon, bloom, windowed, hunyuan, ministral3, plain,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 ENCODERS: Mapping[str, Family] = {family.model_type: family for module in (bert,) for family in module.FAMILIES}

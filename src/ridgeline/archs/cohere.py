@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, layer_windows
+from ridgeline.archs.moe import QWEN_NAMES
 from ridgeline.archs.rope import Rotation, read_rope
-from ridgeline.spec import Attention, LayerNorm, ModelSpec, ParallelLayer
+from ridgeline.spec import Attention, GatedMLP, LayerNorm, ModelSpec, MoE, ParallelLayer, RMSNorm
 
 
 def cohere(c: Config) -> ModelSpec:
@@ -25,6 +26,63 @@ def cohere2(c: Config) -> ModelSpec:
     return _model(c, [replace(mixer, window=w, rope=mixer.rope if w else None) for w in windows])
 
 
+def cohere2_moe(c: Config) -> ModelSpec:
+    """Command A+: Command A with experts; dense layers before them have windows and rotations of their own."""
+    _check_rotation(c)
+    mixer = _attention(c, Heads.read(c, head_dim_default=128), theta=1e4)
+    dense, count = gated_mlp(c), c.get_layer_count()
+    first, inner = c.get_int("first_k_dense_replace", 0), dense.intermediate_size
+    period, early = c.get_size("sliding_window_pattern", 4), c.get_size("prefix_dense_sliding_window_pattern", 1)
+    windows = layer_windows(
+        c, lambda i: (i + 1) % early != 0 if i < first else (i - first + 1) % period != 0,
+        c.get_size("sliding_window", 4096, None),
+    )  # fmt: skip
+    kinds = c.get_choices("mlp_layer_types", count, ("dense", "sparse"))
+    kinds = kinds or ["dense" if i < first else "sparse" for i in range(count)]
+    before = replace(dense, intermediate_size=c.get_size("prefix_dense_intermediate_size", inner, inner))
+    norm: LayerNorm | RMSNorm = LayerNorm(c.get_eps("layer_norm_eps", 1e-5), bias=False)
+    if c.get_float("rms_norm_eps", None, None) is not None:
+        norm = RMSNorm(c.get_eps("rms_norm_eps", 0.0))
+    moe = _experts(c, dense)
+    layers = tuple(
+        ParallelLayer(
+            replace(mixer, window=w, rope=mixer.rope if w or (early == 1 and kind == "dense") else None),
+            before if kind == "dense" else moe, norm, one_norm=True,
+        )
+        for w, kind in zip(windows, kinds, strict=True)
+    )  # fmt: skip
+    length, scale = c.get_size("max_position_embeddings"), c.get_float("logit_scale", 0.0625)
+    return decoder(c, layers, norm, tied=True, max_len=length, logit_scale=scale)
+
+
+def _check_rotation(c: Config) -> None:
+    """Check the fields of the rotation, which this class reads from `rope_parameters` alone where they exist."""
+    c.expect("rope_scaling")
+    c.get_float("rope_theta", 1e4)
+    if (given := c.sub("rope_parameters")) is not None:
+        given.get_positive("rope_theta")
+        if given.get_str("rope_type") in ("llama3", "yarn"):
+            given.get_size("original_max_position_embeddings")
+
+
+def _experts(c: Config, dense: GatedMLP) -> MoE:
+    """Return experts beside shared ones, with which they are added or averaged."""
+    for name, values in (
+        ("expert_selection_fn", ("softmax", "sigmoid")),
+        ("shared_expert_combination_strategy", ("average", "sum")),
+    ):
+        c.expect(name, *values, null=False)
+    sigmoid = c.get_str("expert_selection_fn", "softmax") == "sigmoid"
+    inner, shared = dense.intermediate_size, c.get_int("num_shared_experts", 0)
+    beside = replace(dense, intermediate_size=inner * shared) if shared > 0 else None
+    share = 0.5 if beside and c.get_str("shared_expert_combination_strategy", "average") == "average" else 1.0
+    return MoE(
+        c.get_size("num_experts", 8), c.get_size("num_experts_per_tok", 2), inner, dense.activation,
+        normalize=c.get_bool("norm_topk_prob", True) or not sigmoid, scores="sigmoid" if sigmoid else "softmax",
+        scale=share, shared_scale=share, shared=beside,
+    )  # fmt: skip
+
+
 def _attention(c: Config, heads: Heads, theta: float) -> Attention:
     bias = c.get_bool("attention_bias", False)
     rope = read_rope(c, heads.head_dim, Rotation(theta, interleaved=True))
@@ -38,6 +96,9 @@ def _model(c: Config, mixers: list[Attention]) -> ModelSpec:
     return decoder(c, layers, norm, tied=True, max_len=length, logit_scale=c.get_float("logit_scale", 0.0625))
 
 
+MOE_NAMES = QWEN_NAMES.with_parts(
+    parts={f"mlp.shared.{n}": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}
+)
 # Fields that describe what the published code always does.
 _FIXED = (
     "layer_switch", "order_of_interleaved_layers", "position_embedding_type", "rotary_pct", "use_embedding_sharing",
@@ -46,4 +107,5 @@ _FIXED = (
 FAMILIES = (
     Family("cohere", cohere),
     Family("cohere2", cohere2, harmless=_FIXED),
+    Family("cohere2_moe", cohere2_moe, MOE_NAMES, harmless=_FIXED),
 )

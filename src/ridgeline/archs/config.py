@@ -38,7 +38,7 @@ HARMLESS: Final = frozenset(
     "tokenizer_class prefix "
     # training only
     "initializer_range attention_dropout hidden_dropout classifier_dropout resid_pdrop embd_pdrop attn_pdrop "
-    "router_aux_loss_coef router_jitter_noise output_router_logits gradient_checkpointing pretraining_tp "
+    "router_aux_loss_coef output_router_logits gradient_checkpointing pretraining_tp "
     # outputs and execution in transformers
     "use_cache cache_implementation output_attentions output_hidden_states return_dict return_dict_in_generate "
     "output_scores torchscript use_bfloat16 pruned_heads chunk_size_feed_forward is_decoder is_encoder_decoder "

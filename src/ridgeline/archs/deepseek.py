@@ -1,18 +1,23 @@
-"""DeepSeek-V2, V2-Lite and V3 (R1 has V3's config): latent attention, many small experts, and shared experts."""
+"""DeepSeek-V2, V2-Lite and V3 (R1 has V3's config), and other models with its latent attention."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ridgeline.archs.config import Config
+from ridgeline.archs.config import REQUIRED, Config
 from ridgeline.archs.family import Family, decoder, expert_groups, gated_mlp, rms_norm
 from ridgeline.archs.names import LLAMA, Each, Flat, Tensor
 from ridgeline.archs.rope import SCALINGS, Rotation, Scalings, read_rope, yarn_temperature
 from ridgeline.spec import GatedMLP, LatentAttention, Layer, ModelSpec, MoE, Norm, RMSNorm
 
 
-def _attention(c: Config, *, interleaved: bool, kinds: Scalings = SCALINGS) -> LatentAttention:
-    """Read the attention of both generations; yarn's temperature is part of the scale if the config asks for that."""
+def _attention(
+    c: Config, *, interleaved: bool, kinds: Scalings = SCALINGS, value: int | None = None
+) -> LatentAttention:
+    """Read the attention of both generations; yarn's temperature is part of the scale if the config asks for that.
+
+    value: size of a value where `v_head_dim` is absent or null; None: 128, and a null is an error.
+    """
     nope, rotated = c.get_size("qk_nope_head_dim", 128), c.get_size("qk_rope_head_dim", 64)
     bias = c.get_bool("attention_bias", False)
     rope = read_rope(c, rotated, Rotation(interleaved=interleaved, kinds=kinds))
@@ -21,7 +26,7 @@ def _attention(c: Config, *, interleaved: bool, kinds: Scalings = SCALINGS) -> L
         kv_lora_rank=c.get_size("kv_lora_rank", 512),
         qk_nope_head_dim=nope,
         qk_rope_head_dim=rotated,
-        v_head_dim=c.get_size("v_head_dim", 128),
+        v_head_dim=c.get_size("v_head_dim", value or 128, value or REQUIRED),
         scale=(nope + rotated) ** -0.5 * _temperature(c, rope.scaling) ** 2,
         latent_norm=RMSNorm(1e-6),  # independent of rms_norm_eps
         q_lora_rank=c.get_size("q_lora_rank", 1536, None),  # null: queries are not compressed
@@ -43,7 +48,6 @@ def _temperature(c: Config, scaling: object) -> float:
 
 def _layers(c: Config, mixer: LatentAttention, norm: Norm, moe: MoE, dense: GatedMLP, first: int) -> tuple[Layer, ...]:
     """Return the layers: dense MLPs before layer `first`, experts from there on."""
-    c.expect("moe_layer_freq", 1)
     return tuple(Layer(mixer, moe if i >= first else dense, norm) for i in range(c.get_layer_count()))
 
 
@@ -81,6 +85,7 @@ def deepseek_v2(c: Config) -> ModelSpec:
         groups=groups,
         scale=c.get_float("routed_scaling_factor", 1.0),
     )
+    c.expect("moe_layer_freq", 1)
     first = c.get_int("first_k_dense_replace", 0)
     return decoder(c, _layers(c, _attention(c, interleaved=True), norm, moe, dense, first), norm)
 
@@ -90,8 +95,10 @@ def deepseek_v3(c: Config) -> ModelSpec:
     return _third(c, c.get_int("first_k_dense_replace", 3))
 
 
-def _third(c: Config, first: int, kinds: Scalings = SCALINGS) -> ModelSpec:
-    """Return a model of the third generation, with experts from layer `first` on. kinds: scalings of rotations."""
+def _third(c: Config, first: int, kinds: Scalings = SCALINGS, *, every: bool = True) -> ModelSpec:
+    """Return a model of the third generation, with experts from layer `first` on. kinds: scalings of rotations. every:
+    whether `moe_layer_freq` must be 1.
+    """
     norm, dense = rms_norm(c), gated_mlp(c)
     c.expect("scoring_func", "sigmoid")
     c.expect("topk_method", "noaux_tc")
@@ -110,7 +117,10 @@ def _third(c: Config, first: int, kinds: Scalings = SCALINGS) -> ModelSpec:
         scale=c.get_float("routed_scaling_factor", 2.5),
     )
     interleaved = c.get_bool("rope_interleave", True, null=False)
-    return decoder(c, _layers(c, _attention(c, interleaved=interleaved, kinds=kinds), norm, moe, dense, first), norm)
+    if every:
+        c.expect("moe_layer_freq", 1)
+    mixer = _attention(c, interleaved=interleaved, kinds=kinds)
+    return decoder(c, _layers(c, mixer, norm, moe, dense, first), norm)
 
 
 def glm4_moe_lite(c: Config) -> ModelSpec:
@@ -125,6 +135,22 @@ def glm4_moe_lite(c: Config) -> ModelSpec:
     return replace(spec, layers=tuple(replace(own, mlp=dense) if kind == "dense" else own for kind, own in layers))
 
 
+def axk1(c: Config) -> ModelSpec:
+    """A.X K1: DeepSeek-V3 with a norm after the experts; `mlp_layer_types` says which layers have them."""
+    if c.is_null("q_lora_rank"):
+        raise c.error("q_lora_rank", "is null, which has no meaning here")
+    count, names = c.get_layer_count(), ("dense", "sparse")
+    first, step = c.get_int("first_k_dense_replace", 1), c.get_size("moe_layer_freq", 1)
+    kinds = c.get_choices("mlp_layer_types", count, names)
+    kinds = kinds or ["sparse" if i >= first and i % step == 0 else "dense" for i in range(count)]
+    c.assume({"n_routed_experts": 192})
+    spec, dense = _third(c, 0, every=False), gated_mlp(c)
+    own = spec.layers[0]
+    assert isinstance(own, Layer)
+    sparse, plain = replace(own, mlp_post_norm=spec.norm), replace(own, mlp=dense)
+    return replace(spec, layers=tuple(plain if kind == "dense" else sparse for kind in kinds))
+
+
 def sarvam_mla(c: Config) -> ModelSpec:
     """Sarvam 105B: DeepSeek-V3 without groups, whose queries are not compressed."""
     c.rename({"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"})
@@ -137,6 +163,22 @@ def youtu(c: Config) -> ModelSpec:
     norm, dense, interleaved = rms_norm(c), gated_mlp(c), c.get_bool("rope_interleave", True, null=False)
     layer = Layer(_attention(c, interleaved=interleaved), dense, norm)
     return decoder(c, (layer,) * c.get_layer_count(), norm, tied=True)
+
+
+def minicpm3(c: Config) -> ModelSpec:
+    """MiniCPM3: latent attention, and factors on embeddings, branches and logits (arXiv:2404.06395)."""
+    hidden, heads, count = c.get_size("hidden_size"), c.get_size("num_attention_heads"), c.get_layer_count()
+    sizes = {"kv_lora_rank": 256, "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32}
+    c.assume({**sizes, "rms_norm_eps": 1e-5})
+    norm, dense = rms_norm(c), gated_mlp(c, bias=c.get_bool("mlp_bias", False))
+    depth = c.get_float("scale_depth", 1.4, count**0.5)
+    layer = Layer(
+        _attention(c, interleaved=False, value=hidden // heads), dense, norm, residual_scale=depth / count**0.5
+    )
+    return decoder(
+        c, (layer,) * count, norm, tied=True, embedding_scale=c.get_float("scale_emb", 12.0),
+        logit_scale=c.get_size("dim_model_base", 256, hidden) / hidden,
+    )  # fmt: skip
 
 
 _EXPERTS = ("gate", "up", "down")
@@ -160,13 +202,16 @@ V3_NAMES = V2_NAMES.with_parts(
     ignore=(*LLAMA.ignore, r"^model\.layers\.{layers}\."),
 )
 
+AXK1_NAMES = V3_NAMES.with_parts(parts={"mlp_post_norm": "post_mlp_layernorm"})
 # Other fields give the head sizes; load balancing matters in training only; ep_size is about placement.
 _HARMLESS = ("num_key_value_heads", "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size")
 _MTP = ("num_nextn_predict_layers", "num_mtp_layers")
 FAMILIES = (
     Family("deepseek_v2", deepseek_v2, V2_NAMES, _HARMLESS),
     Family("glm4_moe_lite", glm4_moe_lite, V3_NAMES, (*_HARMLESS, *_MTP, "first_k_dense_replace")),
+    Family("axk1", axk1, AXK1_NAMES, (*_HARMLESS, *_MTP)),
     Family("sarvam_mla", sarvam_mla, V3_NAMES, (*_HARMLESS, *_MTP, "q_head_dim")),
     Family("youtu", youtu, V3_NAMES, (*_HARMLESS, "embedding_initializer_range")),
+    Family("minicpm3", minicpm3, V2_NAMES, _HARMLESS),
     Family("deepseek_v3", deepseek_v3, V3_NAMES, (*_HARMLESS, *_MTP)),
 )

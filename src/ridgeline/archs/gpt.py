@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder
-from ridgeline.archs.names import FusedRows, HeadPart, Names
+from ridgeline.archs.names import FusedRows, HeadPart, Names, Tensor
 from ridgeline.archs.rope import Rotation, read_rope
 from ridgeline.spec import MLP, AnyLayer, Layer, LayerNorm, ModelSpec, ParallelLayer
 
@@ -54,6 +56,20 @@ def gpt_neox(c: Config) -> ModelSpec:
     return decoder(c, (layer,) * c.get_layer_count(), norm)
 
 
+def gpt_neox_japanese(c: Config) -> ModelSpec:
+    """GPT-NeoX Japanese: no biases but one, on the result of the last layer's attention."""
+    count, hidden = c.get_size("num_attention_heads"), c.get_size("hidden_size")
+    c.divide("hidden_size", hidden, "num_attention_heads", count)
+    heads, norm = Heads(count, count, hidden // count), LayerNorm(c.get_eps("layer_norm_eps", 1e-5))
+    rotation = Rotation(1e4, partial=1.0, theta_field="rotary_emb_base", partial_field="rotary_pct")
+    mixer = attention(heads, read_rope(c, heads.head_dim, rotation))
+    size = hidden * c.get_size("intermediate_multiple_size", 4)
+    mlp, layers = MLP(size, c.get_activation("hidden_act", "gelu")), c.get_layer_count()
+    return decoder(
+        c, tuple(Layer(replace(mixer, out_bias=i == layers - 1), mlp, norm) for i in range(layers)), norm, tied=True,
+    )  # fmt: skip
+
+
 _QKV = ("mixer.q", "mixer.k", "mixer.v")
 
 GPT2_NAMES = Names(
@@ -86,9 +102,23 @@ NEOX_NAMES = Names(
     ignore=(r"\.attention\.(masked_)?bias$", r"rotary_emb\.inv_freq$"),
 )
 
+JAPANESE_NAMES = NEOX_NAMES.with_parts(
+    root={
+        "embed": "gpt_neox_japanese.embed_in",
+        "norm": "gpt_neox_japanese.final_layer_norm",
+        "head": "embed_out",
+    },
+    layer="gpt_neox_japanese.layers.{i}.",
+    parts={"mixer.o.bias": Tensor("attention.dense_bias")},
+)
+
 GPT2_HARMLESS = (
     "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
     "reorder_and_upcast_attn",
 )  # fmt: skip
 
-FAMILIES = (Family("gpt2", gpt2, GPT2_NAMES, GPT2_HARMLESS), Family("gpt_neox", gpt_neox, NEOX_NAMES))
+FAMILIES = (
+    Family("gpt2", gpt2, GPT2_NAMES, GPT2_HARMLESS),
+    Family("gpt_neox", gpt_neox, NEOX_NAMES),
+    Family("gpt_neox_japanese", gpt_neox_japanese, JAPANESE_NAMES),
+)

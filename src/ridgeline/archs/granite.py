@@ -1,13 +1,14 @@
-"""Granite's mixtures of experts, and Granite 4: Mamba-2 and attention layers, with or without experts."""
+"""Granite's mixtures of experts, Granite 4 (Mamba-2 and attention layers), and Granite with windows and sinks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ridgeline.archs.bamba import MAMBA, mamba2_mixer
 from ridgeline.archs.config import Config
-from ridgeline.archs.family import Family, Heads, attention, decoder, rms_norm
-from ridgeline.archs.names import FUSED_GATE_UP, LLAMA, ExpertPart, FusedRows
+from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, layer_windows, rms_norm
+from ridgeline.archs.names import FUSED_GATE_UP, LLAMA, ExpertPart, FusedRows, Tensor
 from ridgeline.archs.rope import read_rope
 from ridgeline.spec import Attention, ChannelMixer, GatedMLP, Layer, ModelSpec, MoE, TokenMixer
 
@@ -65,6 +66,30 @@ def granitemoehybrid(c: Config) -> ModelSpec:
     return _model(c, [full if attend else mamba for attend in attends], mlp)
 
 
+def granite_swa(c: Config) -> ModelSpec:
+    """Granite with sinks, windows in three of four layers, and a base of rotations for each layer."""
+    c.assume({"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "tie_word_embeddings": True})
+    return _model(c, _windowed(c), gated_mlp(c, bias=c.get_bool("mlp_bias", False)))
+
+
+def granitemoe_swa(c: Config) -> ModelSpec:
+    """Granite with sinks and windows, with experts in every layer."""
+    size = c.get_int("shared_intermediate_size", 0)
+    return _model(c, _windowed(c), _experts(c, _mlp(c, size) if size else None))
+
+
+def _windowed(c: Config) -> list[Attention]:
+    """Return the attention of each layer; a base of zero means no rotation."""
+    full, windows = _attention(c), layer_windows(c, lambda i: i % 4 != 0, c.get_size("sliding_window", 128, None))
+    assert full.rope is not None
+    bases = c.get_list("layer_rope_theta", None, None)
+    bases = [full.rope.theta] * len(windows) if bases is None else bases
+    if len(bases) != len(windows) or not all(type(b) in (int, float) and b >= 0 for b in bases):
+        raise c.error("layer_rope_theta", f"must hold {len(windows)} entries, each a number that is not negative")
+    ropes = [replace(full.rope, theta=float(base)) if base else None for base in bases]
+    return [replace(full, sinks=True, window=w, rope=rope) for w, rope in zip(windows, ropes, strict=True)]
+
+
 def _attention(c: Config) -> Attention:
     heads, bias = Heads.read(c), c.get_bool("attention_bias", False)
     rope, scale = read_rope(c, heads.head_dim), c.get_positive("attention_multiplier", 1.0)
@@ -99,7 +124,19 @@ def _model(c: Config, mixers: Sequence[TokenMixer], mlp: ChannelMixer) -> ModelS
     )  # fmt: skip
 
 
+SWA_NAMES = LLAMA.with_parts(parts={"mixer": "self_attn"})  # for the sinks
+MOE_SWA_NAMES = EXPERT_NAMES.with_parts(
+    parts={
+        "mixer": "self_attn",
+        "mlp.router": "block_sparse_moe.router",
+        **{name: ExpertPart("block_sparse_moe.experts.gate_up_proj", _INPUTS) for name in _INPUTS},
+        "mlp.experts.down": Tensor("block_sparse_moe.experts.down_proj"),
+    }
+)
+
 FAMILIES = (
+    Family("granite_swa", granite_swa, SWA_NAMES),
+    Family("granitemoe_swa", granitemoe_swa, MOE_SWA_NAMES),
     Family("granitemoe", granitemoe, EXPERT_NAMES),
     Family("granitemoeshared", granitemoeshared, EXPERT_NAMES),
     Family("granitemoehybrid", granitemoehybrid, NAMES, HARMLESS),

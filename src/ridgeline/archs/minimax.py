@@ -83,9 +83,9 @@ def _layer_types(c: Config) -> list[bool]:
 
 
 # block_size: a setting of the kernels. shared_moe_mode: weighting of a shared expert, which does not exist.
-_HARMLESS = ("block_size", "shared_moe_mode")
+_HARMLESS = ("block_size", "shared_moe_mode", "router_jitter_noise")
 FAMILIES = (
-    Family("minimax", minimax, NAMES, ("block_size",)),
+    Family("minimax", minimax, NAMES, ("block_size", "router_jitter_noise")),
     Family("minimax_text_01", minimax_text_01, NAMES, _HARMLESS),
     Family("minimax_m1", minimax_m1, NAMES, _HARMLESS),
 )

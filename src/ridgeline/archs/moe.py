@@ -8,8 +8,8 @@ from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, layer_windows, rms_norm, whole_heads
 from ridgeline.archs.llama import qwen3_attention, switched_window
 from ridgeline.archs.names import LLAMA, Each, Tensor
-from ridgeline.archs.rope import Rotation, read_rope
-from ridgeline.spec import GatedMLP, Layer, ModelSpec, MoE
+from ridgeline.archs.rope import PHIMOE_SCALINGS, Rotation, read_rope
+from ridgeline.spec import GatedMLP, Layer, LayerNorm, ModelSpec, MoE, SparseMixer
 
 
 def mixtral(c: Config) -> ModelSpec:
@@ -108,6 +108,30 @@ def ernie4_5_moe(c: Config) -> ModelSpec:
     return decoder(c, tuple(layers), norm, tied=True, head_bias=bias)
 
 
+def phimoe(c: Config) -> ModelSpec:
+    """Phi-3.5-MoE: layer norms, and two experts that are chosen one after the other (arXiv:2404.14219)."""
+    heads, norm, bias = (
+        Heads.read(c, num_kv_heads=8, null_kv=False),
+        LayerNorm(c.get_eps("rms_norm_eps", 1e-5)),
+        _bias(c),
+    )
+    c.expect("num_experts_per_tok", 2, null=False)
+    mixer = attention(
+        heads, read_rope(c, heads.head_dim, Rotation(1e6, kinds=PHIMOE_SCALINGS)), qkv_bias=bias, out_bias=bias,
+        window=c.get_size("sliding_window", None, None),
+    )  # fmt: skip
+    moe = MoE(
+        c.get_size("num_local_experts", 16), 2, c.get_size("intermediate_size"), c.get_activation("hidden_act", "silu"),
+        normalize=False, scores=SparseMixer(c.get_float("router_jitter_noise", 0.01)),
+    )  # fmt: skip
+    layers = (Layer(mixer, moe, norm),) * c.get_layer_count()
+    return decoder(c, layers, norm, head_bias=c.get_bool("lm_head_bias", False))
+
+
+def _bias(c: Config) -> bool:
+    return c.get_bool("attention_bias", False)
+
+
 MIXTRAL_NAMES = LLAMA.with_parts(
     parts={
         "mlp.router": "block_sparse_moe.gate",
@@ -142,7 +166,8 @@ FLEX_NAMES = QWEN_NAMES.with_parts(
 )
 
 FAMILIES = (
-    Family("mixtral", mixtral, MIXTRAL_NAMES),
+    Family("mixtral", mixtral, MIXTRAL_NAMES, harmless=("router_jitter_noise",)),
+    Family("phimoe", phimoe, MIXTRAL_NAMES, harmless=("input_jitter_noise",)),
     Family("qwen2_moe", qwen2_moe, QWEN2_NAMES),
     Family("olmoe", olmoe, QWEN_NAMES),
     Family("flex_olmo", flex_olmo, FLEX_NAMES),

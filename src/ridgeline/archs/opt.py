@@ -1,7 +1,8 @@
-"""OPT and GPT-Neo: learned positions beside the usual fields."""
+"""OPT, BioGPT and GPT-Neo: learned positions beside the usual fields."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ridgeline.archs.config import Config
@@ -23,6 +24,15 @@ def opt(c: Config) -> ModelSpec:
     mixer = attention(heads, None, qkv_bias=bias, out_bias=bias)
     mlp = MLP(c.get_size("ffn_dim"), c.get_activation("activation_function", "relu"), bias)
     return _model(c, hidden, (Layer(mixer, mlp, norm),) * c.get_layer_count(), norm, OPT_OFFSET)
+
+
+def biogpt(c: Config) -> ModelSpec:
+    """BioGPT: OPT with scaled embeddings (Luo et al. 2022)."""
+    hidden, heads = _sizes(c, "num_attention_heads")
+    norm, mixer = LayerNorm(1e-5), attention(heads, None, qkv_bias=True, out_bias=True)
+    mlp = MLP(c.get_size("intermediate_size"), c.get_activation("hidden_act", "gelu"), bias=True)
+    spec = _model(c, hidden, (Layer(mixer, mlp, norm),) * c.get_layer_count(), norm, OPT_OFFSET)
+    return replace(spec, embedding_scale=hidden**0.5 if c.get_bool("scale_embedding", True) else 1.0)
 
 
 def gpt_neo(c: Config) -> ModelSpec:
@@ -99,6 +109,16 @@ OPT_NAMES = Names(
     },
     optional_prefix="model.",
 )
+BIOGPT_NAMES = OPT_NAMES.with_parts(
+    root={
+        "embed": "embed_tokens",
+        "position_embed": "embed_positions",
+        "norm": "layer_norm",
+        "head": "output_projection",
+    },
+    layer="layers.{i}.",
+    optional_prefix="biogpt.",
+)
 NEO_NAMES = Names(
     root={"embed": "wte", "position_embed": "wpe", "norm": "ln_f", "head": "lm_head"},
     layer="h.{i}.",
@@ -118,7 +138,12 @@ _NEO_HARMLESS = (
     "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels", "summary_first_dropout",
     "resid_dropout", "embed_dropout",
 )  # fmt: skip
+# The published code has nn.LayerNorm with its own default in place of layer_norm_eps.
+_BIOGPT_HARMLESS = (
+    "attention_probs_dropout_prob", "hidden_dropout_prob", "layerdrop", "activation_dropout", "layer_norm_eps",
+)  # fmt: skip
 FAMILIES = (
     Family("opt", opt, OPT_NAMES, ("dropout", "layerdrop", "init_std", "activation_dropout")),
+    Family("biogpt", biogpt, BIOGPT_NAMES, _BIOGPT_HARMLESS),
     Family("gpt_neo", gpt_neo, NEO_NAMES, _NEO_HARMLESS),
 )

@@ -118,11 +118,12 @@ def read_ropes_by_kind(
 
 
 def read_ropes_of_layers(
-    c: Config, head_dims: Mapping[str, int], defaults: Mapping[str, Mapping[str, Any]]
+    c: Config, head_dims: Mapping[str, int], defaults: Mapping[str, Mapping[str, Any]], *, whole: bool = False
 ) -> dict[str, Rope]:
     """Return the rotation of each kind of layer from `rope_parameters` alone, the new spelling (Gemma 4).
 
-    head_dims: the size of a head by the kind of layer. defaults: `rope_parameters` if they are absent.
+    head_dims: the size of a head by the kind of layer. defaults: `rope_parameters` if they are absent. whole: whether a
+    share of a head is an error rather than ignored.
     """
     outer, ropes = c.sub("rope_parameters") or c.inside("rope_parameters", defaults), {}
     for kind, head_dim in head_dims.items():
@@ -132,6 +133,8 @@ def read_ropes_of_layers(
         if r.raw("rope_type") in ("llama3", "yarn"):
             r.get_size("original_max_position_embeddings")
         kinds: Scalings = {**SCALINGS, "proportional": partial(_proportional, head_dim)}
+        if whole and r.get_float(PARTIAL, 1.0) != 1.0:
+            raise r.error(PARTIAL, f"is {r.raw(PARTIAL)}, but {c.model_type} rotates whole heads")
         ropes[kind] = _rope(c, r, head_dim, Rotation(theta_field=None, partial_field=None, kinds=kinds), outer)
     outer.finish({FULL, SLIDING})
     return ropes
@@ -267,6 +270,22 @@ def _longrope(f: _Fields) -> RopeScaling:
     )  # fmt: skip
 
 
+def _longrope_of_phimoe(f: _Fields) -> RopeScaling:
+    """Return Phi-3.5-MoE's scaling, which gives the factor on cosines and sines itself."""
+    short, long = f.r.get_float("short_mscale"), f.r.get_float("long_mscale")
+    if short != long:
+        raise f.r.error("long_mscale", f"is {long}, and short_mscale is {short}; both must be equal")
+    f.r.raw("attention_factor")  # not used
+    name, original = "original_max_position_embeddings", f.original
+    inner = f.r.get_size(name, original)
+    if inner != original:
+        raise f.c.error(name, f"is {original}, and inside the rotation it is {inner}; both must be equal")
+    if original == 1:
+        raise f.r.error(name, "is 1, from which no temperature can be computed")
+    f.stretch(original)
+    return LongRopeScaling(_divisors(f.r, "short_factor"), _divisors(f.r, "long_factor"), original, short)
+
+
 def _proportional(head_dim: int, f: _Fields) -> RopeScaling:
     share = f.r.get_float(PARTIAL, 1.0)
     pairs = int(share * head_dim // 2)
@@ -293,6 +312,10 @@ SCALINGS: Final[Scalings] = {
 }
 # Phi-3's classes support one scaling under three names.
 PHI3_SCALINGS: Final = {"default": SCALINGS["default"], **dict.fromkeys(("longrope", "su", "yarn"), _longrope)}
+PHIMOE_SCALINGS: Final = {
+    "default": SCALINGS["default"],
+    **dict.fromkeys(("longrope", "su"), _longrope_of_phimoe),
+}
 # All fields of a rotation.
 _NAMES: Final = frozenset(
     "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings attention_factor "

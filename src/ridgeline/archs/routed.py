@@ -24,20 +24,22 @@ from ridgeline.spec import GatedMLP, Layer, ModelSpec, MoE
 
 def _experts(
     c: Config, dense: GatedMLP, experts: int, chosen: int, inner: int, shared: int, *, normalize: bool,
-    name: str = "n_routed_experts", factor: str = "routed_scaling_factor", scale: float = 1.0,
+    name: str = "n_routed_experts", factor: str = "routed_scaling_factor", scale: float = 1.0, grouped: bool = True,
 ) -> MoE:  # fmt: skip
     """Return experts that sigmoid scores choose, with a number per expert that only affects the choice.
 
     inner: size of an expert; shared: number of shared experts, which are one MLP of their summed size. name, factor:
-    fields of the number of experts and of the factor on their weights; scale: the default of that factor.
+    fields of the number of experts and of the factor on their weights; scale: the default of that factor. grouped:
+    whether the family has groups of experts.
     """
     if shared < 0:
         field = "n_shared_experts" if name == "n_routed_experts" else "num_shared_experts"
         raise c.error(field, f"is {shared}; it must not be negative")
-    groups = ("n_group", c.get_size("n_group", 1)), ("topk_group", c.get_size("topk_group", 1))
+    names = ("n_group", "topk_group")
+    count, best = ((field, c.get_size(field, 1) if grouped else 1) for field in names)
     return MoE(
         experts, chosen, inner, dense.activation, normalize=normalize, scores="sigmoid", choice_bias=True,
-        groups=expert_groups(c, (name, experts), *groups, "best_two"),
+        groups=expert_groups(c, (name, experts), count, best, "best_two"),
         scale=c.get_float(factor, scale),
         shared=replace(dense, intermediate_size=inner * shared) if shared else None,
     )  # fmt: skip
@@ -97,6 +99,25 @@ def exaone_moe(c: Config) -> ModelSpec:
     mixers = local_and_unrotated(c, norm)
     mlps = (dense if kind == "dense" else moe for kind in kinds)
     return decoder(c, tuple(Layer(own, mlp, norm) for own, mlp in zip(mixers, mlps, strict=True)), norm)
+
+
+def hy_v3(c: Config) -> ModelSpec:
+    """Hy3: norms of heads, experts after the first layer."""
+    heads, norm = Heads.read(c, num_kv_heads=8, head_dim_default=128, null_kv=False), rms_norm(c, 1e-5)
+    dense, bias, count = gated_mlp(c, bias=c.get_bool("mlp_bias", False)), _bias(c), c.get_layer_count()
+    moe = _experts(
+        c, dense, c.get_size("num_experts", 192), c.get_size("num_experts_per_tok", 8),
+        c.get_size("moe_intermediate_size", 1536), c.get_int("num_shared_experts", 1),
+        normalize=True, name="num_experts", factor="router_scaling_factor", scale=2.826, grouped=False,
+    )  # fmt: skip
+    rope = read_rope(c, heads.head_dim, Rotation(11_158_840.0))
+    mixer = attention(heads, rope, qkv_bias=bias, out_bias=bias, qk_norm=norm)
+    kinds = c.get_choices("mlp_layer_types", count, ("dense", "sparse")) or ["dense", *["sparse"] * (count - 1)]
+    return decoder(c, tuple(Layer(mixer, dense if kind == "dense" else moe, norm) for kind in kinds), norm)
+
+
+def _bias(c: Config) -> bool:
+    return c.get_bool("attention_bias", False)
 
 
 def afmoe(c: Config) -> ModelSpec:
@@ -168,6 +189,13 @@ AFMOE_NAMES = GLM_NAMES.with_parts(
         "mlp.choice": Tensor("mlp.expert_bias"),
     }
 )
+HY_NAMES = GLM_NAMES.with_parts(
+    parts={
+        "mlp.router": "mlp.router.gate",
+        "mlp.choice": Tensor("mlp.expert_bias"),
+        **{f"mlp.shared.{n}": f"mlp.shared_mlp.{n}_proj" for n in ("gate", "up", "down")},
+    }
+)
 EXAONE_NAMES = GLM_NAMES.with_parts(
     parts={"mlp.choice": Tensor("mlp.e_score_correction_bias")}, ignore=(*GLM_NAMES.ignore, r"^mtp\.")
 )
@@ -189,6 +217,7 @@ FAMILIES = (
     Family("sarvam_moe", sarvam_moe, SARVAM_NAMES, harmless=_MTP),
     Family("solar_open", solar_open, GLM_NAMES, harmless=(*_MTP, "intermediate_size", "first_k_dense_replace")),
     Family("exaone_moe", exaone_moe, EXAONE_NAMES, harmless=_MTP),
+    Family("hy_v3", hy_v3, HY_NAMES, harmless=(*_MTP, "enable_moe_fp32_combine")),
     Family("afmoe", afmoe, AFMOE_NAMES),
     Family("dots1", dots1, GLM_NAMES),
     Family("minimax_m2", minimax_m2, M2_NAMES, harmless=("router_jitter_noise",)),
