@@ -17,6 +17,11 @@ LOADS = ("LDGSTS", "LDG")
 ENDS = {"heads": "heads into pages", "activated": "SwiGLU", "whole heads": "norms of heads, pages in int8"}
 
 
+def begin_of(launched: Launched) -> str:
+    """Return how a product begins: with the norm of its tokens, or with nothing else."""
+    return "norm before, " if launched.arguments.get("NORM") else ""
+
+
 def facts(built: Built) -> tuple[str, ...]:
     """Return registers, bytes of the stack, KiB of shared memory, 16-byte loads of all, and the unit for matrices."""
     loads = {n: c for n, c in disassemble(built).items() if n.startswith(LOADS) and n != "LDGDEPBAR"}
@@ -53,7 +58,7 @@ def main() -> None:
         for launched in l.product(name, tokens)
     ]  # fmt: skip
     cases += [
-        (f"{name}, {tokens} token{'s' * (tokens > 1)}, {ENDS[x.arguments['FINISH'][0]]}", x)
+        (f"{name}, {tokens} token{'s' * (tokens > 1)}, {begin_of(x)}{ENDS[x.arguments['FINISH'][0]]}", x)
         for name in ("plain", "int8") for tokens in (1, 64, 256) for x in l.finished(name, tokens)
     ]  # fmt: skip
     cases += [(f"{n} sequences, 1 token each", x) for n in (8, 600) for x in l.attention(llama, n, n, torch.float16)]

@@ -162,6 +162,10 @@ def test_the_input_of_latents(target: GPUTarget) -> None:
         check(launches[4], target, "HGMMA" if is_paged else None)
     for tokens in (8, 100):
         check(l.latent_input(DEEPSEEK, 7168, tokens, torch.int8)[4], target, "HGMMA")
+    few = l.latent_input(DEEPSEEK, 7168, 2)
+    assert [launched.kernel.fn.__name__ for launched in few] == ["dense_product", "dense_product", "absorb"]
+    for launched in few[:2]:
+        check(launched, target, "HGMMA")
 
 
 QWEN3 = MoE(128, 8, 768)

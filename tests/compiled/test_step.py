@@ -119,6 +119,16 @@ def test_a_decode_step_reads_nothing_and_starts_few_kernels() -> None:
     assert sum(two[1].values()) <= 12, two[1]  # the embedding, and the angles of rotation
 
 
+@pytest.mark.parametrize("format", ["plain", "fp8", "int4-exact"])
+def test_one_or_two_sequences_start_five_kernels_a_layer(format: str) -> None:
+    """Products normalize their tokens. In a bar of 7, that leaves room for what other mixers add."""
+    for sequences in (1, 2):
+        one, two = (step_of(n, format, sequences=sequences)[0].names for n in (1, 2))
+        assert Counter(two) - Counter(one) == {"dense_product": 4, "attend": 1}
+    one, two = (step_of(n, format, sequences=1, qk_norm=RMSNorm())[0].names for n in (1, 2))
+    assert Counter(two) - Counter(one) == {"normalize": 1, "dense_product": 4, "attend": 1}
+
+
 @pytest.mark.parametrize("dtype", ["float16", "int8", "fp8"])
 @pytest.mark.parametrize("qk_norm", [None, RMSNorm()])
 def test_norms_of_heads_and_narrow_pages_start_no_kernel(dtype: StateDType, qk_norm: RMSNorm | None) -> None:

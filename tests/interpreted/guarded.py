@@ -20,7 +20,7 @@ from ridgeline.ops.triton.launch import Compiled, launch
 
 # The arrays that each kernel writes, as far as they are read.
 OUTPUTS = {
-    "dense_product": ("out", "parts", "whole"), "round_tokens": ("steps", "token_scales"),
+    "dense_product": ("out", "parts", "whole", "total"), "round_tokens": ("steps", "token_scales"),
     "whole_product": ("out", "whole"),
     "attend": ("out", "parts"), "normalize": ("out", "total", "token_scales"), "activate": ("out",),
     "write_entries": (), "place_tokens": ("pages", "slots", "tables"), "known_tokens": ("ids",), "keep_tokens": (),

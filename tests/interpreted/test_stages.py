@@ -11,10 +11,14 @@ import torch
 from interpreted.guarded import guarded, interpreted, reference, serves
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import PageTarget, Rotary, Weights
+from ridgeline.ops.reference.backend import ReferenceBackend
 from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock
+from ridgeline.ops.triton import products, tokens
+from ridgeline.ops.triton.backend import TritonBackend
 from ridgeline.ops.triton.latent import HeadProduct
+from ridgeline.ops.triton.launch import Compiled
 from ridgeline.quant import StoredLinear
-from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, RMSNorm, Rope
+from ridgeline.spec import MLP, Attention, GatedMLP, LatentAttention, LayerNorm, Norm, RMSNorm, Rope
 from ridgeline.spec.quant import PLAIN, Format, format_of
 
 TABLE, REFERENCE = interpreted(), reference()
@@ -206,6 +210,45 @@ def test_a_token_is_the_same_alone_and_in_a_batch() -> None:
         _, q, *_ = into(residual[first:], delta[first:], Rotary(turn.cos[first:], turn.sin[first:]), target)
         found.append((q[-1], k[pages[69], slots[69]], v[pages[69], slots[69]]))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "has_delta"),
+    [("auto", RMSNorm(1e-2, 0.5), True), ("auto", LayerNorm(1e-2), True), ("fp8", RMSNorm(), False)],
+)
+def test_a_norm_within_a_product_has_the_same_bits(
+    name: str, norm: Norm, has_delta: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few tokens take no launch for the norms of an MLP and of latents of queries; splits have programs of their own.
+
+    Poisoned room for the sum is written once, and inputs are rows of a wider array.
+    """
+    monkeypatch.setattr(products, "SPLIT_TILES", 1)
+    started = list[str]()
+
+    def launch(kernel: Any, grid: tuple[int, ...], compiled: Compiled, **arguments: Any) -> None:
+        started.append(kernel.fn.__name__)
+        guarded(kernel, grid, compiled, **arguments)
+
+    table = OpsTable(TABLE.memory, (TritonBackend(launch), ReferenceBackend()))
+    generator, format = torch.Generator().manual_seed(6), PLAIN if name == "auto" else format_of(name)
+    residual = torch.randn(2, 307, generator=generator)[:, :300] * 9
+    shapes = dict.fromkeys(("gate", "up"), (70, 300)) | {"down": (300, 70)}
+    shapes |= {"q_a+": (50, 300), "q_b": (90, 50), "kv_a": (47, 300)}
+    vectors = {"norm.weight": 300, "norm.bias": 300, "q_a_norm.weight": 50, "kv_a_norm.weight": 37}
+    given = weights(table, shapes, vectors, format)
+    if isinstance(norm, RMSNorm):
+        del given.arrays["norm.bias"]
+    mlp = table.stage(api.MLP_BLOCK, MLPBlock(GatedMLP(70), norm, 0.7), given)
+    latents = table.stage(api.LATENT_INPUT, LatentInput(replace(LATENTS, q_lora_rank=50), norm, 0.7), given)
+    more = torch.randn(2, 300, generator=generator) if has_delta else None
+    found = []
+    for most in (2, 0):
+        monkeypatch.setattr(tokens, "NORM_TOKENS", most)
+        started.clear()
+        found.append((*mlp(residual, more), *latents(residual, more, rotary(10, 2))))
+        assert started.count("normalize") == (0 if most else 3) and started.count("dense_product") == 4
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("name", ["auto", "int8"])

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.finish import store
-from ridgeline.ops.triton.numbers import e4m3, slice_of
+from ridgeline.ops.triton.numbers import e4m3, slice_of, sum_row
 
 
 @triton.jit
@@ -30,12 +30,59 @@ def numbers_of(codes, HALF: tl.constexpr, KIND: tl.constexpr, LOW: tl.constexpr)
 
 
 @triton.jit
+def sizes_of(
+    x, stride, delta, total, tokens, width, scale, eps, BLOCK_T: tl.constexpr, NORM: tl.constexpr
+):  # fmt: skip
+    """Return the mean and the factor of the norm of each token x + scale * delta, [BLOCK_T] each.
+
+    NORM: whether there is a delta, whether the norm has a bias, whether it is a layer norm, and a power of two that is
+    at least the width. The first program of all stores the sums. The arithmetic is that of `rows.sum_and_norm`.
+    """
+    at, index = tl.arange(0, NORM[3]), tl.arange(0, BLOCK_T)
+    inside = at < width
+    mean, size = tl.zeros([BLOCK_T], tl.float32), tl.zeros([BLOCK_T], tl.float32)
+    is_owner = (tl.program_id(1) == 0) & (tl.program_id(2) == 0)
+    for t in range(tokens):
+        row = tl.load(x + t * stride + at, mask=inside, other=0.0)
+        if NORM[0]:
+            row += scale * tl.load(delta + t * width + at, mask=inside, other=0.0)
+            tl.store(total + t * width + at, row, mask=inside & is_owner)
+        if NORM[2]:
+            own = sum_row(row) / width
+            mean = tl.where(index == t, own, mean)
+            row = tl.where(inside, row - own, 0.0)
+        size = tl.where(index == t, tl.rsqrt(sum_row(row * row) / width + eps), size)
+    return mean, size
+
+
+@triton.jit
+def normalized_part(x, token, column, inside, width, norm, NORM: tl.constexpr):
+    """Return some columns of the norm of tokens, as `rows.normalized` computes them. x: columns of the first array.
+
+    norm: delta, weights and bias of the norm, the factor of delta, the offset of weights, and results of `sizes_of`.
+    """
+    delta, weight, bias, scale, offset, mean, size = norm
+    if NORM[0]:
+        x += scale * tl.load(delta + token[:, None] * width + column[None, :], mask=inside, other=0.0)
+    if NORM[2]:
+        x -= mean[:, None]
+    x *= size[:, None]
+    x *= (offset + tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32))[None, :]
+    if NORM[1]:
+        x += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    return tl.where(inside, x, 0.0)
+
+
+@triton.jit
 def chain(
     x, codes, scales, zero_points, row, token, is_token, columns, x_stride, tiles, groups, first, last,
     KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr,
+    COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, norm=None, NORM: tl.constexpr = None,
 ):  # fmt: skip
-    """Return the sums of the products with tiles [first, last): [rows, tokens], float32."""
+    """Return the sums of the products with tiles [first, last): [rows, tokens], float32.
+
+    norm, NORM: as in `normalized_part`, if tokens are normalized here.
+    """
     WIDTH: tl.constexpr = COLUMNS if KIND == "nibbles" else COLUMNS * HALVES  # elements of a row in a tile
     total = tl.zeros([row.shape[0], token.shape[0]], tl.float32)
     at = tl.arange(0, COLUMNS)
@@ -45,10 +92,10 @@ def chain(
         packed = tl.load(codes + begin[:, None] + tile * (ROWS * WIDTH) + at[None, :])
         for half in tl.static_range(HALVES):
             column = (tile * HALVES + half) * COLUMNS + at
-            given = tl.load(
-                x + token[:, None] * x_stride + column[None, :],
-                mask=is_token[:, None] & (column < columns)[None, :], other=0.0,
-            )  # fmt: skip
+            inside = is_token[:, None] & (column < columns)[None, :]
+            given = tl.load(x + token[:, None] * x_stride + column[None, :], mask=inside, other=0.0)
+            if NORM is not None:
+                given = normalized_part(given, token, column, inside, columns, norm, NORM)
             numbers = numbers_of(packed, half, KIND, LOW)
             group = (tile * HALVES + half) * COLUMNS // GROUP if GROUP else 0
             if HAS_ZEROS:
@@ -79,11 +126,11 @@ def sum_splits(
     x, codes, scales, zero_points, bias, parts, arrived, row, token, is_token, rows, columns, x_stride, tiles, groups,
     split_tiles, KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
     SLICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr,
-    SPLITS: tl.constexpr, APART: tl.constexpr,
+    SPLITS: tl.constexpr, APART: tl.constexpr, norm=None, NORM: tl.constexpr = None,
 ):  # fmt: skip
     """Return products of a block of rows with a block of tokens, scales and bias included, and whether they are whole.
 
-    APART: whether each split is a program; the one that ends last has the whole sums.
+    APART: whether each split is a program; the one that ends last has the whole sums. norm, NORM: as in `chain`.
     """
     BLOCK_R: tl.constexpr = row.shape[0]
     BLOCK_T: tl.constexpr = token.shape[0]
@@ -94,7 +141,7 @@ def sum_splits(
         own = chain(
             x, codes, scales, zero_points, row, token, is_token, columns, x_stride, tiles, groups,
             split * split_tiles, tl.minimum((split + 1) * split_tiles, tiles),
-            KIND, LOW, HAS_ZEROS, SLICES, ROWS, COLUMNS, HALVES, GROUP,
+            KIND, LOW, HAS_ZEROS, SLICES, ROWS, COLUMNS, HALVES, GROUP, norm, NORM,
         )  # fmt: skip
         block = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         blocks = tl.num_programs(0) * tl.num_programs(1)
@@ -111,7 +158,7 @@ def sum_splits(
             total += chain(
                 x, codes, scales, zero_points, row, token, is_token, columns, x_stride, tiles, groups,
                 s * split_tiles, tl.minimum((s + 1) * split_tiles, tiles),
-                KIND, LOW, HAS_ZEROS, SLICES, ROWS, COLUMNS, HALVES, GROUP,
+                KIND, LOW, HAS_ZEROS, SLICES, ROWS, COLUMNS, HALVES, GROUP, norm, NORM,
             )  # fmt: skip
     if is_last:
         if scales is not None and GROUP == 0:
@@ -124,15 +171,17 @@ def sum_splits(
 @triton.jit
 def dense_product(
     x, beside, codes, scales, zero_points, bias, out, parts, arrived, cos, sin, keys, values, gates, pages, slots,
-    key_scales, value_scales, q_weight, k_weight, whole, finished, tokens, rows, columns, x_stride, tiles, groups,
-    split_tiles, beside_row, page_stride, slot_stride, head_stride, scale_stride, k_scale, v_scale, offset, eps,
-    KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr,
-    APART: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
+    key_scales, value_scales, q_weight, k_weight, whole, finished, delta, total, norm_weight, norm_bias, tokens, rows,
+    columns, x_stride, tiles, groups, split_tiles, beside_row, page_stride, slot_stride, head_stride, scale_stride,
+    k_scale, v_scale, offset, eps, norm_scale, norm_offset, norm_eps, KIND: tl.constexpr, LOW: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    HALVES: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr, APART: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_R: tl.constexpr, NORM: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
     """Compute x[tokens, columns] @ matrix.T + bias, and store it as `finish.store` says.
 
-    beside: None, or other tokens, which rows from `beside_row` on are multiplied with.
+    beside: None, or other tokens, which rows from `beside_row` on are multiplied with. NORM: None, or how tokens
+    x + norm_scale * delta become sums, `total`, and are normalized, as `sizes_of` says.
     """
     if beside is not None:
         x = tl.where(tl.program_id(1) * BLOCK_R < beside_row, x, beside)
@@ -140,13 +189,18 @@ def dense_product(
     row = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
     is_token = token < tokens
     token = token.to(tl.int64)
-    total, is_last = sum_splits(
+    norm = None
+    if NORM is not None:
+        mean, size = sizes_of(x, x_stride, delta, total, tokens, columns, norm_scale, norm_eps, BLOCK_T, NORM)
+        norm = delta, norm_weight, norm_bias, norm_scale, norm_offset, mean, size
+    found, is_last = sum_splits(
         x, codes, scales, zero_points, bias, parts, arrived, row, token, is_token, rows, columns, x_stride, tiles,
-        groups, split_tiles, KIND, LOW, HAS_ZEROS, HAS_BIAS, SLICES, ROWS, COLUMNS, HALVES, GROUP, SPLITS, APART,
+        groups, split_tiles, KIND, LOW, HAS_ZEROS, HAS_BIAS, SLICES, ROWS, COLUMNS, HALVES, GROUP, SPLITS, APART, norm,
+        NORM,
     )  # fmt: skip
     if is_last:
         store(
-            total, tl.program_id(1), token, tokens, rows, out, gates, (cos, sin),
+            found, tl.program_id(1), token, tokens, rows, out, gates, (cos, sin),
             (
                 keys, values, key_scales, value_scales, pages, slots,
                 (page_stride, slot_stride, head_stride, scale_stride), (k_scale, v_scale),

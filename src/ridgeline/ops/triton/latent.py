@@ -123,7 +123,7 @@ class LatentStage:
         x, kept = both[:, : -m.row], both[:, -m.row :]
         if self._second is not None:
             normalize, multiply = self._second
-            x = multiply(normalize(x)[1])
+            x = multiply(normalize.before(multiply, x)[1])
         turn = rotary if m.rope else None
         given = {
             "x": x, "kept": kept, "cos": turn and turn.cos, "sin": turn and turn.sin, "weight": self._weight,

@@ -124,7 +124,13 @@ class Products:
         self.linears: dict[str, Any] = {name: _Computed(i) for i, name in enumerate(names)}
         self.linears.update({name: _Given() for _, name in pairs})
 
-    def __call__(self, x: Tensor) -> list[Tensor]:
+    @property
+    def only(self) -> StoredProduct | None:
+        """Return the product of all matrices of the input if there is one, and it takes exact tokens."""
+        (first, *others) = (*self._products, None)
+        return first if len(others) == 1 and first is not None and first.dense is not None else None
+
+    def __call__(self, x: Any) -> list[Tensor]:
         found: dict[int, Tensor] = {}
         for members, product in zip(self._alike, self._products, strict=True):
             parts = product(x).split([self._rows[i] for i in members], -1)
@@ -135,8 +141,9 @@ class Products:
 
 
 def recurrent_block(case: RecurrentBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
-    names, begin = input_matrices(case.mixer), Begin(case, weights, launch)
+    names = input_matrices(case.mixer)
     products = Products(names, weights, SECOND.get(type(case.mixer), ()), launch)
+    begin = Begin(case, weights, launch, products.only)
     own = products.linears
     others = {name: linear for name, linear in weights.linears.items() if name not in own}
     for linear in others.values():

@@ -18,6 +18,7 @@ from ridgeline.ops.triton.whole import round_tokens, whole_product
 from ridgeline.spec.quant import NUMBERS
 
 ROUND_BLOCK = 1024  # numbers of a token that are rounded at once
+NORM_TOKENS = 2  # most tokens that each program of a product normalizes for itself; more have a kernel of their own
 ROUNDED_TOKENS = 8  # most tokens that each program of a product rounds for itself; more are rounded by one kernel
 PEAK_BLOCK = 128  # numbers of each of these tokens that are read at once to find the largest
 SPLIT_TILES = 8  # least number of tiles in a split of a matrix
@@ -107,6 +108,38 @@ class Rounded(NamedTuple):
         return cls(steps, torch.empty(tokens, dtype=torch.float32, device=steps.device))
 
 
+class Unnormalized(NamedTuple):
+    """Few tokens x + scale * delta, whose norm is a part of the product with them; it writes their sums to total.
+
+    x: [T, columns]. The other names are those of `tokens.Normalizer`. block: a power of two that is at least columns.
+    """
+
+    x: Tensor
+    delta: Tensor | None
+    total: Tensor | None
+    weight: Tensor
+    bias: Tensor | None
+    scale: float
+    offset: float
+    eps: float
+    is_layer: bool
+    block: int
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `dense_product` for its norm."""
+        return {
+            "delta": self.delta, "total": self.total, "norm_weight": self.weight, "norm_bias": self.bias,
+            "norm_scale": self.scale, "norm_offset": self.offset, "norm_eps": self.eps,
+            "NORM": (self.delta is not None, self.bias is not None, self.is_layer, self.block),
+        }  # fmt: skip
+
+
+NO_NORM: dict[str, Any] = {
+    **dict.fromkeys(("delta", "total", "norm_weight", "norm_bias", "NORM")),
+    **dict.fromkeys(("norm_scale", "norm_offset", "norm_eps"), 0.0),
+}  # fmt: skip
+
+
 class MatrixProduct(Protocol):
     """Multiplies tokens with a packed matrix."""
 
@@ -171,15 +204,17 @@ class Dense:
         self._arrived = torch.zeros(packed.row_tiles, dtype=torch.int32, device=packed.codes.device)
 
     def __call__(
-        self, x: Tensor, out: Tensor, finish: Finish = STORED, beside: Tensor | None = None, beside_row: int = 0
-    ) -> None:
-        """Multiply tokens x; rows from `beside_row` on, a multiple of FILLED, with other tokens of the same strides."""
+        self, given: Tensor | Unnormalized, out: Tensor, finish: Finish = STORED, beside: Tensor | None = None,
+        beside_row: int = 0,
+    ) -> None:  # fmt: skip
+        """Multiply tokens; rows from `beside_row` on, a multiple of FILLED, with other tokens of the same strides."""
+        x, norm = (given.x, given.arguments()) if isinstance(given, Unnormalized) else (given, NO_NORM)
         tokens, block = x.shape[0], dense_block(x.shape[0])
         arguments, grid = self.arguments(x, -(-tokens // block.tokens), block)
         self._launch(
             dense_product, grid, block.compiled,
             **arguments, beside=beside, beside_row=beside_row, out=out, arrived=self._arrived,
-            tokens=tokens, x_stride=x.stride(0), BLOCK_T=block.tokens,
+            tokens=tokens, x_stride=x.stride(0), BLOCK_T=block.tokens, **norm,
             **finish.arguments(self._counters, grid[0] * grid[1]),
         )  # fmt: skip
 
@@ -288,24 +323,24 @@ class StoredProduct:
         """Return the matrix if it takes rounded tokens, for kernels that round what they compute."""
         return self._packed if self._packed.format.activations == "int8" else None
 
-    def __call__(self, x: Tensor | Rounded) -> Tensor:
-        if isinstance(x, Rounded):
+    def __call__(self, x: Tensor | Rounded | Unnormalized) -> Tensor:
+        if isinstance(x, Rounded | Unnormalized):
             return self.into(x, self._packed.rows)
         rows = x.reshape(-1, x.shape[-1])
         if rows.stride(-1) != 1:
             rows = rows.contiguous()
         return self.into(rows, self._packed.rows).view(*x.shape[:-1], self._packed.rows)
 
-    def into(self, x: Tensor | Rounded, *shape: int, finish: Finish = STORED) -> Tensor:
+    def into(self, x: Tensor | Rounded | Unnormalized, *shape: int, finish: Finish = STORED) -> Tensor:
         """Multiply tokens [T, columns], do what follows, and return the result [T, *shape]."""
         out = self.room(x, *shape)
         if out.shape[0]:
             self._multiply(x, out, finish)
         return out
 
-    def room(self, x: Tensor | Rounded, *shape: int) -> Tensor:
+    def room(self, x: Tensor | Rounded | Unnormalized, *shape: int) -> Tensor:
         """Return room for results [T, *shape] of T tokens."""
-        tokens = len(x.steps if isinstance(x, Rounded) else x)
+        tokens = len(x[0] if isinstance(x, Rounded | Unnormalized) else x)
         return torch.empty((tokens, *shape), dtype=torch.float32, device=self._packed.codes.device)
 
     def dequantize(self) -> Tensor:

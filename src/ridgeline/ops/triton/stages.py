@@ -38,14 +38,21 @@ class Begin:
     def __init__(self, case: Case, weights: Weights, launch: Launch, before: StoredProduct | None = None) -> None:
         arrays: Any = weights.arrays
         assert case.norm is not None  # refused otherwise
-        self._scale = case.residual_scale
+        self._before, self._scale = before, case.residual_scale
         self._norm = Normalizer(
             case.norm, arrays["norm.weight"], arrays.get("norm.bias"), launch, before and before.rounds
         )
 
-    def __call__(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Return the sum, and its norm: a Tensor, or tokens that are rounded for the product."""
-        return self._norm(residual, delta, self._scale, rows)
+    def __call__(
+        self, residual: Tensor, delta: Tensor | None, rows: Tensor | None = None, *, is_apart: bool = False
+    ) -> tuple[Tensor, Any]:
+        """Return the sum, and its norm: a Tensor, or tokens that are rounded or normalized by the product after it.
+
+        is_apart: the norm has a kernel of its own in every case.
+        """
+        if self._before is None or rows is not None or is_apart:
+            return self._norm(residual, delta, self._scale, rows)
+        return self._norm.before(self._before, residual, delta, self._scale)
 
     @property
     def fits_in(self) -> bool:
@@ -119,16 +126,17 @@ class Heads:
         k and v are None in pages, and without keys.
         """
         m, keys, product = self._mixer, self._num_keys, self._product
-        total, x = self._begin(residual, delta)
         turn, kept = rotary if m.rope else None, dict(in_pages(target)) if target else {}
         kind = kept.pop("KIND", "plain")
+        is_whole = bool(self._norms) or kind == "int8" or m.head_dim % 2 == 1
+        total, x = self._begin(residual, delta, is_apart=is_whole)  # with both, some numbers spill on sm_80
         if keys and not target:
             k, v = (product.room(x, keys, m.head_dim) for _ in range(2))
             kept = {"keys": k, "values": v, "head_stride": m.head_dim}
         dim, is_interleaved = (m.rope.dim, m.rope.interleaved) if m.rope and turn else (0, False)
         how: tuple[Any, ...] = ("heads", m.num_heads, keys, m.head_dim, dim, is_interleaved, kind)
         whole = None
-        if self._norms or kind == "int8" or m.head_dim % 2:
+        if is_whole:
             how = "whole heads", *how[1:], bool(self._norms), power_above(m.head_dim)
             whole = product.room(x, product.rows)
         gate = product.room(x, m.num_heads * m.head_dim) if m.out_gate else None

@@ -16,7 +16,7 @@ from ridgeline.ops.triton.draw import cut_rows, draw_of_parts
 from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.packing import Packed
 from ridgeline.ops.triton.paged import KINDS, power_above, views_of
-from ridgeline.ops.triton.products import Rounded
+from ridgeline.ops.triton.products import NORM_TOKENS, Rounded, StoredProduct, Unnormalized
 from ridgeline.ops.triton.rows import best_of_parts, best_of_rows, normalize, write_rows
 from ridgeline.spec import Attention, LatentAttention, LayerNorm, RMSNorm
 from ridgeline.spec.storage import UNSCALED, KVScales
@@ -71,6 +71,24 @@ class Normalizer:
                 ROUNDS=packed is not None, HAS_SCALE=given is not None, BLOCK=power_above(out.shape[1]),
             )  # fmt: skip
         return residual if total is None else total, rounded or out
+
+    def before(
+        self, product: StoredProduct, residual: Tensor, delta: Tensor | None = None, scale: float = 1.0
+    ) -> tuple[Tensor, Any]:
+        """Return residual + scale * delta, and what the product multiplies: few tokens are normalized in its launch.
+
+        The product must be the next kernel that starts: then it also writes the sum.
+        """
+        few = 0 < len(residual) <= NORM_TOKENS and product.dense is not None and self.fits_in
+        if not few or residual.stride(-1) != 1:
+            return self(residual, delta, scale)
+        total, width = None, residual.shape[-1]
+        if delta is not None:
+            total, delta = residual.new_empty((len(residual), width), dtype=torch.float32), delta.contiguous()
+        return residual if total is None else total, Unnormalized(
+            residual, delta, total, self._weight, self._bias, scale, self._offset, self._eps, self._is_layer,
+            power_above(width),
+        )  # fmt: skip
 
     @property
     def fits_in(self) -> bool:
