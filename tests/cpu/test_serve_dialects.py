@@ -357,6 +357,7 @@ def test_structures_of_llama_cpp(server: Server) -> None:
 @pytest.mark.parametrize(("path", "fields", "status", "words"), [
     ("/completion", {}, 400, "prompt"),
     ("/completion", {"prompt": []}, 400, "empty"),
+    ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": "eA=="}}, 400, "multimodal_data"),
     ("/completion", {"prompt": "x", "wat": 1}, 400, "wat is not a known field"),
     ("/completion", {"prompt": "x", "grammar": "root ::= ("}, 400, "not valid GBNF"),
     ("/completion", {"prompt": "x", "grammar": "root ::= " + "(" * 5000}, 400, "nested too deeply"),

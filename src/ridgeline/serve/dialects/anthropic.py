@@ -218,5 +218,5 @@ def _messages(turn: t.TurnBody) -> Iterator[dict[str, Any]]:
     thought = "".join(b.thinking for b in turn.content if isinstance(b, t.ThinkingBlock))
     if not (texts or calls or thought):
         return
-    message: dict[str, Any] = {"role": turn.role, "content": _content(texts) if texts else None}
+    message: dict[str, Any] = {"role": turn.role, "content": _content(texts) if texts else ""}
     yield message | ({"tool_calls": calls} if calls else {}) | ({"reasoning_content": thought} if thought else {})

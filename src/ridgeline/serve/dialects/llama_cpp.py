@@ -241,9 +241,17 @@ def _settings(service: Service, body: CompletionBody) -> dict[str, Any]:
     shown = {**service.defaults(), **{name: v for name in t.SAME if (v := getattr(body, name)) is not None}}
     seed = service.options.seed if body.seed is None else body.seed
     bias = [{"token": int(token), "bias": value} for token, value in (body.logit_bias or {}).items()]
-    bias += [{"token": token, "bias": None} for token in body.bad_token_ids or ()]
+    never = [*(body.bad_token_ids or ()), *(_ends(service) if body.ignore_eos else ())]
+    bias += [{"token": token, "bias": None} for token in never]
     return {
         **shown, "n_predict": -1 if body.max_tokens is None else body.max_tokens, "seed": seed, "logit_bias": bias,
         "n_probs": body.logprobs or 0, "stream": bool(body.stream),
         "grammar": body.structured_outputs.grammar or "" if body.structured_outputs else "",
     }  # fmt: skip
+
+
+def _ends(service: Service) -> list[int]:
+    """Return the token that ends a text, if the tokenizer names one."""
+    tokenizer = service.tokenizer
+    found = tokenizer.token_id(tokenizer.special_tokens.get("eos_token", "")) if tokenizer else None
+    return [] if found is None else [found]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import RootModel
+from pydantic import AfterValidator, RootModel
 
 from ridgeline.serve.api.sampling_fields import AtMost, EightBytes, TokenId, with_sampling
 from ridgeline.serve.api.types import MAX_IDS, Body, Items, TemplateBody, TopLogprobs
@@ -19,10 +19,15 @@ SAME = (
 )  # fmt: skip
 
 
+def _no_media(given: Any) -> None:
+    raise ValueError("this server reads text alone; leave multimodal_data out")
+
+
 class PromptString(Body):
-    """A text as an object."""
+    """A text as an object. multimodal_data: refused."""
 
     prompt_string: str
+    multimodal_data: Annotated[Any, AfterValidator(_no_media)] = None
 
 
 Mixed = Annotated[list[TokenId | str], AtMost(MAX_IDS)]  # token ids and texts of one prompt
