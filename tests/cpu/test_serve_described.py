@@ -83,6 +83,7 @@ ANSWERS: tuple[tuple[type[t.BaseModel], str, dict[str, Any] | None], ...] = (
     (c.SlotsAnswer, "/slots", None),
     (c.ApplyAnswer, "/apply-template", {"messages": MESSAGES}),
     (v.LoadAnswer, "/load", None),
+    (v.InvokedAnswer, "/invocations", {"prompt": "x", **FEW}),
     (v.TokenizerAnswer, "/tokenizer_info", None),
 )  # fmt: skip
 

@@ -24,6 +24,7 @@ from ridgeline.serve.http.shapes import shaped
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing
 
 KEY = "secret"
+LIMITED = "a key with limits"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 TOOL: Any = {"name": "f", "description": "what f does", "input_schema": SCHEMA}
@@ -33,9 +34,12 @@ GREEDY = {"temperature": 0, "num_predict": 8}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     template = write_template(tmp_path_factory.mktemp("template"))
+    keys = tmp_path_factory.mktemp("keys") / "keys.yaml"
+    keys.write_text(f"keys:\n- {{key: {LIMITED}, name: guest, requests_per_minute: 3, tokens_per_minute: 1000}}\n")
     with serving("pocket", "--chat-template", template, "--quiet", "--max-num-seqs", "4", "--api-key", KEY,
                  "--max-model-len", "512", "--kv-cache-memory-bytes", "33554432",
-                 "--server-dev-mode", "--enable-tokenizer-info-endpoint") as server:  # fmt: skip
+                 "--server-dev-mode", "--api-keys", str(keys),
+                 "--enable-tokenizer-info-endpoint") as server:  # fmt: skip
         yield server
 
 
@@ -149,6 +153,26 @@ def test_a_key_is_needed(server: Server) -> None:
         assert server.ask("POST", path, {})[0] == 401
     for path in ("/api/tags", "/props", "/slots", "/load", "/tokenizer_info"):
         assert server.ask("GET", path)[0] == 401
+
+
+def test_a_key_has_limits_of_its_own(server: Server) -> None:
+    body = {"model": "pocket", "max_tokens": 8, "messages": HELLO}
+    left = []
+    for stream in (True, False, True):
+        status, _, headers = server.raw("POST", "/v1/messages", {**body, "stream": stream}, x_api_key=LIMITED)
+        left.append((status, headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-limit-tokens"]))
+    assert left == [(200, "2", "1000"), (200, "1", "1000"), (200, "0", "1000")]
+    status, data, headers = server.raw("POST", "/v1/messages", body, x_api_key=LIMITED)
+    assert status == 429 and json.loads(data)["error"]["type"] == "rate_limit_error" and b"'guest'" in data
+    assert 0 < int(headers["retry-after"]) <= 20 and headers["x-ratelimit-remaining-requests"] == "0"
+    assert server.raw("GET", "/v1/models", x_api_key=LIMITED)[0] == 200  # only requests to compute count
+    text = server.raw("GET", "/metrics", x_api_key=KEY)[1].decode()
+    found = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if 'key="guest"' in line}
+    count = ask(server, "POST", "/v1/messages/count_tokens", {"messages": HELLO})[1]["input_tokens"]
+    assert found == {
+        "ridgeline:key_requests_total": 3, "ridgeline:key_refused_total": 1, "ridgeline:key_waiting": 0,
+        "ridgeline:key_tokens_total": 3 * (count + 8),
+    }  # fmt: skip
 
 
 ANSWER = '<think>hm</think>I call it.\n<tool_call>{"name": "f", "arguments": {"a": true}}</tool_call>'

@@ -27,6 +27,8 @@ from ridgeline.serve.api.types_responses import ResponseBody
 from ridgeline.serve.app import build_app
 from ridgeline.serve.http.errors import APIError
 from ridgeline.serve.http.guard import Guard
+from ridgeline.serve.http.shapes import shape_of
+from ridgeline.serve.keys import Keys
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.service import Service
 from ridgeline.spec.request import CompletionOutput, OutputChunk, RequestOutput, Timing, TokenLogprobs
@@ -101,7 +103,7 @@ def test_a_template_of_a_request_needs_the_option() -> None:
 
 
 async def ask(app: Any, path: str, **options: Any) -> tuple[httpx.Response, Counter[tuple[str, int]]]:
-    one = SimpleNamespace(options=ServeOptions(("m",), **options), statuses=Counter[tuple[str, int]]())
+    one = SimpleNamespace(options=ServeOptions(("m",), **options), statuses=Counter[tuple[str, int]](), keys=Keys({}))
     transport = httpx.ASGITransport(Guard(app, cast(Service, one)))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         return await client.get(path), one.statuses
@@ -147,7 +149,7 @@ def test_a_path_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture)
 def test_the_docs_need_no_key_and_no_other_server() -> None:
     """/docs and its data need no key and load nothing from other servers; a bad request is 400."""
     options = ServeOptions(("m",), key_hashes=(b"x" * 32,))
-    one = cast(Service, SimpleNamespace(options=options, statuses=Counter[tuple[str, int]]()))
+    one = cast(Service, SimpleNamespace(options=options, statuses=Counter[tuple[str, int]](), keys=Keys({})))
     transport = httpx.ASGITransport(build_app(one))
 
     async def both() -> list[httpx.Response]:
@@ -159,13 +161,22 @@ def test_the_docs_need_no_key_and_no_other_server() -> None:
     assert "default-src 'none'" in page.headers["content-security-policy"] and "http" not in page.text
     schema = described.json()
     assert set(schema["components"]["schemas"]["ErrorAnswer"]["properties"]) == {"error"}
+    errors = {
+        "openai": "ErrorAnswer",
+        "anthropic": "AnthropicError",
+        "ollama": "OllamaError",
+        "llama.cpp": "LlamaError",
+    }
+    streams = {
+        "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/completion", "/completions",
+        "/infill", "/invocations",
+    }  # fmt: skip
     for path, methods in schema["paths"].items():
         for operation in methods.values():
             assert "422" not in operation["responses"], path
             told = operation["responses"]["400"]["content"]["application/json"]["schema"]
-            assert told["$ref"].endswith("/ErrorAnswer")
+            assert told["$ref"].endswith(f"/{errors[shape_of(path)]}")
             content = operation["responses"]["200"]["content"]
-            streams = {"/v1/completions", "/v1/chat/completions", "/v1/responses"}
             assert ("text/event-stream" in content) == (path in streams)
             if path != "/metrics":
                 assert content["application/json"]["schema"]["$ref"], path

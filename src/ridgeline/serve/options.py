@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from ridgeline.errors import RequestError
 from ridgeline.serve.engine.watch import Patience
 from ridgeline.serve.http.connections import Timeouts
 from ridgeline.serve.http.unknown import UnknownFields
+from ridgeline.serve.keys import ApiKey
 
 ENVIRONMENT_KEYS = "RIDGELINE_API_KEY"  # one key, or several separated by commas
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -50,6 +51,7 @@ class ServeOptions:
         allowed_hosts: further names of this server that a Host header may have if there are no API keys. "*" allows
             all names.
         patience: limits on an engine that hangs.
+        api_keys: keys with limits of their own, by SHA-256 hash; their hashes are in key_hashes too.
         server_dev_mode: serve the endpoints that affect all users: sleep, wake and the reset of the prefix cache.
         enable_tokenizer_info_endpoint: serve /tokenizer_info, which has the chat template.
     """
@@ -79,6 +81,7 @@ class ServeOptions:
     max_connections: int = 4096
     allowed_hosts: tuple[str, ...] = ()
     patience: Patience = field(default_factory=Patience)
+    api_keys: Mapping[bytes, ApiKey] = field(default_factory=dict)
     server_dev_mode: bool = False
     enable_tokenizer_info_endpoint: bool = False
 

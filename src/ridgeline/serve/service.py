@@ -28,10 +28,12 @@ from ridgeline.serve.gate import Gate
 from ridgeline.serve.helpers.pool import LONG_TEXT, Helpers
 from ridgeline.serve.http.connections import Connections
 from ridgeline.serve.http.errors import APIError
+from ridgeline.serve.keys import CURRENT, Keys
 from ridgeline.serve.options import ServeOptions
+from ridgeline.serve.shares import Bill, Shares
 from ridgeline.serve.traces import RequestTrace, Traces
 from ridgeline.spec.prompt import PromptOptions
-from ridgeline.spec.request import SamplingParams
+from ridgeline.spec.request import OutputChunk, SamplingParams
 
 T = TypeVar("T")
 CUT_CHARS = 1 << 17  # characters of a text for an encoder at least: documents are often longer, and are cut
@@ -48,7 +50,12 @@ log = logging.getLogger(__name__)
 class Turn:
     """A client's request that was sent to the engine: its prompts, its chunks and its trace."""
 
-    def __init__(self, requests: Sequence[GenerationRequest], answers: Answers, trace: RequestTrace | None) -> None:
+    def __init__(
+        self, requests: Sequence[GenerationRequest], answers: Answers, trace: RequestTrace | None,
+        count: Callable[[OutputChunk], None] = lambda chunk: None,
+    ) -> None:  # fmt: skip
+        """count: called with each chunk, to count its tokens."""
+        self._count = count
         self.requests, self._answers, self._trace = requests, answers, trace
         self.listen = answers.listen
         self._closed = False
@@ -76,6 +83,8 @@ class Turn:
         """Return all chunks that arrived since the last call, as Answers.take does."""
         self.check()
         batch = self._answers.take()
+        for _, chunk in batch:
+            self._count(chunk)
         if self._trace is not None:
             for _, chunk in batch:
                 self._trace.take(chunk)
@@ -128,6 +137,8 @@ class Service:
         endpoint = options.otlp_traces_endpoint
         self.traces = None if endpoint is None else Traces.to(endpoint, options.names[0])
         self._numbers = count()
+        self.keys = Keys(options.api_keys)
+        self.shares = Shares(self.gate.running, self._weight_of) if options.api_keys else None
         self.prefix_resets = 0  # how often the prefix cache was reset
         # Answers do not depend on other requests: equal requests with a seed give equal texts under one fingerprint.
         self.fingerprint = f"ridgeline-{__version__}-{ready.device}-invariant"
@@ -196,6 +207,10 @@ class Service:
         assert work is not None
         return await self.tokenize(work)
 
+    def _weight_of(self, key: bytes | None) -> float:
+        known = self.options.api_keys.get(key or b"")
+        return 1.0 if known is None else known.weight
+
     def _salted(self, reading: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return fields of PromptOptions whose salt no prompt before the last reset of the prefix cache had."""
         if not self.prefix_resets:
@@ -232,15 +247,33 @@ class Service:
             requests = await build()
             if self.options.log_requests:
                 log.info("prompts %s", [r.prompt or list(r.prompt_token_ids) for r in requests])
-            answers = self.client.submit(requests, arrived, stream=stream, on_done=lambda: self.gate.leave(sequences))
+            bill = await self._turn_of(requests, sequences)
         except BaseException:
             self.gate.leave(sequences)
+            raise
+
+        def done() -> None:
+            self.gate.leave(sequences)
+            bill.close()
+
+        try:
+            answers = self.client.submit(requests, arrived, stream=stream, on_done=done)
+        except BaseException:
+            done()
             raise
         trace = None
         if self.traces is not None:
             tokens = sum(len(r.prompt_token_ids) for r in requests)
             trace = self.traces.begin(operation, params, num_prompts, tokens)
-        return Turn(requests, answers, trace)
+        return Turn(requests, answers, trace, bill.count if stream else bill.count_whole)
+
+    async def _turn_of(self, requests: Sequence[GenerationRequest], sequences: int) -> Bill:
+        """Wait for the request's turn among those of other keys, and charge its prompts to its key."""
+        key, tokens = CURRENT.get(), sum(len(r.prompt_token_ids) for r in requests)
+        if self.shares is not None:
+            await self.shares.enter(key, sequences, tokens)
+        self.keys.charge(key, tokens)
+        return Bill(self.keys, self.shares, key, sequences)
 
 
 def read_as(prompt: Prompt | Rendered, reading: Mapping[str, Any]) -> Prompt | Rendered:

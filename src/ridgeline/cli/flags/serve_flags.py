@@ -128,7 +128,7 @@ class Line:
 
     def _from_file(self, file: str, given: set[str]) -> Iterator[str]:
         """Yield the options of a config file that are not given as arguments."""
-        for key, value in _read(file).items():
+        for key, value in read_options(file, CONFIG).items():
             name = f"--{key.lstrip('-').replace('_', '-')}"
             off = f"--no-{name[2:]}"
             if name == CONFIG or not {name, off} & (self.options.keys() | KNOWN.keys()):
@@ -199,8 +199,8 @@ def _listed(value: str) -> list[str]:
     return found if isinstance(found, list) and found and all(isinstance(x, str) for x in found) else [value]
 
 
-def _read(file: str) -> Mapping[str, Any]:
-    """Read a YAML, TOML or JSON file of options. Raises RequestError."""
+def read_options(file: str, option: str) -> Mapping[str, Any]:
+    """Read a YAML, TOML or JSON file that an option names. Raises RequestError."""
     path = Path(file).expanduser()
     try:
         text = path.read_text(encoding="utf-8")
@@ -215,15 +215,15 @@ def _read(file: str) -> Mapping[str, Any]:
         elif path.suffix == ".json":
             found = json.loads(text)
         else:
-            raise RequestError(f"{CONFIG} {file}: the name must end in .yaml, .yml, .toml or .json")
+            raise RequestError(f"{option} {file}: the name must end in .yaml, .yml, .toml or .json")
     except OSError as e:
-        raise RequestError(f"{CONFIG} {file}: {e.strerror}") from None
+        raise RequestError(f"{option} {file}: {e.strerror}") from None
     except RequestError:
         raise
     except (ValueError, RecursionError) as e:
-        raise RequestError(f"{CONFIG} {file}: {e}") from None
+        raise RequestError(f"{option} {file}: {e}") from None
     except Exception as e:  # yaml's own errors; their base class is known only after the import
-        raise RequestError(f"{CONFIG} {file} is not valid YAML: {' '.join(str(e).split())}") from None
+        raise RequestError(f"{option} {file} is not valid YAML: {' '.join(str(e).split())}") from None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise RequestError(f"{CONFIG} {file} must contain options with values, such as `port: 8080`")
+        raise RequestError(f"{option} {file} must contain options with values, such as `port: 8080`")
     return found

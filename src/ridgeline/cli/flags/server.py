@@ -151,6 +151,14 @@ ApiKeyFile = Annotated[
         "Default: no file.",
     ),
 ]
+ApiKeys = Annotated[
+    str | None,
+    _protection(
+        "--api-keys",
+        help="YAML, TOML or JSON file with a list `keys` of API keys with limits of their own: key, name, "
+        "requests_per_minute, tokens_per_minute, and weight, the key's share of the queue. Default: no file.",
+    ),
+]
 MaxConcurrencyPerKey = Annotated[
     int | None,
     _protection("--max-concurrency-per-key", help="Number of open requests per API key. Default: no limit."),

@@ -52,6 +52,7 @@ class ServerFlags:
     ssl_certfile: s.CertFile = None
     api_key: s.ApiKey = None
     api_key_file: s.ApiKeyFile = None
+    api_keys: s.ApiKeys = None
     max_concurrency_per_key: s.MaxConcurrencyPerKey = None
     max_waiting: s.MaxWaiting = 1024
     max_body_bytes: s.MaxBodyBytes = 16 << 20
@@ -84,9 +85,11 @@ AT_LEAST = (
 
 def serve_options(served: ServedFlags, server: ServerFlags, seed: int) -> ServeOptions:
     """Return the options of a server from a command's flags. Raises RequestError."""
+    from ridgeline.cli.flags.serve_flags import read_options
     from ridgeline.errors import RequestError
     from ridgeline.serve.api import reasoning, tools
     from ridgeline.serve.http.unknown import UNKNOWN_FIELDS
+    from ridgeline.serve.keys import OPTION, keys_of
     from ridgeline.serve.options import ENVIRONMENT_KEYS, ServeOptions, read_keys
 
     for name, known in (("tool_call_parser", tools.PARSERS), ("reasoning_parser", reasoning.PARSERS)):
@@ -102,9 +105,11 @@ def serve_options(served: ServedFlags, server: ServerFlags, seed: int) -> ServeO
             raise RequestError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
     given = values_of(served, server, seed=seed)
     environment = os.environ.pop(ENVIRONMENT_KEYS, None)  # child processes must not see the keys
+    api_keys = {} if server.api_keys is None else keys_of(read_options(server.api_keys, OPTION), server.api_keys)
     different: dict[str, Any] = {
         "names": tuple(served.served_model_name or [served.model]),
-        "key_hashes": read_keys(server.api_key or (), server.api_key_file, environment),
+        "key_hashes": (*read_keys(server.api_key or (), server.api_key_file, environment), *api_keys),
+        "api_keys": api_keys,
         "chat_template": _template(served.chat_template),
         "allowed_origins": tuple(server.allowed_origins or ()), "allowed_hosts": tuple(server.allowed_hosts or ()),
         "timeouts": limits.timeouts_of(given), "patience": limits.patience_of(given),

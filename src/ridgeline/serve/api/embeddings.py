@@ -9,6 +9,7 @@ from typing import Any, cast
 from ridgeline.runtime.texts import Cut, Input, named_prompt, text_of
 from ridgeline.runtime.vectors import Floats, Reading, Text, check_reading
 from ridgeline.serve.api.types import EmbeddingBody, Truncated
+from ridgeline.serve.keys import CURRENT
 from ridgeline.serve.service import Service, as_prompts
 
 
@@ -27,6 +28,7 @@ async def embeddings(service: Service, body: EmbeddingBody) -> dict[str, Any]:
         found = await service.client.embed(texts, reading)
     finally:
         service.gate.leave(len(prompts))
+    service.keys.charge(CURRENT.get(), usage(texts)["total_tokens"])
     return await service.off_loop(lambda: _answer(service.name, texts, found, body.encoding_format))
 
 

@@ -6,7 +6,7 @@ Metrics have vLLM's or llama.cpp's names where those projects have the same metr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ridgeline.sched.counts import Histogram
 from ridgeline.sched.stats import Stats
@@ -14,6 +14,7 @@ from ridgeline.serve.engine.client import EngineDown
 from ridgeline.serve.engine.handle import EngineHandle
 from ridgeline.serve.engine.messages import Report
 from ridgeline.serve.http.connections import REASONS, Connections
+from ridgeline.serve.keys import Use
 from ridgeline.serve.service import Service
 from ridgeline.settings import EngineConfig
 from ridgeline.system import resident_bytes
@@ -91,6 +92,7 @@ def _server(page: Page, service: Service) -> None:
     page.value("counter", "ridgeline:requests_refused_total",
                "Number of requests refused with 429 because the queue was full.", gate.refused)  # fmt: skip
     _replicas(page, client)
+    _keys(page, service)
     _cache(page, service.ready.config)
     _connections(page, service.connections)
     roof = service.ledger.roof()
@@ -125,6 +127,27 @@ def _replicas(page: Page, client: EngineHandle) -> None:
         for field, kind, metric, text in REPLICAS:
             samples = [(name, float(each[field])) for name, each in zip(names, found, strict=True)]
             page.values(kind, metric, text, samples)
+
+
+# Kinds, names and descriptions of the metrics of each API key with limits, and their values.
+KEYS: tuple[tuple[str, str, str, Callable[[Use], int]], ...] = (
+    ("counter", "ridgeline:key_requests_total", "Number of requests of an API key that were let in.",
+     lambda use: use.total_requests),
+    ("counter", "ridgeline:key_tokens_total", "Tokens of prompts and answers of an API key.",
+     lambda use: use.total_tokens),
+    ("counter", "ridgeline:key_refused_total", "Number of requests of an API key that its rate limits refused.",
+     lambda use: use.total_refused),
+)  # fmt: skip
+
+
+def _keys(page: Page, service: Service) -> None:
+    uses = service.keys.uses
+    if not uses or service.shares is None:
+        return
+    for kind, metric, text, value in KEYS:
+        page.values(kind, metric, text, [({"key": use.key.name}, float(value(use))) for use in uses.values()])
+    waiting = [({"key": use.key.name}, float(service.shares.waiting(digest))) for digest, use in uses.items()]
+    page.values("gauge", "ridgeline:key_waiting", "Number of requests of an API key that wait for a turn.", waiting)
 
 
 def _cache(page: Page, config: EngineConfig) -> None:

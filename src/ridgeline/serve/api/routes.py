@@ -78,7 +78,10 @@ async def respond(request: Request, work: Answering, stream: bool, media_type: s
     if not stream:
         whole = await while_connected(request, work.answer())
         return whole if isinstance(whole, Response) else as_json(whole)
-    turn = await work.open(stream=True)
+    opening = work.open(stream=True)
+    turn = await (while_connected(request, opening) if service_of(request).shares else opening)
+    if isinstance(turn, Response):  # the client left while its request waited for its turn
+        return turn
     return EventStream(turn, work.events(turn), service_of(request).delivery.observe, media_type)
 
 

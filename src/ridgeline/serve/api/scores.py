@@ -11,6 +11,7 @@ from ridgeline.errors import RequestError
 from ridgeline.runtime.texts import Scoring, Template, scoring
 from ridgeline.serve.api.embeddings import cut_of, usage
 from ridgeline.serve.api.types import RerankBody, ScoreBody, Scored
+from ridgeline.serve.keys import CURRENT
 from ridgeline.serve.service import Service
 
 
@@ -50,7 +51,9 @@ async def _scores(service: Service, body: Scored, pairs: Sequence[tuple[str, str
                 ready.spec, ready.vectors, service.frontend, pairs, cut_of(body), service.max_model_len, template
             )
         )
-        return own.scores(await service.client.embed(own.texts, own.reading)), own
+        found = own.scores(await service.client.embed(own.texts, own.reading))
+        service.keys.charge(CURRENT.get(), usage(own.texts)["total_tokens"])
+        return found, own
     finally:
         service.gate.leave(len(pairs))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, RootModel
+from pydantic import AfterValidator, Discriminator, RootModel, Tag
 
 from ridgeline.serve.api.sampling_fields import AtMost, EightBytes, TokenId, with_sampling
 from ridgeline.serve.api.types import MAX_IDS, Body, Items, TemplateBody, TopLogprobs
@@ -31,7 +31,23 @@ class PromptString(Body):
 
 
 Mixed = Annotated[list[TokenId | str], AtMost(MAX_IDS)]  # token ids and texts of one prompt
-OnePrompt = str | Mixed | PromptString
+
+
+def _form(value: Any) -> str:
+    """Return the tag of a prompt, so that an error is about the form that it has."""
+    return {str: "text", list: "list", int: "id"}.get(type(value), "object")
+
+
+OneOfSeveral = Annotated[
+    Annotated[TokenId, Tag("id")] | Annotated[str, Tag("text")] | Annotated[Mixed, Tag("list")]
+    | Annotated[PromptString, Tag("object")],
+    Discriminator(_form),
+]  # fmt: skip
+LlamaPrompt = Annotated[
+    Annotated[str, Tag("text")] | Annotated[list[OneOfSeveral], AtMost(MAX_IDS), Tag("list")]
+    | Annotated[PromptString, Tag("object")],
+    Discriminator(lambda value: "text" if isinstance(value, str | int) else _form(value)),
+]  # fmt: skip
 
 
 @with_sampling(*SAME)
@@ -77,7 +93,7 @@ class LlamaBody(Body):
 class LlamaCompletionBody(LlamaBody):
     """The body of POST /completion. prompt: one, or a list of several: each a text, or token ids and texts mixed."""
 
-    prompt: str | PromptString | Annotated[list[TokenId | str | Mixed | PromptString], AtMost(MAX_IDS)]
+    prompt: LlamaPrompt
 
 
 class Extra(Body):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, RootModel, Tag
 
 from ridgeline.serve.api import routes
 from ridgeline.serve.api import types_answers as answered
@@ -15,8 +15,6 @@ from ridgeline.serve.api.types import ChatBody, CompletionBody, EmbeddingBody, R
 from ridgeline.serve.http.body import BodyRoute
 from ridgeline.serve.http.errors import APIError
 from ridgeline.serve.service import Service
-
-INVOKED = "The answer of the endpoint for such a body: a completion, a chat, embeddings, scores or ranks."
 
 router = APIRouter(route_class=BodyRoute, tags=["vLLM"])
 tokenizer_router = APIRouter(tags=["vLLM"])
@@ -37,6 +35,18 @@ class TokenizerAnswer(answered.Answer):
     model_max_length: int
     special_tokens: dict[str, str]
     chat_template: str | None
+
+
+class InvokedAnswer(
+    RootModel[
+        answered.CompletionAnswer
+        | answered.ChatAnswer
+        | answered.EmbeddingAnswer
+        | answered.ScoreAnswer
+        | answered.RerankAnswer
+    ]
+):
+    """The answer of the endpoint for such a body: a completion, a chat, embeddings, scores or ranks."""
 
 
 class SleepAnswer(answered.Answer):
@@ -73,7 +83,7 @@ async def ping(request: Request) -> Response:
     return await routes.health(request)
 
 
-@router.post("/invocations", responses={200: {"description": INVOKED}})
+@router.post("/invocations", responses={**answers(InvokedAnswer, stream=routes.STREAM)})
 async def invocations(body: Invocation, request: Request) -> Response:
     """Answer a completion, chat, embedding, score or rerank, for SageMaker: the body's fields say which."""
     match body:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ridgeline.serve.http.credentials import check_host, host_of, key_in, values
 from ridgeline.serve.http.errors import APIError, internal, send_error
 from ridgeline.serve.http.shapes import shaped
+from ridgeline.serve.keys import CURRENT
 from ridgeline.serve.service import Service
 
 # Paths that need no API key: the state of the server and its documentation.
@@ -34,12 +35,16 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), NO_ANSWER
+        started, status, service = time.perf_counter(), NO_ANSWER, self._service
+        CURRENT.set(None)
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if told := service.keys.headers(CURRENT.get()):
+                    more = [(name.encode(), value.encode()) for name, value in told.items()]
+                    message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
         key: bytes | None = None
@@ -75,7 +80,10 @@ class Guard:
         lengths = values(headers, b"content-length")
         if lengths and lengths[0].isdigit() and int(lengths[0][:20]) > options.max_body_bytes:
             raise _too_large(options.max_body_bytes)
+        CURRENT.set(key)
         if key is not None:
+            if scope["method"] == "POST":
+                self._service.keys.enter(key)
             self._count(key)
         return key
 
