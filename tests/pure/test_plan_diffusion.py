@@ -24,6 +24,9 @@ def planner(**changes: Any) -> Planner:
     return Planner(Deployment(find_model("llada-8b").spec, H100, **changes))
 
 
+HEAD = 126464 * 4096  # numbers of the head
+
+
 def entry() -> dict[str, Any]:
     (found,) = [e for e in read_data("models.json") if e["name"] == LLADA]
     return dict(found)
@@ -39,14 +42,16 @@ def test_its_parameters_are_the_papers() -> None:
 
 def test_a_pass_by_hand() -> None:
     """Two operations per token and number of a matrix; per pair of tokens two products of 4,096 numbers, in
-    32 layers.
+    32 layers. The head is multiplied for the tokens of the answer.
     """
     tokens, batch = 512, 3
     found = denoise(planner(), Load(batch, 384, 128))
     spec = planner().deployment.spec
     matrices = spec.num_params() - 126464 * 4096 - 65 * 4096
     pairs = 32 * 2 * 2 * tokens * tokens * 4096
-    assert found.step.flops == pytest.approx(batch * (2 * matrices * tokens + pairs))
+    products = 2 * ((matrices - HEAD) * tokens + HEAD * 128)
+    assert found.step.flops == pytest.approx(batch * (products + pairs))
+    assert found.wanted == 128
     assert found.logits_bytes == 4 * 132 * 126464 <= 4 * 2**24
     assert found.passes == 128 and found.latency_s == 128 * found.step.seconds
     assert found.tokens_per_s == pytest.approx(batch * 128 / found.latency_s)
@@ -55,7 +60,7 @@ def test_a_pass_by_hand() -> None:
 
 def test_a_cached_pass_by_hand() -> None:
     """A pass after the first one over a block computes the block, or half of the blocks after it as well."""
-    load, plain = Load(3, 384, 128), denoise(planner(), Load(3, 384, 128))
+    load = Load(3, 384, 128)
     spec = planner().deployment.spec
     matrices = spec.num_params() - 126464 * 4096 - 65 * 4096
     for text, tokens, passes in (("dual:32", 32, 128), ("prefix:32:2", 80, 64), ("dual:500", 128, 128)):
@@ -63,9 +68,11 @@ def test_a_cached_pass_by_hand() -> None:
         found = denoise(planner(), load, cache=cache)
         later, count = found.cached or (found.step, 0)
         pairs = 32 * 2 * 2 * tokens * 512 * 4096
-        assert later.flops == pytest.approx(3 * (2 * matrices * tokens + pairs))
+        wanted = min(cache.block, 128)
+        assert later.flops == pytest.approx(3 * (2 * ((matrices - HEAD) * tokens + HEAD * wanted) + pairs))
+        assert found.wanted == wanted
         assert (found.passes, count) == (passes, passes - max(1, 128 // cache.block))
-        assert found.latency_s == pytest.approx((passes - count) * plain.step.seconds + count * later.seconds)
+        assert found.latency_s == pytest.approx((passes - count) * found.step.seconds + count * later.seconds)
         assert found.state_bytes >= 3 * 512 * 2 * 32 * 4096 * 2
     for bad in ("dual", "none:32", "dual:0", "dual:32:64", "dual:x"):
         with pytest.raises(RequestError, match="block"):

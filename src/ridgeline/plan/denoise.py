@@ -1,10 +1,10 @@
 """Plan diffusion language models: the cost of a pass over a whole sequence, and of an answer that takes several passes.
 
 LLaDA (Nie et al., arXiv:2502.09992) is a Llama with bidirectional attention. A pass takes the whole sequence, prompt
-and masked answer, and returns logits for every position. Then some masks are filled, and the next pass begins. All keys
-change with every pass, so nothing can be cached exactly, and no token is final before the last pass. With a block cache
-(Fast-dLLM, arXiv:2505.22618), only the first pass over each block of the answer computes all positions; later ones
-compute those of the block (`dual`), or those after it as well (`prefix`).
+and masked answer, and returns logits for the open block, by default the whole answer. Then some masks are filled, and
+the next pass begins. All keys change with every pass, so nothing can be cached exactly, and no token is final before
+the last pass. With a block cache (Fast-dLLM, arXiv:2505.22618), only the first pass over each block of the answer
+computes all positions; later ones compute those of the block (`dual`), or those after it as well (`prefix`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ UNKNOWN = (
 class Denoising:
     """The cost of a load on one device: bytes, and seconds of one pass. An answer takes `passes` passes.
 
-    logits_bytes: float32 logits that are computed at once. cached: with a block cache, a pass after the first one over
-    a block, and how many of the passes are such ones. state_bytes: the rows that it reads.
+    logits_bytes: float32 logits that are computed at once. wanted: positions of a sequence whose logits a pass
+    computes. cached: with a block cache, a pass after the first one over a block, and how many of the passes are such
+    ones. state_bytes: the rows that it reads.
     """
 
     load: Load
@@ -46,6 +47,7 @@ class Denoising:
     logits_bytes: float
     memory_bytes: int
     step: StepTime
+    wanted: int
     cached: tuple[StepTime, int] | None = None
     state_bytes: float = 0.0
 
@@ -108,20 +110,30 @@ def denoise(planner: Planner, load: Load, passes: int | None = None, cache: Cach
         raise RequestError(
             f"a diffusion model can be planned with tp and replicas only; leave out ep {d.scheme.ep}, pp {d.scheme.pp}"
         )
-    ops, step = _pass(planner, Slice(load.batch, load.context, load.context, load.context))
+    wanted = load.output if cache is None else min(cache.block, load.output)
+    ops, step = _pass(planner, Slice(load.batch, load.context, load.context, wanted))
     passes, cached, state = passes or load.output, None, 0.0
     if cache is not None:
         passes, tokens = ceil(load.output / cache.tokens_per_pass), cache.computed(load.output)
         later = max(0, passes - ceil(load.output / cache.block))
-        cached = _pass(planner, Slice(load.batch, tokens, load.context, tokens))[1], later
+        cached = _pass(planner, Slice(load.batch, tokens, load.context, wanted))[1], later
         state = planner.footprint(load).pages_bytes
     tokens = load.batch * load.context
     stream = 4 * d.precision.activation_bytes(tokens * d.spec.hidden_size)
-    rows = min(tokens, max(1, PIECE // d.spec.vocab_size))
+    rows = min(load.batch * wanted, max(1, PIECE // d.spec.vocab_size))
     logits = FLOAT_BYTES * rows * d.spec.vocab_size / d.scheme.tp
     most = max(op.activation_bytes for op in ops if op.name != "head")
     return Denoising(
-        load, passes, planner.memory.weight_bytes, stream + most, logits, d.hardware.memory_bytes, step, cached, state
+        load,
+        passes,
+        planner.memory.weight_bytes,
+        stream + most,
+        logits,
+        d.hardware.memory_bytes,
+        step,
+        wanted,
+        cached,
+        state,
     )
 
 

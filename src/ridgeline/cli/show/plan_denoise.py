@@ -90,7 +90,7 @@ def _memory(d: Deployment, load: Load, found: Denoising) -> Iterator[Figure]:
     yield (
         "logits",
         size(found.logits_bytes),
-        f"at most so many at once, of {load.batch:,} x {load.context:,} rows, float32",
+        f"at most so many at once, of {load.batch:,} x {found.wanted:,} rows, float32",
     )
     yield "free", size(free) if found.fits else Text(size(free), "red"), (
         f"of {size(found.memory_bytes)}" if found.fits else "does not fit: a smaller --batch, --context or --weights"
