@@ -28,5 +28,6 @@ NB_MODULE(_kernels, m) {
     bind_latent(m);
     bind_recurrent(m);
     bind_elementwise(m);
+    bind_low_rank(m);
     bind_tokens(m);
 }

@@ -91,5 +91,6 @@ void bind_experts(nb::module_& m);
 void bind_latent(nb::module_& m);
 void bind_recurrent(nb::module_& m);
 void bind_elementwise(nb::module_& m);
+void bind_low_rank(nb::module_& m);
 
 }  // namespace ridgeline

@@ -503,6 +503,10 @@ def add(pool: Pool, a: Floats, b: Floats, factor: float, out: Floats) -> None:
     """a + factor * b"""
 
 def multiply(pool: Pool, a: Floats, b: Floats, out: Floats) -> None: ...
+def add_low_rank(
+    pool: Pool, y: Floats, x: Floats, slots: Ints, down: Floats, up: Floats, gain: Floats, add: Floats, ranks: Ints,
+    out: Floats,
+) -> None: ...  # fmt: skip
 def gate(pool: Pool, a: Floats, b: Floats, out: Floats) -> None:
     """a silu(b)"""
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ridgeline.engine import Session, StaticGenerator
-from ridgeline.engine.given import engine_options
+from ridgeline.engine.adapted import HasAdapters
+from ridgeline.engine.given import check_batching, engine_options
 from ridgeline.engine.opening import open_engine
 from ridgeline.engine.session import error_output
 from ridgeline.errors import RequestError, TokenizerError
+from ridgeline.load.adapter import rank_of
 from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer, has_tokenizer
@@ -23,7 +25,7 @@ from ridgeline.runtime.captured import Receive, capture
 from ridgeline.runtime.embeddings import Embeddings, EmbedsTexts
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.kv_notes import scale_notes
-from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, load_model, no_progress
+from ridgeline.runtime.load import LoadedModel, LoadOptions, ProgressBar, adapter_bytes, load_model, no_progress
 from ridgeline.runtime.naive import MAX_STEP_TOKENS
 from ridgeline.runtime.naive_blocks import open_naive
 from ridgeline.runtime.ranks import check_ranks, load_ranks, unmeasured
@@ -55,7 +57,7 @@ OWN = "chosen, because LLM(proposer=...) proposes drafts"
 ChunkStream = Generator[OutputChunk, None, None]
 
 
-class LLM(EmbedsTexts):
+class LLM(EmbedsTexts, HasAdapters):
     """A model that is ready to answer, in this process. Only one thread at a time may call it.
 
     model: a folder, a GGUF file or a hub id. tokenizer: folder or hub id of the tokenizer, if not the model's. cache:
@@ -67,7 +69,10 @@ class LLM(EmbedsTexts):
     AVX-512 BF16 and needs keys and values of 16 bits. speculative: short for
     EngineOptions(speculative=...). sharing: number of engines that share the cores and the memory of this machine; each
     takes its part of what is free. tensor_parallel_size: number of processes (ranks) that compute the model together, a
-    part of each matrix each. The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An
+    part of each matrix each. lora_modules: folders or hub ids of adapters (LoRA, rsLoRA, DoRA) by the names that
+    `generate(lora=...)` takes; max_loras: room for so many at one time, default: their number; max_lora_rank: the
+    largest rank of a term, default: that of lora_modules. The other options have vLLM's names: see `LoadOptions` and
+    `EngineOptions`. An
     option that is not given is chosen, and `config.reasons` explains the choice. `loaded.notes` has the cost in
     accuracy of quantized weights, of a type that kv_cache_dtype names, and of rounded attention. It is measured once;
     on_wait is called with a message when that takes a while.
@@ -98,6 +103,9 @@ class LLM(EmbedsTexts):
         block_cache: str | None = None,
         sharing: int = 1,
         tensor_parallel_size: int = 1,
+        lora_modules: Mapping[str, str] | None = None,
+        max_loras: int | None = None,
+        max_lora_rank: int | None = None,
         engine: EngineOptions | None = None,
         speculative: str | None = None,
         proposer: Proposer | None = None,
@@ -111,10 +119,11 @@ class LLM(EmbedsTexts):
         self.options = LoadOptions(
             device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations,
             threads_of(device, threads, sharing), diffusion_block, block_cache,
+            len(lora_modules or ()) if max_loras is None else max_loras, rank_of(lora_modules, max_lora_rank),
         )  # fmt: skip
         self._kv_cache_dtype, self._attention, self._sharing = storage_name(kv_cache_dtype), attention, sharing
         self.loaded: LoadedModel = self._load(model, tokenizer, progress_bar, on_wait)
-        _check_batching(self.loaded.spec, batching)
+        check_batching(self.loaded.spec, batching)
         self.tokenizer: Tokenizer | None = None
         self.tokenizer_folder: Path | None = None
         self.no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"  # reason for a missing tokenizer
@@ -123,6 +132,8 @@ class LLM(EmbedsTexts):
         self.config: EngineConfig | None = None
         self.draft_spec: ModelSpec | HeadSpec | None = None  # of the draft model or head
         source = self._open_source(options, cache, batching, proposer, progress_bar)
+        for name, folder in (lora_modules or {}).items():
+            self.load_lora(name, folder)
         self.grammars = Grammars(self.tokenizer, self.loaded.spec.vocab_size, self.loaded.eos_token_ids)
         self.session = Session(source, self.tokenizer, self.grammars)
         self.frontend = Frontend(self.loaded.spec, self.tokenizer, self.no_tokenizer, self.max_model_len, seed)
@@ -147,6 +158,7 @@ class LLM(EmbedsTexts):
         )  # fmt: skip
         self.config = engine.config
         self.loaded = replace(self.loaded, notes=(*self.loaded.notes, *([note] if note else [])))
+        self._engine = engine
         return StaticGenerator(engine) if batching == "static" else engine
 
     def _load(
@@ -219,6 +231,7 @@ class LLM(EmbedsTexts):
             (0.5 if memory.on_host else 0.9) * share / self._sharing
         )  # other programs use the memory of a CPU, too
         usable = (UNKNOWN_FREE_BYTES if free is None else free) - loaded.mapped_bytes
+        usable -= adapter_bytes(loaded.spec, self.options)  # which the system gives at the first use
         if loaded.spec.encoder:
             own = resolve_encoder(
                 loaded.spec, loaded.max_model_len, options, free_bytes=usable, fraction=fraction,
@@ -295,6 +308,7 @@ class LLM(EmbedsTexts):
         *,
         priority: Sequence[int] | None = None,
         indices: Sequence[int] | None = None,
+        lora: str | Sequence[str] = "",
         on_text: Callable[[int, int, str], None] = lambda request, choice, text: None,
         on_done: Callable[[int, RequestOutput], None] = lambda request, output: None,
         on_step: Callable[[StepShape], None] = lambda shape: None,
@@ -306,6 +320,7 @@ class LLM(EmbedsTexts):
         priority: one number for each prompt, lower is more urgent; default: the order of the prompts.
         indices: one number for each prompt, from which its noise derives if it has no seed of its own; default: 0, 1,
         2. To answer the rest of a list with the same tokens, give the indices of the prompts in the whole list.
+        lora: name of the adapter that answers, for all prompts or one for each; empty: the model itself.
         on_text: called with (prompt index, choice, new text) as text is generated; it never ends inside a character.
         on_done: called with each prompt's index and result as soon as its answers are complete.
         on_step: called after each step with what it computed: for each sequence its number of new tokens, its context
@@ -314,7 +329,8 @@ class LLM(EmbedsTexts):
         fails while it runs has finish_reason "error". If the run is cut short (by an interrupt, or an error in a
         callback), incomplete results are lost, and the LLM can be used again.
         """
-        requests = self._requests(as_batch(prompts), sampling_params, priority, indices)
+        requests = self._requests(as_batch(prompts), sampling_params, priority, indices, lora)
+        self._check_adapters(requests)
         return self.answer(requests, on_text=on_text, on_done=on_done, on_step=on_step)
 
     def answer(
@@ -454,23 +470,12 @@ class LLM(EmbedsTexts):
         params: Params | Sequence[Params] | None,
         priority: Sequence[int] | None = None,
         indices: Sequence[int] | None = None,
+        lora: str | Sequence[str] = "",
     ) -> list[GenerationRequest]:
         """Return a request for every prompt. Raises RequestError, which names the first bad prompt."""
         if params is None:
             params = SamplingParams(**self.default_sampling_fields())
-        each = [params] * len(batch) if isinstance(params, Params) else list(params)
-        urgency = [0] * len(batch) if priority is None else list(priority)
-        index = list(range(len(batch))) if indices is None else list(indices)
-        for name, given in (("sampling_params", each), ("priority", urgency), ("indices", index)):
-            if len(given) != len(batch):
-                raise RequestError(f"{len(batch)} prompts, but {len(given)} {name}; give one for each")
-        requests = []
-        for i, (prompt, p, at, u) in enumerate(zip(batch, each, index, urgency, strict=True)):
-            try:
-                requests.append(self.frontend.request(prompt, p, at, u))
-            except (RequestError, TokenizerError) as e:
-                raise (type(e)(f"prompt {i + 1} of {len(batch)}: {e}") if len(batch) > 1 else e) from None
-        return requests
+        return self.frontend.requests(batch, params, priority, indices, lora)
 
     def _open_tokenizer(self, other: str | None) -> str:
         """Open the tokenizer; return the reason if there is none, which is an error only for text.
@@ -490,9 +495,3 @@ class LLM(EmbedsTexts):
         if (eos := self.tokenizer.eos_token_id) is not None:  # many configs name it only in the tokenizer
             self.loaded = replace(self.loaded, eos_token_ids=self.loaded.eos_token_ids | {eos})
         return ""
-
-
-def _check_batching(spec: ModelSpec, batching: str) -> None:
-    """Raise RequestError if the blocks of a diffusion model are to be filled in static batches."""
-    if spec.diffusion is not None and batching != "continuous":
-        raise RequestError(f"batching is {batching!r}, but a diffusion model has continuous batches only; leave it out")

@@ -18,11 +18,12 @@ from safetensors.numpy import load_file, save_file
 from oracle.build import build, oracle_logits
 from oracle.case import Case, prompts
 from oracle.families import CASES
-from ridgeline import LLM
+from ridgeline import LLM, BeamSearchParams, SamplingParams
 from ridgeline.compress.merge import merge
 from ridgeline.errors import RidgelineError
 from ridgeline.load.adapter import find_adapter, read_adapter
 from ridgeline.load.checkpoint import open_checkpoint
+from ridgeline.settings import EngineOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # peft's own
 TOLERANCE = 1e-4
@@ -170,3 +171,137 @@ def test_ranks_above_the_limit_are_refused(good: Path) -> None:
     checkpoint = open_checkpoint(_model("llama")[1])
     with pytest.raises(RidgelineError, match=r"has rank 4; the limit \(--max-lora-rank\) is 3"):
         read_adapter(find_adapter(str(good)), checkpoint.spec, checkpoint.family.names, 3)
+
+
+# Adapters beside the weights ------------------------------------------------------------------------------------
+
+APART = {name: ADAPTERS[name] for name in ("plain", "rooted", "alphas", "dora", "fused", "heads", "recurrent")} | {
+    "conv1d": (
+        "gpt2",
+        {"r": 4, "use_dora": True, "bias": "lora_only", "fan_in_fan_out": True, "target_modules": ["attn.c_attn"]},
+    ),
+}
+
+
+def _open(case: str, adapters: dict[str, Path], **more: Any) -> LLM:
+    names = {name: str(folder) for name, folder in adapters.items()}
+    return LLM(
+        str(_model(case)[1]), skip_tokenizer_init=True, max_model_len=CASES[case].max_model_len, lora_modules=names,
+        **{"device": "cpu", **more},
+    )  # fmt: skip
+
+
+def _tokens(llm: LLM, rows: list[list[int]], names: list[str], length: int = 6, **params: Any) -> list[Any]:
+    asked = SamplingParams(max_tokens=length, temperature=0.0, logprobs=2, ignore_eos=True, **params)
+    outputs = llm.generate([{"prompt_token_ids": row} for row in rows], asked, lora=names)
+    return [[(c.token_ids, c.logprobs) for c in output.outputs] for output in outputs]
+
+
+@pytest.mark.parametrize("name", APART)
+def test_an_adapter_beside_the_weights_gives_the_tokens_of_peft(name: str, tmp_path: Path) -> None:
+    case, config = APART[name]
+    one, two = (make(case, tmp_path / f"a{i}", seed=i, **config) for i in range(2))
+    llm = _open(case, {"one": tmp_path / "a0", "two": tmp_path / "a1"})
+    row = prompts(CASES[case])[1]
+    names = ["", "one", "two", "one"]
+    together = _tokens(llm, [row] * 4, names)
+    for model, name_, found in zip((_model(case)[0], one, two), names[:3], together[:3], strict=True):
+        ids, logprobs = found[0]
+        logits = oracle_logits(model, [[*row, *ids]])[0][len(row) - 1 : -1]
+        assert list(ids) == logits.argmax(-1).tolist(), name_
+        wanted = torch.log_softmax(torch.from_numpy(logits), -1).numpy()
+        for token, entry, wide in zip(ids, logprobs, wanted, strict=True):
+            assert abs(entry.logprob - wide[token]) < TOLERANCE
+    fresh = _open(case, {"one": tmp_path / "a0", "two": tmp_path / "a1"})
+    for i, name_ in enumerate(names):  # alone = in any company, to the bit
+        assert _tokens(fresh, [row], [name_]) == [together[i]], name_
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    for i, name in enumerate(("one", "two")):
+        make("llama", folder / name, seed=i, r=4, **LLAMA)
+    return {name: folder / name for name in ("one", "two")}
+
+
+HOW: dict[str, dict[str, Any]] = {
+    "drafts": {"engine": EngineOptions(speculative="ngram", num_speculative_tokens=3)},
+    "few pages": {"engine": EngineOptions(block_size=4, kv_cache_memory_bytes=540 * 2**10)},
+    "chunks": {"engine": EngineOptions(max_num_batched_tokens=16)},
+    "static": {"batching": "static"},
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_no_setting_changes_the_answer_of_an_adapter(how: str, pair: dict[str, Path]) -> None:
+    row = prompts(CASES["llama"])[2][:20]
+    names = ["one", "", "two", "one", "two", ""]
+    alone = _open("llama", pair)
+    wanted = {name: _tokens(alone, [row], [name], 40)[0] for name in names[:3]}
+    assert len({str(one) for one in wanted.values()}) == 3
+    llm = _open("llama", pair, **HOW[how])
+    assert _tokens(llm, [row] * 6, names, 40) == [wanted[name] for name in names]
+    stats = llm.stats()
+    assert how != "few pages" or (stats is not None and stats.preempted_recompute + stats.preempted_swap > 0)
+
+
+def test_several_answers_and_beams_have_the_adapter(pair: dict[str, Path]) -> None:
+    row, llm = prompts(CASES["llama"])[1], _open("llama", pair)
+    (single,) = _tokens(llm, [row], ["one"], 8)
+    (several,) = _tokens(llm, [row], ["one"], 8, n=3)
+    assert several == single * 3
+    beams = BeamSearchParams(beam_width=2, max_tokens=6)
+    alone, other = (_open("llama", {"x": pair[name]}) for name in ("one", "two"))
+    found = llm.generate([{"prompt_token_ids": row}] * 2, beams, lora=["one", "two"])
+    for output, one in zip(found, (alone, other), strict=True):
+        (wanted,) = one.generate([{"prompt_token_ids": row}], beams, lora="x")
+        assert [c.token_ids for c in output.outputs] == [c.token_ids for c in wanted.outputs]
+
+
+def test_prefixes_are_shared_within_an_adapter_only(pair: dict[str, Path]) -> None:
+    llm = _open("llama", pair, engine=EngineOptions(block_size=4))
+    row = prompts(CASES["llama"])[2]
+    cached = [
+        llm.generate([{"prompt_token_ids": row}], SamplingParams(max_tokens=1), lora=name)[0].num_cached_tokens
+        for name in ("", "one", "two", "one", "")
+    ]
+    assert cached[:3] == [0, 0, 0] and min(cached[3:]) > 0
+    llm.unload_lora("one")
+    llm.load_lora("one", str(pair["two"]))
+    (again,) = llm.generate([{"prompt_token_ids": row}], SamplingParams(max_tokens=1), lora="one")
+    assert again.num_cached_tokens == 0, "an adapter of the same name has the pages of another one"
+
+
+def test_quantized_weights_take_adapters(pair: dict[str, Path]) -> None:
+    row = prompts(CASES["llama"])[1]
+    llm = _open("llama", pair, weights="int8", speculative="off")
+    one, base = _tokens(llm, [row] * 2, ["one", ""])
+    assert [one, base] == [_tokens(llm, [row], [name])[0] for name in ("one", "")] and one != base
+
+
+def test_adapters_are_loaded_and_dropped(pair: dict[str, Path]) -> None:
+    row = prompts(CASES["llama"])[1]
+    llm = _open("llama", pair, max_loras=2)
+    for name, source, text in (
+        ("one", pair["one"], "is loaded already"), ("three", pair["one"], "2 adapters are loaded, and max_loras"),
+        ("", pair["one"], "1 to 200 printable characters"),
+    ):  # fmt: skip
+        with pytest.raises(RidgelineError, match=text):
+            llm.load_lora(name, str(source))
+    with pytest.raises(RidgelineError, match="no adapter 'none' is loaded; loaded are one, two"):
+        _tokens(llm, [row], ["none"])
+    first = _tokens(llm, [row], ["one"])
+    llm.unload_lora("two")
+    llm.load_lora("three", str(pair["one"]))
+    assert _tokens(llm, [row], ["three"]) == first
+    with pytest.raises(RidgelineError, match="no adapter 'two'"):
+        llm.unload_lora("two")
+    with pytest.raises(RidgelineError, match="adapters need the engine"):
+        _open("llama", pair, cache="off")
+    with pytest.raises(RidgelineError, match="max_loras"):
+        _open("llama", {}).load_lora("one", str(pair["one"]))
+    with pytest.raises(RidgelineError, match="max_lora_rank"):
+        _open("llama", pair, max_lora_rank=0)
+    with pytest.raises(RidgelineError, match=r"has rank 4; the limit \(--max-lora-rank\) is 3"):
+        _open("llama", pair, max_lora_rank=3)

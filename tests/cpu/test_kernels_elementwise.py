@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from ridgeline.ops import api
+from ridgeline.ops.api import SlotTerms
+from ridgeline.ops.host import primitives as host_primitives
 from ridgeline.ops.reference import primitives, recurrent
 from ridgeline.spec import MLP, ClampedSwiGLU, GatedMLP, Mamba2, MoE, RMSNorm, Ungated
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
-from ridgeline.ops.cpu.elementwise import KERNELS  # noqa: E402
+from ridgeline.ops.cpu.primitives import KERNELS  # noqa: E402
 
 Array = np.ndarray[Any, Any]
 POOLS = {n: kernels.Pool(n) for n in (1, 2, 4)}
@@ -109,3 +111,31 @@ def test_one_bad_element_affects_no_other(bad: float) -> None:
 def test_an_empty_array() -> None:
     none = np.empty((0, 5), np.float32)
     assert KERNELS[api.ADD].make(None, POOLS[2])(none, none, 1.0).shape == (0, 5)
+
+
+@pytest.mark.parametrize("rank", [1, 5, 16])
+@pytest.mark.parametrize(("columns", "rows"), [(1, 3), (63, 100), (257, 1030)])
+def test_terms_of_adapters(columns: int, rows: int, rank: int) -> None:
+    slots = np.array([2, -1, 0, 1, 2, -1, 0], np.int64)
+    y, x = draw(7, rows), draw(7, columns, seed=1)
+    parts = draw(3, rank, columns, seed=2), draw(3, rank, rows, seed=3), draw(3, rows, seed=4), draw(3, rows, seed=5)
+    ranks = np.array([rank, 0, max(1, rank - 2)], np.int64)
+    for slot, count in enumerate(ranks):  # rows after the rank are never read
+        parts[0][slot, count:] = parts[1][slot, count:] = np.nan
+    terms = SlotTerms(*parts, ranks)
+    wide = SlotTerms(*(np.nan_to_num(part.astype(np.float64)) for part in parts), ranks)
+    wanted = y.astype(np.float64)
+    for i, slot in enumerate(slots):
+        if slot >= 0:
+            inner = wide.up[slot].T @ (wide.down[slot] @ x[i].astype(np.float64))
+            wanted[i] = wide.gain[slot] * y[i] + inner + wide.add[slot]
+    found = [KERNELS[api.ADD_TERMS].make(None, pool)(y, x, slots, terms) for pool in POOLS.values()]
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-5, atol=1e-4 * np.abs(wanted).max())
+    assert all(np.array_equal(other, found[0]) for other in found)
+    assert np.array_equal(found[0][slots < 0], y[slots < 0])
+    for i in range(7):  # a row's bits do not depend on its company
+        own = slice(i, i + 1)
+        assert np.array_equal(
+            KERNELS[api.ADD_TERMS].make(None, POOLS[2])(y[own], x[own], slots[own], terms)[0], found[0][i]
+        )
+    np.testing.assert_allclose(host_primitives.add_terms(y, x, slots, terms), found[0], rtol=1e-4, atol=1e-3)

@@ -533,6 +533,12 @@ DIFFERENTIABLE: dict[str, tuple[Any, object, list[tuple[int, ...]], Callable[...
     "gated_tanh": (api.ACTIVATION, GatedMLP(4, "gelu_tanh"), [(3, 5), (3, 5)], lambda *a: a),
     "add": (api.ADD, None, [(3, 5), (3, 5)], lambda a, b: (a, b, 0.3)),
     "scale": (api.SCALE, None, [(3, 5)], lambda x: (x, 0.3)),
+    "add_terms": (
+        api.ADD_TERMS,
+        None,
+        [(3, 5), (3, 4), (2, 2, 4), (2, 2, 5), (2, 5), (2, 5)],
+        lambda y, x, *terms: (y, x, torch.tensor([1, -1, 0]), api.SlotTerms(*terms, torch.tensor([2, 1]))),
+    ),
     "softcap": (api.SOFTCAP, None, [(3, 5)], lambda x: (x, 0.8)),
     "mix": (api.MIX, None, [(3, 5), (5, 2)], lambda *a: a),
     "take": (api.TAKE, None, [(4, 3)], lambda x: (x, torch.tensor([2, 0, 2]))),

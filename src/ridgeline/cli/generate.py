@@ -52,6 +52,7 @@ def generate(
     cache: o.CacheMode = o.Cache.on,
     batching: o.BatchingMode = o.Batching.continuous,
     seed: o.Seed = 0,
+    lora: o.Lora = None,
     load: LoadFlags,
     engine: EngineFlags,
     sampling: Annotated[Mapping[str, Any], SAMPLING],
@@ -66,7 +67,7 @@ def generate(
     prompts = read_prompts(prompt)
     options = llm_arguments(
         load, engine, tokenizer=tokenizer, skip_tokenizer_init=skip_tokenizer_init, cache=cache, batching=batching,
-        seed=seed,
+        seed=seed, **o.adapter_of(lora),
     )  # fmt: skip
     folder, patterns = find(model, load.revision, load.load_format)
     params = _params(prompts.rows, folder, *params_of(sampling))
@@ -159,7 +160,8 @@ class _Run:
         except (RequestError, TokenizerError) as e:
             raise type(e)(row.say(e)) from None
         params = _with_length(llm, len(request.prompt_token_ids), request.params)
-        return replace(request, params=params, cache_salt=row.cache_salt)
+        name = llm.adapters[0].name if llm.adapters else ""
+        return replace(request, params=params, cache_salt=row.cache_salt, lora=name)
 
 
 def _with_length(llm: LLM, num_prompt: int, params: Params) -> Params:

@@ -46,15 +46,22 @@ class Beams:
         """Return the number of searches that are not done."""
         return len(self._searches)
 
-    def add(self, request_id: int, request: GenerationRequest, max_tokens: int, root: bytes) -> None:
-        """Queue a search. Raises RequestError, and queues nothing, if a single beam can never fit."""
+    def add(self, request_id: int, request: GenerationRequest, max_tokens: int, root: bytes, adapter: int) -> None:
+        """Queue a search. adapter: the slot of its adapter; -1: none.
+
+        Raises RequestError, and queues nothing, if a single beam can never fit.
+        """
         assert isinstance(request.params, BeamSearchParams)
         prompt = list(request.prompt_token_ids)
-        first = Sequence(next(self._ids), prompt, max_tokens, request.priority, root, waits=True)
+        first = Sequence(next(self._ids), prompt, max_tokens, request.priority, root, waits=True, adapter=adapter)
         self._scheduler.add(first)
         search = BeamSearch(request.params, self._eos, max_tokens)
         owner = _Search(request_id, request.params, search, len(prompt), 0, [first])
         self._searches[request_id] = self._owners[first.id] = owner
+
+    def use_adapter(self, slot: int) -> bool:
+        """Return whether an open search has the adapter of a slot."""
+        return any(beam.adapter == slot for search in self._searches.values() for beam in search.live)
 
     def abort(self, request_id: int) -> None:
         """End a search at any moment. Nothing happens if there is none."""
@@ -118,8 +125,9 @@ class Beams:
                 if branch.parent == parent:
                     tokens = [*old.tokens, branch.token]
                     beams[i] = new = Sequence(
-                        next(self._ids), tokens, old.max_tokens, old.priority, old.root, search.num_prompt, waits=True
-                    )
+                        next(self._ids), tokens, old.max_tokens, old.priority, old.root, search.num_prompt, waits=True,
+                        adapter=old.adapter,
+                    )  # fmt: skip
                     self._scheduler.fork(old.id, new)
             self._end(old)
         search.live, search.found = [beam for beam in beams if beam is not None], {}

@@ -26,6 +26,7 @@ from ridgeline.engine.late import LateRows
 from ridgeline.engine.model_drafts import ModelDrafting
 from ridgeline.errors import DeviceMemoryError, RequestError
 from ridgeline.propose import Drafts, Proposer
+from ridgeline.runtime.adapters import Adapters, slot_of
 from ridgeline.runtime.arena import Bytes
 from ridgeline.runtime.generator import Event, GenerationRequest
 from ridgeline.runtime.heads import LoadedHead
@@ -55,15 +56,16 @@ class RequestLoop(Generic[R]):
     vocab_size: the number of the model's tokens. eos: its end-of-sequence tokens. proposer: proposes draft tokens;
     without one, `propose` takes them. regimes: how rotary frequencies depend on the length of a sequence. drafting: a
     draft model of the runner, instead of a proposer. diffusion: how a diffusion model fills answers. soften: computes
-    mean embeddings, for a model with a canvas.
+    mean embeddings, for a model with a canvas. adapters: the ones that requests may name; None: none.
     """
 
     def __init__(
         self, runner: R, config: EngineConfig, vocab_size: int, eos: frozenset[int], *,
         proposer: Proposer | None = None, swap_cost: PreemptCost | None = None, regimes: Regimes = NO_REGIMES,
         drafting: Drafting | None = None, diffusion: Diffusion | None = None, soften: Softens | None = None,
+        adapters: Adapters | None = None,
     ) -> None:  # fmt: skip
-        self.config = config
+        self.config, self.adapters = config, adapters
         self._diffusion, self._soften, self._block = diffusion, soften, max(group.block for group in config.groups)
         self._runner, self._vocab_size, self._eos, self._swap_cost = runner, vocab_size, eos, swap_cost
         self._regimes = regimes
@@ -119,12 +121,13 @@ class RequestLoop(Generic[R]):
                 f"the prompt's {len(prompt)} tokens and max_tokens {max_tokens} exceed the context of "
                 f"{self.config.max_model_len}"
             )
+        slot, adapter = slot_of(self.adapters, request.lora)
         if isinstance(params, BeamSearchParams):
-            self._beams.add(request_id, request, max_tokens, self._root(request.cache_salt))
+            self._beams.add(request_id, request, max_tokens, self._root(request.cache_salt, adapter=adapter), slot)
             return
         # A cached prefix has no logits, so a request that wants prompt_logprobs shares pages with no other.
         alone = f"request {next(self._ids)}" if params.prompt_logprobs is not None else ""
-        root = self._root(request.cache_salt, alone)
+        root = self._root(request.cache_salt, alone, adapter)
         row = SampleRow.start(params, prompt, request.noise[0], self._eos, grammar=request.grammar)
         waits = row.edits is not None or not self._runner.samples_ahead(row)
         answers = []
@@ -132,6 +135,7 @@ class RequestLoop(Generic[R]):
             sequence = Sequence(
                 next(self._ids), prompt, max_tokens, request.priority, root, block=self._block, waits=waits,
                 after=canvas.positions(max_tokens) - max_tokens if canvas else len(after),
+                adapter=slot,
             )  # fmt: skip
             answers.append(self._answer(request_id, index, row.again(key), sequence))
         first, *others = (answer.sequence for answer in answers)
@@ -147,8 +151,13 @@ class RequestLoop(Generic[R]):
             return Answer(request, index, row, sequence)
         return BlockAnswer.begin(request, index, row, sequence, self._diffusion, self._soften)
 
-    def _root(self, salt: str, alone: str = "") -> bytes:
-        return hash_root(cache_salt=salt, state_precision=self.config.kv_cache_dtype, alone=alone)
+    def _root(self, salt: str, alone: str = "", adapter: str = "") -> bytes:
+        precision = self.config.kv_cache_dtype
+        return hash_root(cache_salt=salt, adapter=adapter, state_precision=precision, alone=alone)
+
+    def uses_adapter(self, slot: int) -> bool:
+        """Return whether an answer that is not complete has the adapter of a slot."""
+        return self._beams.use_adapter(slot) or any(a.sequence.adapter == slot for a in self._answers.values())
 
     def propose(self, request_id: int, choice: int, drafts: Seq[int] | Drafts) -> None:
         """Set the tokens that may follow an answer so far; its next step verifies them together.
@@ -425,6 +434,7 @@ class Engine(RequestLoop[DeviceRunner]):
             soften=loaded.model.soften if loaded.spec.canvas else None,
             swap_cost=swap_cost,
             regimes=loaded.spec.regimes(config.max_model_len),
+            adapters=Adapters(loaded),
         )
 
     def overwrite(self, contents: Seq[Bytes]) -> None:

@@ -7,6 +7,7 @@ from ridgeline.propose import PROPOSERS, Proposer
 from ridgeline.settings import EngineOptions, check_tree, with_drafts
 from ridgeline.settings.given import with_speculative
 from ridgeline.settings.speculative import AUTO, OFF
+from ridgeline.spec import ModelSpec
 
 
 def engine_options(
@@ -38,3 +39,9 @@ def _check_proposer(proposer: Proposer | None, options: EngineOptions, cache: st
             "a proposer needs cache='on' and EngineOptions(num_speculative_tokens=...) of at least 1, the most draft "
             "tokens that a sequence verifies in a step"
         )
+
+
+def check_batching(spec: ModelSpec, batching: str) -> None:
+    """Raise RequestError if the blocks of a diffusion model are to be filled in static batches."""
+    if spec.diffusion is not None and batching != "continuous":
+        raise RequestError(f"batching is {batching!r}, but a diffusion model has continuous batches only; leave it out")

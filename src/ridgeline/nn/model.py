@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ridgeline.errors import CheckpointError
+from ridgeline.nn.adapters import AdapterSlots
 from ridgeline.nn.canvas import Conditioning, Soften
 from ridgeline.nn.capture import EXPERTS, INPUT, Capture
 from ridgeline.nn.embedded import Branch, EmbeddedInputs, embedded_branch
@@ -19,17 +20,16 @@ from ridgeline.nn.held import HeldWeights, WithConstants
 from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotations import Rotations
 from ridgeline.nn.step import Step, Stream
+from ridgeline.nn.terms import Terms, check_low_rank, stored_term
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, QuantizedMatrix, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
-from ridgeline.quant import LowRank, store
+from ridgeline.quant import store
 from ridgeline.spec import AnyLayer, CanvasDiffusion, DeepNormLayer, Layer, ModelSpec, Norm, ParallelLayer, Rope, Weight
-from ridgeline.spec.encoder import LABEL_MATRICES, TYPE_TABLE
+from ridgeline.spec.encoder import TYPE_TABLE
 from ridgeline.spec.per_layer import EMBEDDED_NORM, TABLE
-from ridgeline.spec.quant import AS_STORED, PLAIN, FormatTable
+from ridgeline.spec.quant import AS_STORED, FormatTable
 from ridgeline.spec.storage import UNSCALED, KVScales
-
-Terms = tuple[Array, Array]  # the matrices of a low-rank term: down [r, in], up [out, r]
 
 
 class Model:
@@ -46,6 +46,7 @@ class Model:
         capture: receives the inputs of matrices that it asks for, in every pass; see `nn.capture.input_names`.
         kv_scales: scales of keys and values in fp8 by layer; of other layers they are 1.
         group: the ranks that compute the model together, if `spec` is the part of one rank.
+        adapters: room for the terms of adapters, which tokens choose by `step.adapters`.
 
     Raises:
         ValueError: for a low-rank term whose name or shape does not fit.
@@ -55,10 +56,10 @@ class Model:
         self, spec: ModelSpec, weights: Mapping[str, Array], table: OpsTable, max_model_len: int,
         formats: FormatTable = AS_STORED, low_rank: Mapping[str, Terms] = MappingProxyType({}),
         capture: Capture | None = None, kv_scales: Mapping[int, KVScales] = MappingProxyType({}),
-        group: Group | None = None,
+        group: Group | None = None, adapters: AdapterSlots | None = None,
     ) -> None:  # fmt: skip
-        _check_low_rank(spec, low_rank)
-        self.group = group
+        check_low_rank(spec, low_rank)
+        self.group, self.adapters = group, adapters
         self._ranks = None if group is None else Ranks(spec, group, table)
         self._joined: Callable[[Array], Array] = self._ranks.joined if self._ranks else lambda logits: logits
         self.spec = spec
@@ -77,7 +78,7 @@ class Model:
         self._positions: Any = weights["position_embed.weight"] if spec.num_position_embeddings else None
         self._types: Any = weights.get(TYPE_TABLE)
         self._memory = table.memory
-        how = How(table, formats, low_rank, capture, kv_scales, self._ranks)
+        how = How(table, formats, low_rank, capture, kv_scales, self._ranks, adapters)
         self._capture = capture
         # The largest matrix is packed first: its floats are released before others are read.
         self._head = None if spec.encoder else _head(spec, weights, embedding, how)
@@ -115,6 +116,8 @@ class Model:
         """
         if capture is not None and capture.has_inputs and capture is not self._capture:
             raise ValueError("inputs of matrices are captured only by a model that is built for it: Model(capture=...)")
+        if self.adapters is not None:
+            self.adapters.slots = step.adapters
         stream = self.begin(step)
         if capture is not None:
             capture.put("embed", lambda: stream.residual)
@@ -149,7 +152,8 @@ class Model:
 
     def constants(self) -> list[Array]:
         """Return all arrays that a forward pass reads besides its step, except those that kernels own."""
-        return [*self._held.alive(), *self.rotaries.constants()]
+        own = self.adapters.arrays() if self.adapters else ()
+        return [*self._held.alive(), *self.rotaries.constants(), *own]
 
     @contextmanager
     def without_layers(self) -> Iterator[None]:
@@ -238,19 +242,11 @@ class How(NamedTuple):
     capture: Capture | None
     kv_scales: Mapping[int, KVScales] = MappingProxyType({})
     ranks: Ranks | None = None
+    adapters: AdapterSlots | None = None
 
     def total(self, delta: Array) -> Array:
         """Return the delta of a branch from this rank's part of it."""
         return delta if self.ranks is None else self.ranks.total(delta)
-
-
-def _check_low_rank(spec: ModelSpec, low_rank: Mapping[str, Terms]) -> None:
-    tables = ("embed.weight", "position_embed.weight", TABLE, TYPE_TABLE, *LABEL_MATRICES)
-    known = {w.name for w in spec.weights() if w.is_matrix and len(w.shape) == 2 and w.name not in tables}
-    if unknown := set(low_rank).difference(known):
-        raise ValueError(
-            f"no matrix {min(unknown)!r} that takes a low-rank term; matrices are {', '.join(sorted(known)[:4])} ..."
-        )
 
 
 class PassingModel(Model):
@@ -398,11 +394,12 @@ def residual_scale(layer: AnyLayer) -> float:
 def bind(
     weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str, formats: FormatTable = AS_STORED,
     low_rank: Mapping[str, Terms] = MappingProxyType({}), capture: Capture | None = None,
+    adapters: AdapterSlots | None = None,
 ) -> Weights:  # fmt: skip
     """Collect the weights of one stage: matrices under `prefix` as Linear, everything else as arrays.
 
     Matrices are stored as `formats` says. The weights of the stage's norm are named "norm".
-    low_rank, capture: see `Model`.
+    low_rank, capture, adapters: see `Model`.
     """
 
     def watched(linear: Linear, name: str) -> Linear:
@@ -419,8 +416,9 @@ def bind(
             bias = weights.get(f"{prefix}.{module}.bias")
             own = formats.of(Weight(name, array.shape))
             if kind == "weight" and len(array.shape) == 2:
-                linear = store(array, bias, table, own, _term(low_rank.get(name), table))
-                linears[module] = watched(linear, module)
+                linear = store(array, bias, table, own, stored_term(low_rank.get(name), table))
+                own_terms = linear if adapters is None else adapters.around(name, linear)
+                linears[module] = watched(own_terms, module)
             elif kind == "weight" and module.startswith("experts."):
                 stack: Any = array, bias
                 kind = module.removeprefix("experts.")
@@ -437,7 +435,9 @@ def bind(
 
 def _bound(weights: Mapping[str, Array], prefix: str, how: How, norm: str | None = None) -> Weights:
     """Return the weights of the stage under `prefix`. norm: its norm's name; None: the prefix, and `_norm`."""
-    return bind(weights, how.table, prefix, norm or f"{prefix}_norm", how.formats, how.low_rank, how.capture)
+    return bind(
+        weights, how.table, prefix, norm or f"{prefix}_norm", how.formats, how.low_rank, how.capture, how.adapters
+    )
 
 
 def _mixer_weights(layer: AnyLayer, weights: Mapping[str, Array], name: str, how: How) -> Weights:
@@ -447,10 +447,6 @@ def _mixer_weights(layer: AnyLayer, weights: Mapping[str, Array], name: str, how
         return found
     inner = {n: how.ranks.summed(found.linears[n]) for n in layer.mixer.summed_within}
     return found._replace(linears={**found.linears, **inner})
-
-
-def _term(matrices: Terms | None, table: OpsTable) -> LowRank | None:
-    return None if matrices is None else LowRank(*(store(matrix, None, table, PLAIN) for matrix in matrices))
 
 
 def build_layer(
@@ -477,7 +473,7 @@ def _blocks(spec: ModelSpec, weights: Mapping[str, Array], how: How) -> Iterator
 
 def _linear(name: str, matrix: Array, how: How, bias: Array | None = None) -> Linear:
     """Return a matrix that is not of a layer."""
-    own, term = how.formats.of(Weight(name, matrix.shape)), _term(how.low_rank.get(name), how.table)
+    own, term = how.formats.of(Weight(name, matrix.shape)), stored_term(how.low_rank.get(name), how.table)
     return store(matrix, bias, how.table, own, term)
 
 

@@ -58,6 +58,11 @@ class Step(Protocol):
         ...
 
     @property
+    def adapters(self) -> Array | None:
+        """Return the slot of each token's adapter, [T], -1 for a token without one; None if no token has one."""
+        ...
+
+    @property
     def token_types(self) -> Array | None:
         """Return the type of each token, [T], for an encoder that has a table of them; None: all are 0."""
         ...

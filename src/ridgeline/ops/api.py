@@ -24,6 +24,7 @@ from ridgeline.ops.arrays import BY_ROW as BY_ROW
 from ridgeline.ops.arrays import Array as Array
 from ridgeline.ops.arrays import QuantizedMatrix as QuantizedMatrix
 from ridgeline.ops.arrays import QuantizedStack as QuantizedStack
+from ridgeline.ops.low_rank import SlotTerms as SlotTerms
 from ridgeline.ops.paged import Bucket as Bucket
 from ridgeline.ops.paged import Buckets as Buckets
 from ridgeline.ops.paged import BucketTree as BucketTree
@@ -190,6 +191,9 @@ MIX: Op[Callable[[Array, Array], Array]] = Op("mix", "primitive")
 ADD: Op[Callable[[Array, Array, float], Array]] = Op("add", "primitive")
 # (x, factor) -> factor * x [no case]
 SCALE: Op[Callable[[Array, float], Array]] = Op("scale", "primitive")
+# (y [T, out], x [T, in], slots [T], terms) -> [T, out]: rows of slots from 0 on become gain * y + up (down x) + add,
+# with the arrays of their slot, in bits that do not depend on other rows; rows of slot -1 stay [no case]
+ADD_TERMS: Op[Callable[[Array, Array, Array, SlotTerms], Array]] = Op("add_terms", "primitive")
 # (x, cap) -> cap * tanh(x / cap) [no case]
 SOFTCAP: Op[Callable[[Array, float], Array]] = Op("softcap", "primitive")
 # (x [T, width], rows [n]) -> [n, width] [no case]
@@ -327,7 +331,8 @@ HEAD: Op[HeadStage] = Op("head", "stage")
 PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, GROW_QUERIES, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
     LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
-    WRITE_PAGES, MOVE_ROWS, STORE_ROWS, ACTIVATION, XIELU, CLAMP, MIX, ADD, SCALE, SOFTCAP, TAKE, CUT, JOIN,
+    WRITE_PAGES, MOVE_ROWS, STORE_ROWS, ACTIVATION, XIELU, CLAMP, MIX, ADD, ADD_TERMS, SCALE, SOFTCAP, TAKE, CUT,
+    JOIN,
     ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR, QUANTIZED_ROWS,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,

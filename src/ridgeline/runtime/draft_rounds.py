@@ -152,7 +152,7 @@ class DraftRounds:
                 recorder.assign(one.frequency_rows, given.later[i])
 
     def _record(self, given: First) -> Rounds | None:
-        rows, starts, lengths, tokens, _ = given.first
+        rows, starts, lengths, tokens, *_ = given.first
         n, total, rounds, passes, chain = len(rows), len(tokens), len(given.draws), self._passes, self._chain
         recorder = passes.recorder
         while len(self._later) < rounds - 1:

@@ -25,7 +25,7 @@ class GenerationRequest:
 
     noise: a random key for each answer that is sampled. prompt: its text, if there was one. priority: lower is more
     urgent. cache_salt: only requests with the same salt share computed prefixes. grammar: the compiled
-    structured_outputs of params.
+    structured_outputs of params. lora: the name of the adapter that answers; empty: the model itself.
     """
 
     prompt_token_ids: Sequence[int]
@@ -35,6 +35,7 @@ class GenerationRequest:
     priority: int = 0
     cache_salt: str = ""
     grammar: Grammar | None = None
+    lora: str = ""
 
     @property
     def num_answers(self) -> int:

@@ -31,6 +31,7 @@ from ridgeline.runtime.step import PagedStep
 from ridgeline.spec.acceptance import Acceptance
 from ridgeline.spec.groups import StateGroup
 
+ADAPTED = ", adapted"  # ends the kind of a step some of whose sequences have adapters
 NOTHING = Sizes((0,), 0, 0, 0)  # of a device that records nothing
 
 Tree = tuple[Sequence[int], Sequence[int]]  # positions and paths of a step's tokens
@@ -69,7 +70,7 @@ class Inputs(NamedTuple):
     of each token, if drafts form trees (api.PagedLayout); None: they are chains. draws: how the token after each one is
     sampled, [T * DRAW_WORDS]; None: the best token of each row is taken. trials: the drafts that are tried before,
     [T * TRIAL_WORDS]; None: none. before, fresh: for recurrent layers, the position of the token before the first one,
-    and whether there is none.
+    and whether there is none. adapters: the slot of each token's adapter [T], -1 for none; None if no token has one.
     """
 
     rows: Array
@@ -85,6 +86,7 @@ class Inputs(NamedTuple):
     trials: Array | None = None
     before: Array | None = None
     fresh: Array | None = None
+    adapters: Array | None = None
 
 
 class _Graph(NamedTuple):
@@ -137,7 +139,9 @@ class Passes:
 
         again: for recurrent layers in a step with drafts, or with accepted drafts that run again.
         """
-        rows, tokens, positions, frequency_rows, starts, lengths, last, given, paths, _, _, before, fresh = inputs
+        rows, tokens, positions, frequency_rows, starts, lengths, last, given, paths, _, _, before, fresh, adapters = (
+            inputs
+        )
         slots_at, n, kept, segments = positions if given is None else given, slices.rows.size, None, None
         each = self.recorder.first(self.single[1], n)
         if again is not None:
@@ -158,7 +162,8 @@ class Passes:
             else:
                 layouts.append(PagedLayout(pages, slots, starts, lengths, tables, _no_buckets, paths))
         return PagedStep(
-            tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows, segments, kept
+            tokens, positions, slices, layouts, self._arena, self._drafts, self._table, frequency_rows, segments, kept,
+            adapters=adapters,
         )  # fmt: skip
 
     def _segments(self, ones: Array, numbers: Array) -> Segments:
@@ -211,6 +216,7 @@ class DecodeGraphs:
             self._inputs = Inputs(*of_tokens, *(recorder.input(most) for _ in range(3)))
             self._tree = recorder.input(tokens), recorder.words(tokens)
             self._kept = recorder.input(tokens)
+            self._adapters = recorder.input(tokens)
             self._draws = recorder.words(max(most, tokens) * DRAW_WORDS)
             tries = sampled is not None and acceptance != "same"
             self._trials = recorder.words(max(most, tokens) * TRIAL_WORDS) if tries else None
@@ -247,8 +253,10 @@ class DecodeGraphs:
             kind = "again"
             if self._again is None or not self._drafts.is_allocated:
                 return None
+        if given.adapters:
+            kind = f"{kind}{ADAPTED}"
         if tree is None and (n, total, kind) not in self._graphs and (more := self._shapes.more(n, total)):
-            if kind == "chain" or max(more) <= self._drafts.num_drafts + 1:
+            if kind.removesuffix(ADAPTED) == "chain" or max(more) <= self._drafts.num_drafts + 1:
                 given = given.with_more(more, self._passes.spare)
             if self._tap:
                 kept = [*kept, *self._tap.kept.at(self._passes.spare, 0, len(given.tokens) - total).tolist()]
@@ -282,7 +290,8 @@ class DecodeGraphs:
         n, total, passes, tap = len(given.rows), len(given.tokens), self._passes, self._tap
         # The first recording is run twice and compared, so its sequence must share its state with no other one.
         is_first = self.has_states and n > 1 and not self._graphs
-        if is_first and self._record(given.of_one(passes.spare), "chain", None, kept[:1], (), ()) is None:
+        single = f"chain{ADAPTED}" if given.adapters else "chain"
+        if is_first and self._record(given.of_one(passes.spare), single, None, kept[:1], (), ()) is None:
             return None
         inputs = cut(passes, self._inputs, n, total)
         if tree is not None:
@@ -295,8 +304,10 @@ class DecodeGraphs:
         if self._states is not None:
             before, fresh = (passes.recorder.first(x, n) for x in self._states)
             inputs = inputs._replace(before=before, fresh=fresh)
+        if given.adapters:
+            inputs = inputs._replace(adapters=passes.recorder.first(self._adapters, total))
         again = None
-        if kind == "again" and self._again is not None:
+        if kind.removesuffix(ADAPTED) == "again" and self._again is not None:
             counts = sizes(n, total, self._drafts.num_drafts)
             again = Again(*(passes.recorder.first(x, size) for x, size in zip(self._again, counts, strict=True)))
         # Where a step changes what the next one reads, it is recorded while it computes rows that nobody has.
@@ -362,7 +373,7 @@ def fill(
 
     Tokens beyond those of `draws` are followed by their best tokens.
     """
-    rows, starts, lengths, tokens, frequency_rows = given
+    rows, starts, lengths, tokens, frequency_rows, adapters = given
     assign, positions = recorder.assign, starts
     if len(tokens) > len(rows):
         assign(inputs.starts, starts), assign(inputs.lengths, lengths)
@@ -375,6 +386,8 @@ def fill(
     if inputs.before is not None and inputs.fresh is not None:
         assign(inputs.before, [max(start - 1, 0) for start in starts])
         assign(inputs.fresh, [start == 0 for start in starts])
+    if inputs.adapters is not None:
+        assign(inputs.adapters, [slot for slot, count in zip(adapters, lengths, strict=True) for _ in range(count)])
     assign(inputs.rows, rows), assign(inputs.tokens, tokens), assign(inputs.positions, positions)
     if frequency_rows is not None:
         assign(inputs.frequency_rows, frequency_rows)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ridgeline.ops.api import Bucket, Buckets, BucketTree, Memory, PagedLayout, Segments, SequenceBucket, SnapshotLayout
+from ridgeline.sched.work import Work
 from ridgeline.spec.groups import NULL_PAGE
 from ridgeline.spec.trees import MOST_DRAFTS
 
@@ -237,3 +238,9 @@ def _bucket_tree(slices: Slices, members: Ints, rows: Ints, positions: Ints) -> 
     drafts = np.minimum(first + np.arange(MOST_DRAFTS + 1), positions.size - 1)
     ends = (slices.starts + slices.lengths)[members][:, None]
     return ends - counts, ends, positions[drafts], slices.paths[rows]
+
+
+def adapters_of(works: Sequence[Work]) -> list[int]:
+    """Return the slot of each sequence's adapter, -1 for none; an empty list if no sequence has one."""
+    slots = [work.adapter for work in works]
+    return slots if max(slots, default=-1) >= 0 else []

@@ -9,11 +9,13 @@ from functools import partial
 from typing import Literal, NamedTuple, cast, get_args
 
 from ridgeline.errors import DeviceError, RequestError
+from ridgeline.load.adapter import MAX_RANK
 from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
 from ridgeline.load.hub import MODEL_FILES, SMALL_FILES, find_model
 from ridgeline.load.packed import Files, open_tensors
 from ridgeline.load.weights import RandomWeights, StoredWeights, float_type
 from ridgeline.nn import Model, PassingModel
+from ridgeline.nn.adapters import AdapterSlots
 from ridgeline.nn.group import Group
 from ridgeline.ops import OpsTable, api, open_table, resolve_device
 from ridgeline.ops.devices import missing_kernels, served_by_definitions
@@ -27,6 +29,7 @@ from ridgeline.spec.quant import AS_STORED, PLAIN, Format, FormatTable, activati
 from ridgeline.spec.storage import EXACT, Storage
 from ridgeline.spec.text import num_bytes
 
+MOST_LORAS = 1024
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 ProgressBar = Callable[[int], Callable[[int], None]]  # total bytes -> called with the bytes of each weight
 
@@ -42,7 +45,8 @@ class LoadOptions:
     number of threads of the kernels of device cpu; None: the number of physical cores. diffusion_block: tokens of a
     block of a block diffusion model; None: as its config says. block_cache: which rows later passes over a block read
     as its first pass left them, in a diffusion model that sees whole sequences (spec.diffusion.BlockCache); None: as
-    its config says, which is `none` for published models.
+    its config says, which is `none` for published models. max_loras: most adapters beside the weights at one time; 0:
+    none. max_lora_rank: largest rank of their terms.
     """
 
     device: str = "auto"
@@ -57,6 +61,8 @@ class LoadOptions:
     threads: int | None = None
     diffusion_block: int | None = None
     block_cache: str | None = None
+    max_loras: int = 0
+    max_lora_rank: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +135,7 @@ def load_model(
     ranks that compute the model together; the part of its rank is loaded.
     Raises CheckpointError, ConfigError, DeviceError or RequestError, each with one clear line.
     """
-    return _load(name, options, progress_bar, partial(Model, group=group), table, group)
+    return _load(name, options, progress_bar, partial(Model, group=group), table, group, options.max_loras > 0)
 
 
 def pass_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_progress) -> LoadedModel:
@@ -139,7 +145,7 @@ def pass_model(name: str, options: LoadOptions, progress_bar: ProgressBar = no_p
 
 def _load(
     name: str, options: LoadOptions, progress_bar: ProgressBar, build: Callable[..., Model],
-    table: OpsTable | None = None, group: Group | None = None,
+    table: OpsTable | None = None, group: Group | None = None, adapted: bool = False,
 ) -> LoadedModel:  # fmt: skip
     dtype, format = _check(options)
     is_dummy = options.load_format == "dummy"
@@ -171,10 +177,13 @@ def _load(
         )  # fmt: skip
         formats = FormatTable(format, weights.formats.by_name)
         sizes = _sizes(checkpoint, weights, table, formats, dtype)
+    adapters = adapter_slots(spec, table, options) if adapted else None
     if build is not PassingModel:
-        check_memory(sizes.total - sizes.mapped + spec.frequency_bytes(max_model_len), table)
+        room = adapter_bytes(spec, options) if adapted else 0
+        check_memory(sizes.total - sizes.mapped + spec.frequency_bytes(max_model_len) + room, table)
     scales = weights.kv_scales if isinstance(weights, StoredWeights) else {}
-    model = build(spec, weights, table, max_model_len, formats, kv_scales=scales)
+    more = {} if adapters is None else {"adapters": adapters}
+    model = build(spec, weights, table, max_model_len, formats, kv_scales=scales, **more)
     if files is not None and table.driver is not None:  # the kernels have copies, and the system read neighbors too
         for tensor in files:
             files.release(tensor)
@@ -185,6 +194,30 @@ def _load(
         notes=notes, dtype=sizes.dtype, dtypes=sizes.dtypes,
         dequantized=weights.dequantized if isinstance(weights, StoredWeights) and not format.is_lossy else {},
     )  # fmt: skip
+
+
+def adapter_slots(spec: ModelSpec, table: OpsTable, options: LoadOptions) -> AdapterSlots:
+    """Return room for the adapters that the options ask for. Raises RequestError where they cannot be served."""
+    limits = {"max_loras (--max-loras)": (options.max_loras, MOST_LORAS)}
+    limits["max_lora_rank (--max-lora-rank)"] = options.max_lora_rank, MAX_RANK
+    for name, (value, most) in limits.items():
+        if type(value) is not int or not 1 <= value <= most:
+            raise RequestError(f"{name} is {value!r}; it must be a whole number from 1 to {most}")
+    reasons = {
+        "an encoder": spec.encoder is not None, "a diffusion model": spec.diffusion is not None,
+        "a model that is cut for several ranks": spec.ranks > 1, "device cuda": not table.memory.on_host,
+    }  # fmt: skip
+    for what, is_so in reasons.items():
+        if is_so:
+            raise RequestError(f"adapters beside the weights are not served with {what} yet; use ridgeline merge")
+    return AdapterSlots(table, options.max_loras, options.max_lora_rank)
+
+
+def adapter_bytes(spec: ModelSpec, options: LoadOptions) -> int:
+    """Return the bytes of the room for adapters beside the weights."""
+    matrices = [w.shape for w in spec.weights() if w.name.startswith("layers.") and len(w.shape) == 2 and w.is_matrix]
+    numbers = sum(options.max_lora_rank * (rows + columns) + 2 * rows for rows, columns in matrices)
+    return 4 * options.max_loras * numbers
 
 
 def longest_of(checkpoint: Checkpoint, wanted: int | None) -> int | None:

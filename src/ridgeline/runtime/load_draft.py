@@ -38,7 +38,7 @@ def load_draft(
     _check_state(name, spec)
     _check_vocabulary(name, folder, spec, target, tokenizer)
     length = min(target.max_model_len, spec.max_position_embeddings)
-    options = replace(options, max_model_len=length, revision=None)
+    options = replace(options, max_model_len=length, revision=None, max_loras=0)
     draft = load_model(name, options, progress_bar, target.table)
     return replace(draft, storage=target.storage)
 

@@ -14,13 +14,16 @@ GRID = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # numbers of sequences that draft tog
 
 
 class Tokens(NamedTuple):
-    """The tokens of a step of n sequences; see DecodeGraphs.run. frequency_rows: None if there are none."""
+    """The tokens of a step of n sequences; see DecodeGraphs.run. frequency_rows: None if there are none. adapters: the
+    slot of each sequence's adapter, -1 for none; () if no sequence has one.
+    """
 
     rows: Sequence[int]
     starts: Sequence[int]
     lengths: Sequence[int]
     tokens: Sequence[int]
     frequency_rows: Sequence[int] | None
+    adapters: Sequence[int] = ()
 
     def with_more(self, lengths: Sequence[int], row: int) -> Tokens:
         """Return the tokens of these sequences, and of more with the given lengths. row: their row of page tables."""
@@ -28,7 +31,7 @@ class Tokens(NamedTuple):
         turned = None if self.frequency_rows is None else [*self.frequency_rows, *[0] * total]
         return Tokens(
             [*self.rows, *[row] * n], [*self.starts, *[0] * n], [*self.lengths, *lengths],
-            [*self.tokens, *[0] * total], turned,
+            [*self.tokens, *[0] * total], turned, [*self.adapters, *[-1] * n] if self.adapters else (),
         )  # fmt: skip
 
     def of_row(self, row: int) -> Tokens:
@@ -39,7 +42,8 @@ class Tokens(NamedTuple):
     def of_one(self, row: int) -> Tokens:
         """Return the first token of one sequence that has a row of the page tables."""
         frequency_rows = self.frequency_rows and self.frequency_rows[:1]
-        return self._replace(rows=[row], starts=[0], lengths=[1], tokens=[0], frequency_rows=frequency_rows)
+        return self._replace(rows=[row], starts=[0], lengths=[1], tokens=[0], frequency_rows=frequency_rows,
+                             adapters=self.adapters[:1])  # fmt: skip
 
 
 class Shapes:

@@ -159,6 +159,30 @@ class Frontend:
         whole = kind == "prompt" and options.truncate_prompt_tokens is None
         return GenerationRequest(ids, params, noise, value if whole else None, priority, options.cache_salt)
 
+    def requests(
+        self, batch: Sequence[Prompt], params: Params | Sequence[Params], priority: Sequence[int] | None,
+        indices: Sequence[int] | None, lora: str | Sequence[str] = "",
+    ) -> list[GenerationRequest]:  # fmt: skip
+        """Return a request for every prompt. Raises RequestError, which names the first bad prompt.
+
+        params, lora: for all prompts, or one for each. priority, indices: one for each; None: 0, and 0, 1, 2.
+        """
+        each = [params] * len(batch) if isinstance(params, Params) else list(params)
+        adapters = [lora] * len(batch) if isinstance(lora, str) else list(lora)
+        urgency = [0] * len(batch) if priority is None else list(priority)
+        index = list(range(len(batch))) if indices is None else list(indices)
+        given = ("sampling_params", each), ("priority", urgency), ("indices", index), ("lora", adapters)
+        for name, values in given:
+            if len(values) != len(batch):
+                raise RequestError(f"{len(batch)} prompts, but {len(values)} {name}; give one for each")
+        requests = []
+        for i, (prompt, p, at, u, name) in enumerate(zip(batch, each, index, urgency, adapters, strict=True)):
+            try:
+                requests.append(replace(self.request(prompt, p, at, u), lora=name))
+            except (RequestError, TokenizerError) as e:
+                raise (type(e)(f"prompt {i + 1} of {len(batch)}: {e}") if len(batch) > 1 else e) from None
+        return requests
+
     def check_kind(self, params: Params, ids: Sequence[int] = ()) -> None:
         """Raise RequestError for parameters, or ids of a prompt, that this kind of model cannot serve."""
         self._spec.require_logits("an answer")

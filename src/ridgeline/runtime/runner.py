@@ -24,7 +24,7 @@ from ridgeline.runtime.forward import Floats, Forward
 from ridgeline.runtime.generator import prompt_entries
 from ridgeline.runtime.graphs import Decoded, DecodeGraphs
 from ridgeline.runtime.heads import LoadedHead
-from ridgeline.runtime.layout import Ints, Slices, build_layout, build_snapshot_layout
+from ridgeline.runtime.layout import Ints, Slices, adapters_of, build_layout, build_snapshot_layout
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.runtime.moves import RowMover, by_group, least_seconds
 from ridgeline.runtime.open_drafter import open_drafter
@@ -394,7 +394,8 @@ class DeviceRunner:
         if decoded is not None:
             forward = Forward(self._model, decoded.stream, self._table, decoded)
         else:
-            stream = self._model.forward(self._step(slices, tokens), aux=self._tap.aux if self._tap else ())
+            step = self._step(slices, tokens, adapters=adapters_of(plan.works))
+            stream = self._model.forward(step, aux=self._tap.aux if self._tap else ())
             features = self._tap.features(stream) if self._tap else None
             forward = Forward(self._model, stream, self._table, features=features, tell=self._tell)
         if self.drafter is not None and self._tap is not None and self.drafter.lost is None:
@@ -426,7 +427,7 @@ class DeviceRunner:
         tree = None if slices.paths is None else (slices.positions().tolist(), slices.paths.tolist())
         kept = () if self._tap is None else self._tap.kept.places(works, tokens)
         draws = [draw for i, n in enumerate(lengths) for draw in ahead.get(i, [Draw()] * n)]
-        given = Tokens([work.row for work in works], starts, lengths, tokens.tolist(), rows)
+        given = Tokens([work.row for work in works], starts, lengths, tokens.tolist(), rows, adapters_of(works))
         return self.graphs.run(given, tree, kept, draws, slices.replays.tolist())
 
     def _slices(self, works: Sequence[Work]) -> Slices:
@@ -444,8 +445,10 @@ class DeviceRunner:
             np.array([w.reads or w.start + len(w.tokens) for w in works]) if any(w.reads for w in works) else None,
         )
 
-    def _step(self, slices: Slices, tokens: Ints, signal: Floats | None = None) -> PagedStep:
-        """Return a step. signal: each token's signal, in a pass over canvases."""
+    def _step(
+        self, slices: Slices, tokens: Ints, signal: Floats | None = None, adapters: Sequence[int] = ()
+    ) -> PagedStep:
+        """Return a step. signal: each token's signal, in a pass over canvases. adapters: as in Tokens."""
         own = zip(self._groups, self._tables, strict=True)
         if signal is None:
             layouts = [self._layout(slices, group, table) for group, table in own]
@@ -463,6 +466,7 @@ class DeviceRunner:
             self._inputs,
             self._table,
             signal=None if signal is None else on_device(signal, self._table),
+            adapters=self._memory.integers(np.repeat(adapters, slices.lengths)) if adapters else None,
         )
 
     def _layout(self, slices: Slices, group: StateGroup, table: Ints) -> PagedLayout | SnapshotLayout:

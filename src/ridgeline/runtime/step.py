@@ -51,6 +51,7 @@ class DenseStep:
     prompts: tuple[int, ...] | None = None
     token_types: Array | None = None
     signal: None = None
+    adapters: None = None
 
     @classmethod
     def build(
@@ -103,7 +104,8 @@ class PagedStep:
     layouts: one per state group of the arena. inputs: recurrent layers' inputs for drafts, of this step and before.
     recorded_rows, recorded_segments: frequency rows and segments of a recorded step; None: they follow from the slices.
     recorded_kept: where a recorded step finds inputs of accepted drafts, and keeps those of its drafts, if it has any.
-    signal: the mean embedding of each token's last prediction, in a pass over canvases.
+    signal: the mean embedding of each token's last prediction, in a pass over canvases. adapters: the slot of each
+    token's adapter, -1 for none; None if no token has one.
     """
 
     token_ids: Array
@@ -117,6 +119,7 @@ class PagedStep:
     recorded_segments: Segments | None = None
     recorded_kept: tuple[Array, Array | None] | None = None
     signal: Array | None = None
+    adapters: Array | None = None
 
     @property
     def token_types(self) -> None:

@@ -231,9 +231,8 @@ class Scheduler:
         start, known = seq.planned, len(seq.tokens)
         tokens = (*seq.tokens[start:limit], *drafts) if limit <= known else (*seq.tokens[start:], LAST)
         sample, count, tree = limit == known + seq.pending, len(drafts), seq.tree(len(drafts)) if drafts else ()
-        self._works.append(
-            Work(seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, count, deltas, seq.floor, tree)
-        )
+        own = (seq.id, seq.row, seq.epoch, start, tokens, sample, seq.replay_from, count, deltas, seq.floor, tree)
+        self._works.append(Work(*own, adapter=seq.adapter))
         if sample:
             seq.pending += 1
             seq.drafts = seq.parents = ()

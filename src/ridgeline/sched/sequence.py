@@ -60,6 +60,7 @@ class Sequence:
     part: tuple[int, int] | None = None  # position of the first draft, and number of rows that drafts read (blocks.py)
     after: int = 0  # known tokens that follow the answer, in whole sequences, or the rest of its last canvas
     signal: Any = None  # of the drafts, if they are a canvas (work.py)
+    adapter: int = -1  # slot of its adapter; -1: none
     block: int = 1  # tokens whose rows are final together; above 1 only in diffusion models (blocks.py)
     # progress
     row: int = -1  # -1: not running

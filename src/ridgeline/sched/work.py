@@ -66,7 +66,7 @@ class Work(NamedTuple):
     reads: if the work is a part of a whole sequence, whose other rows stay as an earlier pass left them: the number of
     rows of its sequence, all of which its tokens read. 0: its tokens read no rows after their own.
     signal: if the drafts are a canvas, which is a pass of its own: the mean embedding of each token's last prediction,
-    float32 [num_draft, hidden size].
+    float32 [num_draft, hidden size]. adapter: the slot of its sequence's adapter; -1: none.
     """
 
     sequence: int
@@ -83,6 +83,7 @@ class Work(NamedTuple):
     wanted: tuple[int, int] | None = None
     signal: Any = None
     reads: int = 0
+    adapter: int = -1
 
     @property
     def limit(self) -> int:

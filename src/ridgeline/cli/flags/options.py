@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,9 @@ class Batching(StrEnum):
     static = "static"
 
 
+COMMAND_LORA = "lora"  # name of the adapter of a command
+
+
 def _model(*names: str, help: str) -> object:
     return typer.Option(*names, help=help, rich_help_panel=_MODEL)
 
@@ -47,6 +50,14 @@ SkipTokenizer = Annotated[
     bool, _model("--skip-tokenizer-init", help="Do not load the tokenizer: prompts and answers are token ids.")
 ]
 Device = Annotated[str, _model("--device", help="Device: auto, cpu, reference, cuda or cuda:N.")]
+Lora = Annotated[
+    str | None,
+    _model(
+        "--lora",
+        help="Adapter that peft wrote (LoRA, rsLoRA or DoRA): a folder or a hub id. Its terms are computed beside the "
+        "weights, which stay as they are. Default: none.",
+    ),
+]
 JsonReport = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
 Threads = Annotated[
     int | None, _model("--threads", help="Number of CPU threads for kernels. Default: the number of physical cores.")
@@ -245,6 +256,11 @@ Seed = Annotated[
     int,
     typer.Option("--seed", help="Random seed for sampling and for dummy weights.", rich_help_panel="Sampling"),
 ]
+
+
+def adapter_of(lora: str | None) -> dict[str, Any]:
+    """Return the arguments of LLM for an adapter of a command; none for None."""
+    return {} if lora is None else {"lora_modules": {COMMAND_LORA: lora}}
 
 
 def parse_ops(ops: list[str] | None) -> dict[str, str]:

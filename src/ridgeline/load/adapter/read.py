@@ -19,6 +19,7 @@ from ridgeline.load.safetensors import TensorFiles
 from ridgeline.load.weights import part_of, stored_shape
 from ridgeline.spec import ModelSpec, Weight
 
+DEFAULT_RANK = 16
 TENSORS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _PARTS = {
@@ -58,6 +59,17 @@ class _Target(NamedTuple):
 def find_adapter(name: str) -> Path:
     """Return the folder of an adapter: a local one, or one from the hub. Raises CheckpointError."""
     return find_model(name, files=(CONFIG, TENSORS))
+
+
+def rank_of(sources: Mapping[str, str] | None, given: int | None) -> int:
+    """Return the largest rank that is served: the given one, or that of adapters, by their folders or hub ids.
+
+    Without either it is DEFAULT_RANK. Raises CheckpointError for a config that cannot be read.
+    """
+    if given is not None or not sources:
+        return DEFAULT_RANK if given is None else given
+    configs = [read_adapter_config(find_adapter(source)) for source in sources.values()]
+    return max(int(rank) for config in configs for rank in (config.rank, *config.ranks.values()))
 
 
 def read_adapter(folder: Path, spec: ModelSpec, names: Names, max_rank: int) -> Adapter:

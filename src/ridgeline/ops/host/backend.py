@@ -22,6 +22,7 @@ from ridgeline.ops.host.memory import NumpyMemory
 
 _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.EMBEDDING: p.embedding, api.LINEAR: p.linear, api.ROTARY: p.rotary, api.SPLIT_HEADS: p.split_heads,
+    api.ADD_TERMS: p.add_terms,
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.MIX: p.mix, api.CLAMP: p.clamp,
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ridgeline.ops.api import Rotary
+from ridgeline.ops.api import Rotary, SlotTerms
 from ridgeline.ops.host.memory import Ndarray, widen
 from ridgeline.spec import MLP, XIELU, ClampedSwiGLU, GatedMLP, LayerNorm, MoE, QueryGrowth, RMSNorm, Rope, Ungated
 
@@ -215,6 +215,15 @@ def mix(weights: Ndarray, rows: Ndarray) -> Ndarray:
 
 def add(a: Ndarray, b: Ndarray, scale: float) -> Ndarray:
     return a + scale * b if scale != 1.0 else a + b
+
+
+def add_terms(y: Ndarray, x: Ndarray, slots: Ndarray, terms: SlotTerms) -> Ndarray:
+    out = y.copy()
+    down, up, gain, add, ranks = (np.asarray(array) for array in terms)
+    for i in np.flatnonzero(slots >= 0):  # row by row, so that no row's bits depend on others
+        s, rank = int(slots[i]), int(ranks[slots[i]])
+        out[i] = gain[s] * y[i] + add[s] + (down[s, :rank] @ x[i]) @ up[s, :rank]
+    return out
 
 
 def scale(x: Ndarray, factor: float) -> Ndarray:

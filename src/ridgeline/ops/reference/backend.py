@@ -31,6 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 _PLAIN = {
     api.LINEAR: p.linear, api.SPLIT_HEADS: p.split_heads,
+    api.ADD_TERMS: p.add_terms,
     api.ADD: p.add, api.SCALE: p.scale, api.SOFTCAP: p.softcap, api.TAKE: p.take, api.CUT: p.cut, api.JOIN: p.join,
     api.MIX: p.mix, api.CLAMP: p.clamp,
     api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.ops.api import DenseKeyValues, Expert, Rotary
+from ridgeline.ops.api import DenseKeyValues, Expert, Rotary, SlotTerms
 from ridgeline.ops.draws import accept as accepted
 from ridgeline.ops.draws import draw as drawn
 from ridgeline.ops.reference.stored import as_floats
@@ -209,6 +209,18 @@ def mix(weights: Tensor, rows: Tensor) -> Tensor:
 
 def add(a: Tensor, b: Tensor, scale: float) -> Tensor:
     return a + scale * b if scale != 1.0 else a + b
+
+
+def add_terms(y: Tensor, x: Tensor, slots: Tensor, terms: SlotTerms) -> Tensor:
+    down, up, gain, add, ranks = terms
+    rows = []
+    for i, slot in enumerate(slots.tolist()):  # row by row, so that no row's bits depend on others
+        if slot < 0:
+            rows.append(y[i])
+            continue
+        rank = int(ranks[slot])
+        rows.append(gain[slot] * y[i] + add[slot] + (down[slot, :rank] @ x[i]) @ up[slot, :rank])
+    return torch.stack(rows) if rows else y
 
 
 def scale(x: Tensor, factor: float) -> Tensor:
