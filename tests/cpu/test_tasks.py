@@ -158,6 +158,29 @@ def test_tasks_equal_those_of_lm_eval(
             assert mean["accuracy_normalized"] == result.get("acc_norm,none")
 
 
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")  # lm-eval and its imports warn
+@pytest.mark.parametrize("max_length", [None, 64])
+def test_likelihoods_of_whole_texts_equal_those_of_hf(max_length: int | None) -> None:
+    """Texts of one window and of several, and an empty one: the sums that lm-eval makes perplexities from."""
+    huggingface = pytest.importorskip("lm_eval.models.huggingface")
+    from lm_eval.api.instance import Instance
+
+    from ridgeline.harness import RidgelineLM
+
+    source = Path(__file__).read_text(encoding="utf-8")
+    texts = ["", "def", source[:200], source[:3000]]
+    requests = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
+    for model in (BUILT_IN["pocket"], DATA / "stories260K"):
+        if not model.is_dir():
+            continue
+        hf = huggingface.HFLM(str(model), dtype="float32", device="cpu", max_length=max_length)
+        theirs = hf.loglikelihood_rolling(requests, disable_tqdm=True)
+        mine = RidgelineLM(str(model), max_length=max_length).loglikelihood_rolling(requests)
+        assert mine == pytest.approx(theirs, abs=1e-4, rel=1e-6)
+        assert theirs[-1] < theirs[1] < 0
+
+
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     return LLM("pocket", cache="off", max_model_len=64)

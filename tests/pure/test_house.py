@@ -91,6 +91,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "lab": None,  # runs everything below it
     "async_llm": None,
     "harness": None,
+    "notebook": None,
     "serve": frozenset(
         {"spec", "load", "sched", "cost", "plan", "settings", "sample", "runtime", "llm", "measure", "__init__"}
     ),
@@ -117,6 +118,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "train": frozenset({"numpy", "tokenizers", "matplotlib", "transformers"}),
     "llm": frozenset({"numpy"}),
     "harness": frozenset({"lm_eval"}),
+    "notebook": frozenset({"IPython", "matplotlib"}),
     "measure": frozenset({"numpy", "httpx", "matplotlib"}),
     "lab": frozenset({"numpy", "matplotlib"}),
     "serve": frozenset({"numpy", "fastapi", "starlette", "pydantic", "uvicorn", "opentelemetry"}),

@@ -172,7 +172,12 @@ def print_report(report: Report, arithmetic: Sequence[str] = (), title: str = ""
     """Print the matrix of cases as a table, every difference, the arithmetic of products, and a summary."""
     from ridgeline.cli.show.tables import screen, show
 
-    show(screen(), matrix_table(report, title), *_remarks(report), *arithmetic, _sum(report))
+    show(screen(), *report_parts(report, arithmetic, title))
+
+
+def report_parts(report: Report, arithmetic: Sequence[str] = (), title: str = "") -> list[Table | str]:
+    """Return the matrix of cases as a table, and a line for each difference, for the arithmetic and for the sum."""
+    return [matrix_table(report, title), *_remarks(report), *arithmetic, _sum(report)]
 
 
 def matrix_table(report: Report, title: str = "") -> Table:

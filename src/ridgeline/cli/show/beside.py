@@ -116,6 +116,16 @@ def say_beside(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, bas
     if found is None:
         say(note)
         return
+    rows = beside_times(found, outputs, elapsed_s)
+    peak = resident_bytes(peak=True)
+    if base_bytes is not None:
+        rows.append(Beside("peak memory", peak - base_bytes, found.memory_bytes, None, "bytes"))
+    say_tables(beside_table(rows))
+    say(note)
+
+
+def beside_times(found: Predicted, outputs: Sequence[RequestOutput], elapsed_s: float) -> list[Beside]:
+    """Return the times of a run: all of it (`elapsed_s`), to the first token, and per token after the first."""
     rows = [Beside("total time", elapsed_s, found.elapsed_s, found.roof_elapsed_s)]
     first = fmean(out.timing.ttft_s for out in outputs)
     rows.append(Beside("TTFT, mean", first, fmean(found.ttft_s), fmean(found.roof_ttft_s)))
@@ -124,11 +134,7 @@ def say_beside(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float, bas
     if each and predicted:
         roof = fmean(x for x in found.roof_tpot_s if x is not None)
         rows.append(Beside("TPOT, mean", fmean(each), fmean(predicted), roof))
-    peak = resident_bytes(peak=True)
-    if base_bytes is not None:
-        rows.append(Beside("peak memory", peak - base_bytes, found.memory_bytes, None, "bytes"))
-    say_tables(beside_table(rows))
-    say(note)
+    return rows
 
 
 def beside_table(rows: Sequence[Beside]) -> Table:

@@ -30,6 +30,11 @@ BOUND_WHY = (
 
 def show_plan(report: dict[str, Any]) -> None:
     """Print a report of cli/plan.py."""
+    show(screen(), *plan_parts(report))
+
+
+def plan_parts(report: dict[str, Any]) -> list[Table | Line | Cell]:
+    """Return the tables and the lines of a report of cli/plan.py."""
     planner, load = report["_planner"], report["_load"]
     parts: list[Table | Line | Cell] = [_title(report, planner, load)]
     if "_rows" in report:
@@ -58,7 +63,7 @@ def show_plan(report: dict[str, Any]) -> None:
         for name, text in report["explain"].items():
             table.add_row(name, text)
         parts.append(table)
-    show(screen(), *parts)
+    return parts
 
 
 def _title(report: dict[str, Any], planner: Planner, load: Load) -> Text:
