@@ -29,7 +29,7 @@ Part = Table | Line | Cell
 
 @dataclass(frozen=True, repr=False)
 class Shown:
-    """Tables and lines that Jupyter shows as HTML. data: the same figures for programs. svg: a picture below them."""
+    """Tables and lines that Jupyter shows as HTML. data: the figures of the tables for programs. svg: a picture below them."""
 
     parts: Sequence[Part]
     data: Any = None
@@ -152,7 +152,7 @@ class LLM(ridgeline.llm.LLM):
     def beside(self, outputs: Sequence[RequestOutput]) -> Shown:
         """Compare the times of one call of `generate` with the predicted ones and the roofline: a table and a figure.
 
-        outputs: what the call returned. `data` has a row for each time, in seconds. On a machine that was not
+        outputs: the list that the call returned. `data` has a row for each time, in seconds. On a machine that was not
         calibrated there is one line instead, which says so. Without matplotlib there is no figure.
         """
         found, note = expected(self, asked_of(outputs))
@@ -174,13 +174,15 @@ class Bar:
         self._done += parts
         if not in_notebook() or (self._done < self._total and monotonic() < self._last + LEAST_S):
             return
-        from IPython.display import HTML, display
+        import IPython.display
+
+        jupyter: Any = IPython.display  # it has no types
 
         self._last = monotonic()
         counted = f"{escape(self._what)}: {self._done:,} of {self._total:,}"
-        page = HTML(f'<progress value="{self._done}" max="{self._total}"></progress> {counted}')
+        page = jupyter.HTML(f'<progress value="{self._done}" max="{self._total}"></progress> {counted}')
         if self._handle is None:
-            self._handle = display(page, display_id=True)
+            self._handle = jupyter.display(page, display_id=True)
         else:
             self._handle.update(page)
 

@@ -75,7 +75,7 @@ def test_two_models_answer_side_by_side(run: Run) -> None:
     assert "prompt: 'import'" in said and "pocket: '" in said and said.count("ms per token") == 2
 
 
-@pytest.mark.filterwarnings("ignore")  # of the libraries
+@pytest.mark.filterwarnings("ignore")  # the libraries warn
 @pytest.mark.parametrize("name", ["langchain_chat", "llama_index_chat"])
 def test_a_library_gets_answers(run: Run, server: Server, name: str) -> None:
     if importlib.util.find_spec(NEEDS[name].split(".")[0]) is None:
