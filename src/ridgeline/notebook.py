@@ -29,7 +29,7 @@ Part = Table | Line | Cell
 
 @dataclass(frozen=True, repr=False)
 class Shown:
-    """Tables and lines that Jupyter shows as HTML. data: the figures of the tables for programs. svg: a picture below them."""
+    """Tables and lines that Jupyter shows as HTML. data: the figures for programs. svg: a picture below them."""
 
     parts: Sequence[Part]
     data: Any = None
