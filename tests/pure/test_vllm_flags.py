@@ -86,7 +86,7 @@ def test_lists_of_origins() -> None:
 
 @pytest.mark.parametrize("given", [
     "--pipeline-parallel-size 2", "-pp=2", "--gpu-memory-utilization 0", "--gpu-memory-utilization x",
-    "--swap-space -1", "--quantization awq", "--no-enable-prefix-caching", "--enable-lora",
+    "--swap-space -1", "--quantization awq", "--no-enable-prefix-caching",
     "--max-logprobs 50", "--cpu-offload-gb 4", "--download-dir /tmp", "--pipeline-parallel-size", "--config",
     "--enforce-eager=false",
 ])  # fmt: skip

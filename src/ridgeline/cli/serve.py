@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.flags.groups import EngineFlags, LoadFlags, grouped, llm_arguments
-from ridgeline.cli.flags.serving import ServedFlags, ServerFlags, serve_options
+from ridgeline.cli.flags.serving import ServedFlags, ServerFlags, adapter_arguments, serve_options
 
 if TYPE_CHECKING:
     from ridgeline.serve.service import Service
@@ -37,7 +37,7 @@ def serve(
     from ridgeline.serve.server import run
 
     options = serve_options(served, server, seed)
-    arguments = llm_arguments(load, engine, tokenizer=tokenizer, seed=seed)
+    arguments = llm_arguments(load, engine, tokenizer=tokenizer, seed=seed) | adapter_arguments(served, options)
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of every malformed request
     if server.quiet:

@@ -219,6 +219,22 @@ class Fleet:
             finally:
                 chosen.live -= 1
 
+    async def adapt(self, name: str, source: str | None) -> None:
+        """Load an adapter in all engines, or drop it if there is no source. If one of them refuses, none keeps it.
+
+        Raises RequestError, EngineDown.
+        """
+        if not all(r.client.up for r in self._replicas):
+            raise EngineDown("an engine is not ready; try again")
+        found = await asyncio.gather(*(r.client.adapt(name, source) for r in self._replicas), return_exceptions=True)
+        failed = next((one for one in found if isinstance(one, BaseException)), None)
+        if failed is None:
+            return
+        if source is not None:
+            done = [r.client for r, one in zip(self._replicas, found, strict=True) if one is None]
+            await asyncio.gather(*(client.adapt(name, None) for client in done), return_exceptions=True)
+        raise failed
+
     async def report(self) -> Report:
         """Return the sum of the engines' counters, of those that answer. Raises EngineDown."""
         asked = (r.client.report() for r in self._replicas if r.client.up)

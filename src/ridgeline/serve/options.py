@@ -53,6 +53,8 @@ class ServeOptions:
         patience: limits on an engine that hangs.
         api_keys: keys with limits of their own, by SHA-256 hash; their hashes are in key_hashes too.
         server_dev_mode: serve the endpoints that affect all users: sleep, wake and the reset of the prefix cache.
+        adapters: folders or hub ids of adapters by name; requests name one as their model.
+        allow_runtime_lora_updating: serve the endpoints that load and drop adapters.
         enable_tokenizer_info_endpoint: serve /tokenizer_info, which has the chat template.
     """
 
@@ -82,6 +84,8 @@ class ServeOptions:
     allowed_hosts: tuple[str, ...] = ()
     patience: Patience = field(default_factory=Patience)
     api_keys: Mapping[bytes, ApiKey] = field(default_factory=dict)
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    allow_runtime_lora_updating: bool = False
     server_dev_mode: bool = False
     enable_tokenizer_info_endpoint: bool = False
 

@@ -139,6 +139,7 @@ class Service:
         self._numbers = count()
         self.keys = Keys(options.api_keys)
         self.shares = Shares(self.gate.running, self._weight_of) if options.api_keys else None
+        self.adapters = dict(options.adapters)  # name -> folder or hub id
         self.prefix_resets = 0  # how often the prefix cache was reset
         # Answers do not depend on other requests: equal requests with a seed give equal texts under one fingerprint.
         self.fingerprint = f"ridgeline-{__version__}-{ready.device}-invariant"
@@ -164,13 +165,40 @@ class Service:
         """Return the sampling parameters that the model's generation_config.json recommends."""
         return self.ready.sampling_defaults
 
-    def check_model(self, name: str | None) -> None:
-        """Raise APIError if `name` is not a served name of the model."""
-        if name is not None and name not in self.options.names:
+    def check_model(self, name: str | None, *, adapters: bool = False) -> None:
+        """Raise APIError if `name` is not a served name of the model. adapters: a name of an adapter is one, too."""
+        if name is None or name in self.options.names or (adapters and name in self.adapters):
+            return
+        if name in self.adapters:
             raise APIError(
-                404, f"the model {name!r:.100} does not exist here; this server has {', '.join(self.options.names)}",
-                param="model", code="model_not_found",
+                400, f"{name!r} is an adapter, which this endpoint does not use; name the model {self.name!r}",
+                param="model", code="model_not_supported",
             )  # fmt: skip
+        known = ", ".join((*self.options.names, *self.adapters))
+        raise APIError(
+            404, f"the model {name!r:.100} does not exist here; this server has {known:.1000}", param="model",
+            code="model_not_found",
+        )  # fmt: skip
+
+    def adapter_of(self, model: str | None) -> str:
+        """Return the adapter that a request names as its model; "" for the model itself."""
+        return model if model is not None and model in self.adapters else ""
+
+    def answers_as(self, model: str | None) -> str:
+        """Return the name of the model in the answer to a request: that of the adapter, or the first served name."""
+        return self.adapter_of(model) or self.name
+
+    async def adapt(self, name: str, source: str | None) -> None:
+        """Load an adapter, or drop it if there is no source. Raises APIError, RequestError, EngineDown."""
+        if source is None and name not in self.adapters:
+            raise APIError(404, f"there is no adapter {name!r:.100}", param="lora_name", code="adapter_not_found")
+        if source is not None and name in (*self.options.names, *self.adapters):
+            raise APIError(400, f"the name {name!r:.100} is in use; unload it or take another", param="lora_name")
+        await self.client.adapt(name, source)
+        if source is None:
+            self.adapters.pop(name, None)
+        else:
+            self.adapters[name] = source
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run work that takes a while in a thread, so that the event loop can deliver chunks of other requests."""
@@ -219,14 +247,15 @@ class Service:
 
     async def open(
         self, make: Callable[[], Awaitable[Sequence[Prompt | Rendered]]], num_prompts: int, params: SamplingParams, *,
-        operation: str, priority: int | None, reading: Mapping[str, Any], stream: bool,
+        operation: str, priority: int | None, reading: Mapping[str, Any], stream: bool, model: str | None = None,
     ) -> Turn:  # fmt: skip
         """Send a request to the engine.
 
         make: makes the prompts, once the request has its slots in the queue. operation: name of the request's span.
-        reading: fields of PromptOptions for the prompts. stream: send chunks while the answer is generated. Raises
-        APIError, RequestError, EngineDown.
+        reading: fields of PromptOptions for the prompts. stream: send chunks while the answer is generated. model: the
+        name in the request, which may be that of an adapter. Raises APIError, RequestError, EngineDown.
         """
+        lora = self.adapter_of(model)
         arrived, sequences = time.perf_counter(), num_prompts * params.n
         self.gate.enter(sequences)
         numbers = [next(self._numbers) for _ in range(num_prompts)]
@@ -237,7 +266,7 @@ class Service:
 
             def checked() -> list[GenerationRequest]:
                 return [
-                    self.frontend.request(prompt, params, number, priority or 0, long.get(index))
+                    replace(self.frontend.request(prompt, params, number, priority or 0, long.get(index)), lora=lora)
                     for index, (number, prompt) in enumerate(zip(numbers, prompts, strict=True))
                 ]
 

@@ -12,8 +12,8 @@ from ridgeline.cli.flags.options import DEFAULT_MODEL
 _SERVER = "Server"
 
 
-def _server(*names: str, help: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=_SERVER)
+def _server(*names: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=_SERVER)
 
 
 def _protection(*names: str, help: str) -> Any:
@@ -36,6 +36,35 @@ ServedModelName = Annotated[
         "--served-model-name",
         help="Name of the model in requests and answers. May be given several times; answers have the first name. "
         "Default: MODEL.",
+    ),
+]
+LoraModules = Annotated[
+    list[str] | None,
+    _server(
+        "--lora-modules",
+        metavar="NAME=PATH",
+        help="Adapters: the name that requests give as their model, and the folder or hub id. May be given several "
+        "times. Default: none.",
+    ),
+]
+MaxLoras = Annotated[
+    int | None,
+    _server(
+        "--max-loras",
+        help="Most adapters that are loaded at one time. Each takes memory for terms of --max-lora-rank beside all "
+        "matrices. Default: the number of --lora-modules.",
+    ),
+]
+MaxLoraRank = Annotated[
+    int | None,
+    _server("--max-lora-rank", help="Largest rank of an adapter. Default: that of --lora-modules, or 16."),
+]
+RuntimeLora = Annotated[
+    bool,
+    _server(
+        "--allow-runtime-lora-updating",
+        help="Serve /v1/load_lora_adapter and /v1/unload_lora_adapter. A client who may call them can make the server "
+        "read any folder, so use API keys. It needs --max-loras.",
     ),
 ]
 Replicas = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ class ServedFlags:
     model_argument: s.ModelArgument = None
     model_option: s.ModelOption = None
     served_model_name: s.ServedModelName = None
+    lora_modules: s.LoraModules = None
+    max_loras: s.MaxLoras = None
+    max_lora_rank: s.MaxLoraRank = None
     chat_template: s.ChatTemplateFile = None
     tool_call_parser: s.ToolParser = None
     reasoning_parser: s.ReasoningParser = None
@@ -72,6 +76,7 @@ class ServerFlags:
     log_requests: s.LogRequests = False
     otlp_traces_endpoint: s.TracesEndpoint = None
     quiet: s.Quiet = False
+    allow_runtime_lora_updating: s.RuntimeLora = False
     server_dev_mode: s.DevMode = False
     enable_tokenizer_info_endpoint: s.TokenizerInfo = False
 
@@ -106,16 +111,46 @@ def serve_options(served: ServedFlags, server: ServerFlags, seed: int) -> ServeO
     given = values_of(served, server, seed=seed)
     environment = os.environ.pop(ENVIRONMENT_KEYS, None)  # child processes must not see the keys
     api_keys = {} if server.api_keys is None else keys_of(read_options(server.api_keys, OPTION), server.api_keys)
+    names = tuple(served.served_model_name or [served.model])
     different: dict[str, Any] = {
-        "names": tuple(served.served_model_name or [served.model]),
+        "names": names,
         "key_hashes": (*read_keys(server.api_key or (), server.api_key_file, environment), *api_keys),
-        "api_keys": api_keys,
+        "api_keys": api_keys, "adapters": modules_of(served.lora_modules or (), names),
         "chat_template": _template(served.chat_template),
         "allowed_origins": tuple(server.allowed_origins or ()), "allowed_hosts": tuple(server.allowed_hosts or ()),
         "timeouts": limits.timeouts_of(given), "patience": limits.patience_of(given),
     }  # fmt: skip
     same = {field.name for field in fields(ServeOptions)} - different.keys()
     return ServeOptions(**different, **{name: given[name] for name in same})
+
+
+def modules_of(given: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Return the folders or hub ids of adapters by name. names: names of the model. Raises RequestError."""
+    from ridgeline.errors import RequestError
+
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, source = text.partition("=")
+        if not (name and equals and source):
+            raise RequestError(f"--lora-modules {text!r:.200}: give NAME=PATH, as in mine=adapters/mine")
+        if name in found or name in names:
+            raise RequestError(f"--lora-modules {text!r:.200}: the name {name!r} is given twice; take another one")
+        found[name] = source
+    return found
+
+
+def adapter_arguments(served: ServedFlags, options: ServeOptions) -> dict[str, Any]:
+    """Return the arguments of LLM for adapters. Raises RequestError for limits that leave no room."""
+    from ridgeline.errors import RequestError
+
+    count = len(options.adapters) if served.max_loras is None else served.max_loras
+    if count < len(options.adapters):
+        raise RequestError(f"--max-loras is {count}, but --lora-modules names {len(options.adapters)}; raise it")
+    if options.allow_runtime_lora_updating and not count:
+        raise RequestError("--allow-runtime-lora-updating needs room for adapters; give --max-loras")
+    if not count:
+        return {}
+    return {"lora_modules": dict(options.adapters), "max_loras": count, "max_lora_rank": served.max_lora_rank}
 
 
 def _template(file: str | None) -> str | None:

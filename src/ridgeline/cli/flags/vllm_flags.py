@@ -109,7 +109,7 @@ FLAGS: tuple[Flag, ...] = (
     _off("--override-generation-config", refuses="send the sampling parameters with each request"),
     _off("--download-dir", refuses="set HF_HUB_CACHE in the environment"),
     _off("--hf-token", refuses="set HF_TOKEN in the environment"),
-    _off("--enable-lora", refuses="Ridgeline does not serve LoRA adapters; merge the adapter into the model first"),
+    _on("--enable-lora", says="adapters are served with --lora-modules or --max-loras"),
     Flag(("--speculative-config",), "its method, model and num_speculative_tokens set --speculative and "
          "--num-speculative-tokens", takes_value=True, translate=speculative_flags),
     # The API.

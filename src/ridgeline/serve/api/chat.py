@@ -36,7 +36,7 @@ class Chat:
     """
 
     def __init__(self, service: Service, body: ChatBody) -> None:
-        service.check_model(body.model)
+        service.check_model(body.model, adapters=True)
         self._service, self._body = service, body
         reading, structure = _reading(body)
         thinks = service.reasoning_parser is not None and structure is None
@@ -48,7 +48,9 @@ class Chat:
             service.tokenizer, skip_special_tokens=self._params.skip_special_tokens,
             as_ids=bool(body.return_tokens_as_token_ids),
         )  # fmt: skip
-        self._head = head("chat.completion", "chatcmpl", service.name, service.fingerprint, body.request_id)
+        self._head = head(
+            "chat.completion", "chatcmpl", service.answers_as(body.model), service.fingerprint, body.request_id
+        )
 
     async def open(self, *, stream: bool) -> Turn:
         """Send the request to the engine."""
@@ -57,6 +59,7 @@ class Chat:
         return await self._service.open(
             self._prompts, 1, self._params,
             operation="chat", priority=body.priority, reading=reading, stream=stream,
+            model=body.model,
         )  # fmt: skip
 
     async def _prompts(self) -> list[Rendered]:

@@ -28,7 +28,7 @@ class Completion:
 
     def __init__(self, service: Service, body: CompletionBody, max_tokens: int | None = 16) -> None:
         """max_tokens: tokens of an answer by default; None: up to the end of the context."""
-        service.check_model(body.model)
+        service.check_model(body.model, adapters=True)
         self._service, self._body = service, body
         self._params = completion_params(body, service.defaults(), max_tokens)
         self._texts = TokenTexts(
@@ -36,7 +36,9 @@ class Completion:
             as_ids=bool(body.return_tokens_as_token_ids),
         )  # fmt: skip
         self._prompts = as_prompts(body.prompt)
-        self._head = head("text_completion", "cmpl", service.name, service.fingerprint, body.request_id)
+        self._head = head(
+            "text_completion", "cmpl", service.answers_as(body.model), service.fingerprint, body.request_id
+        )
         self._silent = bool(body.echo) and body.max_tokens == 0  # the answer is the prompt alone
 
     async def open(self, *, stream: bool) -> Turn:
@@ -45,6 +47,7 @@ class Completion:
         return await self._service.open(
             self._fitting, len(self._prompts), self._params,
             operation="text_completion", priority=body.priority, reading=prompt_options(body), stream=stream,
+            model=body.model,
         )  # fmt: skip
 
     async def _fitting(self) -> list[Prompt]:

@@ -37,7 +37,8 @@ class Response:
         self._chat = Chat(service, as_chat(body))
         self._frame: dict[str, Any] = {
             "id": f"resp_{body.request_id or uuid.uuid4().hex}", "object": "response", "created_at": int(time.time()),
-            "model": service.name, "error": None, "incomplete_details": None, "instructions": body.instructions,
+            "model": service.answers_as(body.model), "error": None, "incomplete_details": None,
+            "instructions": body.instructions,
             "metadata": body.metadata or {}, "parallel_tool_calls": body.parallel_tool_calls is not False,
             "temperature": body.temperature, "top_p": body.top_p, "max_output_tokens": body.max_output_tokens,
             "tool_choice": _plain(body.tool_choice) or "auto", "tools": [_plain(tool) for tool in body.tools or ()],

@@ -107,7 +107,7 @@ async def post_responses(body: ResponseBody, request: Request) -> Response:
 async def render(body: RenderBody, request: Request) -> Response:
     """Format a conversation with the chat template; return the text and its token ids."""
     service = service_of(request)
-    service.check_model(body.model)
+    service.check_model(body.model, adapters=True)
     text = await prompt.rendered(service, body)
     ids = await service.tokenize(TextToEncode(text.text, True, text.add_special_tokens))
     _check_count(ids)
@@ -155,7 +155,7 @@ def _check_count(ids: Sequence[int]) -> None:
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Return the token ids of a prompt or of a conversation."""
     service = service_of(request)
-    service.check_model(body.model)
+    service.check_model(body.model, adapters=True)
     tokenizer = service.frontend.tokenizer()
     if sum((body.prompt is not None, body.content is not None, bool(body.messages))) != 1:
         raise APIError(400, "give exactly one of prompt, messages and content")
@@ -184,7 +184,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Return the text of token ids."""
     service = service_of(request)
-    service.check_model(body.model)
+    service.check_model(body.model, adapters=True)
     tokenizer, skip = service.frontend.tokenizer(), bool(body.skip_special_tokens)
 
     def answer() -> Response:
@@ -205,23 +205,24 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
 
 @router.get("/v1/models", tags=["OpenAI"], responses={**answers(t.ModelsAnswer)})
 async def models(request: Request) -> Response:
-    """List the served names of the model."""
+    """List the served names of the model, and the adapters."""
     service = service_of(request)
-    return as_json({"object": "list", "data": [_model(service, name) for name in service.options.names]})
+    names = (*service.options.names, *service.adapters)
+    return as_json({"object": "list", "data": [_model(service, name) for name in names]})
 
 
 @router.get("/v1/models/{name:path}", tags=["OpenAI"], responses={**answers(t.ModelAnswer)})
 async def model(name: str, request: Request) -> Response:
     """Describe the model under one of its served names."""
     service = service_of(request)
-    service.check_model(name)
+    service.check_model(name, adapters=True)
     return as_json(_model(service, name))
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:
     return {
         "id": name, "object": "model", "created": service.created, "owned_by": "ridgeline", "root": service.name,
-        "max_model_len": service.max_model_len,
+        "max_model_len": service.max_model_len, "parent": service.name if name in service.adapters else None,
     }  # fmt: skip
 
 

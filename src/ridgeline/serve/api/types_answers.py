@@ -378,7 +378,7 @@ class RenderAnswer(Answer):
 
 
 class ModelAnswer(Answer):
-    """A served name of the model. root: its first name."""
+    """A served name of the model, or an adapter. root: its first name. parent: the model's name, for an adapter."""
 
     id: str
     object: Literal["model"]
@@ -386,10 +386,11 @@ class ModelAnswer(Answer):
     owned_by: str
     root: str
     max_model_len: int
+    parent: str | None
 
 
 class ModelsAnswer(Answer):
-    """All served names of the model."""
+    """All served names of the model, and the adapters."""
 
     object: Literal["list"]
     data: list[ModelAnswer]

@@ -32,7 +32,8 @@ class Message:
     def __init__(self, service: Service, body: t.MessagesBody) -> None:
         self._chat = Chat(service, as_chat(body))
         self._shows = not (body.thinking and (body.thinking.type == "disabled" or body.thinking.display == "omitted"))
-        head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": service.name}
+        name = service.answers_as(body.model)
+        head = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant", "model": name}
         self._head: dict[str, Any] = {**head, "content": [], "stop_reason": None, "stop_sequence": None}
 
     async def open(self, *, stream: bool) -> Turn:

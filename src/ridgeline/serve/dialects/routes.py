@@ -43,6 +43,7 @@ def dialect_routers(options: ServeOptions) -> list[APIRouter]:
     """Return the routers of all APIs besides OpenAI's, as far as the options enable them."""
     found = [to_anthropic, to_ollama, to_llama_cpp, vllm.router]
     found += [vllm.tokenizer_router] if options.enable_tokenizer_info_endpoint else []
+    found += [vllm.adapter_router] if options.allow_runtime_lora_updating else []
     return found + ([vllm.dev_router] if options.server_dev_mode else [])
 
 
@@ -160,7 +161,7 @@ async def infill(body: c.InfillBody, request: Request) -> Response:
 async def apply_template(body: c.ApplyBody, request: Request) -> Response:
     """Return the text of a conversation."""
     service = service_of(request)
-    service.check_model(body.model)
+    service.check_model(body.model, adapters=True)
     return as_json({"prompt": (await prompt.rendered(service, body)).text})
 
 

@@ -6,19 +6,39 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
-from pydantic import Discriminator, RootModel, Tag
+from pydantic import Discriminator, Field, RootModel, Tag
 
 from ridgeline.serve.api import routes
 from ridgeline.serve.api import types_answers as answered
 from ridgeline.serve.api.described import answers
-from ridgeline.serve.api.types import ChatBody, CompletionBody, EmbeddingBody, RerankBody, ScoreBody
+from ridgeline.serve.api.types import Body, ChatBody, CompletionBody, EmbeddingBody, RerankBody, ScoreBody
 from ridgeline.serve.http.body import BodyRoute
 from ridgeline.serve.http.errors import APIError
 from ridgeline.serve.service import Service
 
 router = APIRouter(route_class=BodyRoute, tags=["vLLM"])
 tokenizer_router = APIRouter(tags=["vLLM"])
+adapter_router = APIRouter(route_class=BodyRoute, tags=["vLLM"])
 dev_router = APIRouter(tags=["vLLM"])
+
+
+class LoadAdapterBody(Body):
+    """POST /v1/load_lora_adapter. lora_path: a folder of the server, or a hub id."""
+
+    lora_name: Annotated[str, Field(min_length=1, max_length=200)]
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class UnloadAdapterBody(Body):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class AdaptersAnswer(answered.Answer):
+    """adapters: the names of the adapters that are loaded."""
+
+    adapters: list[str]
 
 
 class LoadAnswer(answered.Answer):
@@ -103,6 +123,24 @@ async def invocations(body: Invocation, request: Request) -> Response:
 async def load(request: Request) -> Response:
     """Return the number of answers that run or wait."""
     return routes.as_json({"server_load": routes.service_of(request).gate.open})
+
+
+@adapter_router.post("/v1/load_lora_adapter", responses={**answers(AdaptersAnswer)})
+async def load_adapter(body: LoadAdapterBody, request: Request) -> Response:
+    """Load an adapter, whose name is a model for later requests. No step runs while it is read."""
+    return await _adapted(request, body.lora_name, body.lora_path)
+
+
+@adapter_router.post("/v1/unload_lora_adapter", responses={**answers(AdaptersAnswer)})
+async def unload_adapter(body: UnloadAdapterBody, request: Request) -> Response:
+    """Drop an adapter. It is refused while requests use it."""
+    return await _adapted(request, body.lora_name, None)
+
+
+async def _adapted(request: Request, name: str, source: str | None) -> Response:
+    service = routes.service_of(request)
+    await service.adapt(name, source)
+    return routes.as_json({"adapters": list(service.adapters)})
 
 
 @tokenizer_router.get("/tokenizer_info", responses={**answers(TokenizerAnswer)})

@@ -15,6 +15,7 @@ from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.runtime.vectors import Floats, Reading, Text
 from ridgeline.serve.engine.messages import (
     Abort,
+    Adapt,
     Ask,
     Beat,
     Chunks,
@@ -219,6 +220,18 @@ class EngineClient:
         """Return a row of numbers for each text. Raises RequestError, EngineDown."""
         reply: Embedded = await self._ask(lambda number: Embed(number, texts, reading))
         return reply.rows
+
+    async def adapt(self, name: str, source: str | None) -> None:
+        """Load an adapter, or drop it if there is no source. Later engine processes do the same at their start.
+
+        Raises RequestError, EngineDown.
+        """
+        await self._ask(lambda number: Adapt(number, name, source))
+        start = self._start_message
+        modules = {other: given for other, given in start.options.get("lora_modules", {}).items() if other != name}
+        if source is not None:
+            modules[name] = source
+        self._start_message = Start(start.model, {**start.options, "lora_modules": modules})
 
     async def report(self) -> Report:
         """Return the engine's state and counters, taken between two steps. Raises EngineDown."""

@@ -62,6 +62,10 @@ class EngineHandle(Protocol):
         """Return a row of numbers for each text. Raises RequestError, EngineDown."""
         ...
 
+    async def adapt(self, name: str, source: str | None) -> None:
+        """Load an adapter, or drop it if there is no source. Raises RequestError, EngineDown."""
+        ...
+
     async def report(self) -> Report:
         """Return the state and the counters. Raises EngineDown."""
         ...

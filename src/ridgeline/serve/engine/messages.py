@@ -83,6 +83,15 @@ class Ask:
     id: int
 
 
+@dataclass(frozen=True, slots=True)
+class Adapt:
+    """Load an adapter from a folder or a hub id; without a source, drop it. It is answered with Adapted or Refused."""
+
+    id: int
+    name: str
+    source: str | None
+
+
 # ---- from the engine ----------------------------------------------------------------------------------------
 
 
@@ -165,6 +174,13 @@ class Embedded:
 
     id: int
     rows: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """The adapter is loaded, or dropped."""
+
+    id: int
 
 
 @dataclass(frozen=True, slots=True)

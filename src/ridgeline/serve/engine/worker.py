@@ -22,6 +22,8 @@ from ridgeline.serve.engine.embed import Embedder
 from ridgeline.serve.engine.machine import StepLedger, deployment_of
 from ridgeline.serve.engine.messages import (
     Abort,
+    Adapt,
+    Adapted,
     Ask,
     Delivered,
     Embed,
@@ -114,6 +116,8 @@ class Worker:
             self._outgoing.undelivered = 0
         elif isinstance(message, Embed):
             self._embedder.add(message)
+        elif isinstance(message, Adapt):
+            self._adapt(message)
         elif isinstance(message, Ask):
             self._meters.alive_s = time.perf_counter() - self._started
             self._meters.resident_bytes = resident_bytes()
@@ -127,6 +131,20 @@ class Worker:
         except Exception as e:  # a bug ends only this request
             logging.getLogger(__name__).exception("a request could not be added")
             self._send(Lost([submit.id], f"the request could not be added ({type(e).__name__})"))
+
+    def _adapt(self, message: Adapt) -> None:
+        try:
+            if message.source is None:
+                self._llm.unload_lora(message.name)
+            else:
+                self._llm.load_lora(message.name, message.source)
+        except RidgelineError as e:
+            self._send(Refused(message.id, str(e)))
+        except Exception as e:  # a bug ends only this request
+            logging.getLogger(__name__).exception("an adapter could not be changed")
+            self._send(Lost([message.id], f"the adapter could not be changed ({type(e).__name__})"))
+        else:
+            self._send(Adapted(message.id))
 
     def _sink(self, submit: Submit) -> Callable[[OutputChunk], None]:
         """Return the function that receives a request's chunks: it counts them and sends those that are wanted."""
