@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -41,9 +42,9 @@ class AsyncLLM:
         return self._llm
 
     async def generate(
-        self, prompt: Prompt, sampling_params: Params | None = None, *, priority: int = 0
+        self, prompt: Prompt, sampling_params: Params | None = None, *, priority: int = 0, lora: str = ""
     ) -> AsyncIterator[OutputChunk]:
-        """Answer one prompt, piece by piece; the last chunk has the whole result as `output`.
+        """Answer one prompt, piece by piece; the last chunk has the whole result as `output`. lora: see LLM.generate.
 
         Raises RequestError or TokenizerError for a prompt that cannot be served, and EngineClosed after `close`. An
         error in a step of the engine is raised in all requests that were open.
@@ -53,7 +54,7 @@ class AsyncLLM:
 
         def make() -> GenerationRequest:
             request = self._llm.frontend.request(prompt, params, index, priority)
-            return request.with_grammar(self._llm.grammars)
+            return replace(request, lora=lora).with_grammar(self._llm.grammars)
 
         # Tokenizing a long prompt and compiling a grammar take a while, and other requests have chunks to deliver.
         request = await asyncio.to_thread(make)
@@ -67,19 +68,20 @@ class AsyncLLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         priority: int = 0,
+        lora: str = "",
     ) -> AsyncIterator[OutputChunk]:
         """Answer a conversation through the model's own chat template, as `generate`. tools: see LLM.chat."""
         tokenizer = self._llm.frontend.tokenizer()
         ids = await asyncio.to_thread(lambda: tokenizer.encode_chat(messages, tools=tools))
-        async for chunk in self.generate(ids, sampling_params, priority=priority):
+        async for chunk in self.generate(ids, sampling_params, priority=priority, lora=lora):
             yield chunk
 
     async def answer(
-        self, prompt: Prompt, sampling_params: Params | None = None, *, priority: int = 0
+        self, prompt: Prompt, sampling_params: Params | None = None, *, priority: int = 0, lora: str = ""
     ) -> RequestOutput:
         """Return the whole result at once."""
         output = None
-        async for chunk in self.generate(prompt, sampling_params, priority=priority):
+        async for chunk in self.generate(prompt, sampling_params, priority=priority, lora=lora):
             output = chunk.output
         assert output is not None
         return output

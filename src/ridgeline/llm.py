@@ -372,30 +372,33 @@ class LLM(EmbedsTexts, HasAdapters):
         sampling_params: Params | Sequence[Params] | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        lora: str | Sequence[str] = "",
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of messages) or many, through the model's own chat template.
 
-        tools: functions that the model may call, as JSON schemas, for templates that support tools. Results and errors
-        are those of `generate`.
+        tools: functions that the model may call, as JSON schemas, for templates that support tools. `lora`, results and
+        errors are those of `generate`.
         """
         one = not conversations or isinstance(conversations[0], Mapping)
         many: Sequence[Any] = [conversations] if one else conversations
         tokenizer = self.frontend.tokenizer()
-        return self.generate([tokenizer.encode_chat(messages, tools=tools) for messages in many], sampling_params)
+        prompts = [tokenizer.encode_chat(messages, tools=tools) for messages in many]
+        return self.generate(prompts, sampling_params, lora=lora)
 
     def stream(
         self,
         prompt: Prompt,
         sampling_params: Params | None = None,
         *,
+        lora: str = "",
         on_step: Callable[[StepShape], None] = lambda shape: None,
     ) -> ChunkStream:
-        """Answer one prompt, piece by piece; the last chunk has the whole result as `output`. on_step: see `generate`.
+        """Answer one prompt, piece by piece; the last chunk has the whole result as `output`. Others: see `generate`.
 
         Closing the iterator early ends the request. Several streams may be open, and other calls may be made between
         chunks. Raises the errors of `generate`, at once.
         """
-        (request,) = self._requests([prompt], sampling_params)
+        (request,) = self._check_adapters(self._requests([prompt], sampling_params, lora=lora))
         return self._chunks(request, on_step)
 
     def _chunks(self, request: GenerationRequest, on_step: Callable[[StepShape], None]) -> ChunkStream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -14,15 +15,17 @@ import peft
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from oracle.build import build, oracle_logits
 from oracle.case import Case, prompts
 from oracle.families import CASES
-from ridgeline import LLM, BeamSearchParams, SamplingParams
+from ridgeline import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from ridgeline.compress.merge import merge
 from ridgeline.errors import RidgelineError
 from ridgeline.load.adapter import find_adapter, read_adapter
 from ridgeline.load.checkpoint import open_checkpoint
+from ridgeline.load.hub import find_model
 from ridgeline.settings import EngineOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # peft's own
@@ -271,6 +274,39 @@ def test_prefixes_are_shared_within_an_adapter_only(pair: dict[str, Path]) -> No
     llm.load_lora("one", str(pair["two"]))
     (again,) = llm.generate([{"prompt_token_ids": row}], SamplingParams(max_tokens=1), lora="one")
     assert again.num_cached_tokens == 0, "an adapter of the same name has the pages of another one"
+
+
+def test_streams_chats_and_other_threads_have_the_adapter(adapter_of_pocket: str) -> None:
+    llm, params = LLM("pocket", lora_modules={"one": adapter_of_pocket}), SamplingParams(max_tokens=8, temperature=0.0)
+    llm.frontend.tokenizer().set_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    prompt, messages = "def add(a, b):", [{"role": "user", "content": "def add(a, b):"}]
+    base, one = (output.outputs[0].text for output in llm.generate([prompt] * 2, params, lora=["", "one"]))
+    assert base != one
+    assert "".join(chunk.text for chunk in llm.stream(prompt, params, lora="one")) == one
+    assert [llm.chat(messages, params, lora=name)[0].outputs[0].text for name in ("", "one")] == [base, one]
+    with pytest.raises(RidgelineError, match="no adapter 'two' is loaded"):
+        llm.stream(prompt, params, lora="two")
+
+    async def elsewhere() -> tuple[str, str]:
+        async with AsyncLLM("pocket", lora_modules={"one": adapter_of_pocket}) as other:
+            found = await asyncio.gather(*(other.answer(prompt, params, lora=name) for name in ("", "one")))
+            with pytest.raises(RidgelineError, match="no adapter 'two' is loaded"):
+                await other.answer(prompt, params, lora="two")
+        return found[0].outputs[0].text, found[1].outputs[0].text
+
+    assert asyncio.run(elsewhere()) == (base, one)
+
+
+@pytest.fixture
+def adapter_of_pocket(tmp_path: Path) -> str:
+    model = AutoModelForCausalLM.from_pretrained(find_model("pocket"))
+    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = 0.2 * torch.randn(parameter.shape, generator=generator)
+    model.save_pretrained(tmp_path)
+    return str(tmp_path)
 
 
 def test_quantized_weights_take_adapters(pair: dict[str, Path]) -> None:
