@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from oracle.build import DERIVED, build, oracle_logits
+from oracle.build import DERIVED, build, class_for, oracle_logits
 from oracle.case import VOCAB, Case, prompts
 from oracle.families import CASES
 from ridgeline.errors import CheckpointError, RequestError
@@ -328,9 +328,11 @@ def test_half_precision_checkpoints_are_computed_in_float32(
     """The logits equal those of transformers in float32 with the rounded weights, so nothing else is rounded."""
     case = CASES[ONE_EACH[model_type]]
     source = saved(ONE_EACH[model_type])
-    reference = transformers.AutoModelForCausalLM.from_pretrained(
-        source, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
-    ).eval()
+    reference = (
+        class_for(case.model_type)
+        .from_pretrained(source, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager")
+        .eval()
+    )
     exact = oracle_logits(reference, prompts(case))
     with torch.no_grad():
         # transformers does not list the biases of a choice as parameters

@@ -27,10 +27,13 @@ DRAWN = SamplingParams(max_tokens=25, seed=11, temperature=1.0, denoising_passes
 def test_rows_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = np.random.default_rng(1).normal(size=(257, 5)).astype(np.float32)
     monkeypatch.setattr(logit_rows, "PIECE", 100)
-    pieces = Pieces(lambda first, end: logits[first:end].copy(), 5)
+    pieces = Pieces(
+        lambda first, end: logits[first:end].copy(), lambda first, end: LogitRows.of(logits[first:end].copy()), 5
+    )
     for first, count in ((0, 1), (1, 63), (64, 100), (164, 93)):
         rows = pieces.rows(first, count)
-        assert np.array_equal(rows.copy(), logits[first : first + count])
+        for own in (rows, rows.keep()):
+            assert np.array_equal(np.concatenate([piece.copy() for _, piece in own.pieces()]), logits[first:][:count])
         assert all(len(piece) <= 20 for _, piece in rows.pieces())
     assert [at for at, _ in LogitRows.of(logits).pieces(3, 9)] == [3]
 

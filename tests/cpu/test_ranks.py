@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
-from cpu.serving import Server, serving
+from cpu.serving import serving, until
 from cpu.test_slices import answers
 from oracle.build import build
 from oracle.families import CASES
@@ -200,12 +200,13 @@ def test_ranks_end_with_rank_0() -> None:
     code = (
         "from ridgeline import LLM\nllm = LLM('pocket', tensor_parallel_size=2)\nprint('ready', flush=True)\ninput()\n"
     )
-    first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert first.stdout is not None and first.stdout.readline() == "ready\n"
-    (process,) = others()
-    first.kill()
-    first.wait()
-    process.wait(TOLD_SECONDS)
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None and first.stdout.readline() == "ready\n"
+        (process,) = others()
+        first.kill()
+        process.wait(TOLD_SECONDS)
 
 
 def test_a_part_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -244,16 +245,10 @@ def test_clients_are_told_and_ranks_start_again() -> None:
         assert time.monotonic() - killed < TOLD_SECONDS
         assert answer[0][0] in (500, 503), answer
         assert "rank 1 of 2 has ended by signal 9" in json.dumps(answer[0][1])
-        _until_healthy(server)
+        until(lambda: server.ask("GET", "/health")[0] == 503)
+        until(lambda: server.ask("GET", "/health")[0] == 200)
         again = server.post("/v1/completions", prompt="import os", max_tokens=12, temperature=0)[1]["choices"][0]
         assert again == wanted
-
-
-def _until_healthy(server: Server) -> None:
-    deadline = time.monotonic() + 60
-    while server.ask("GET", "/health")[0] != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 # ---- options that are refused --------------------------------------------------------------------------------

@@ -300,7 +300,9 @@ def test_tokenize_and_detokenize(server: Server, llm: LLM) -> None:
     _, there = server.post("/tokenize", prompt=PROMPTS[2], return_token_strs=True)
     assert there["tokens"] == llm.encode(PROMPTS[2])
     assert "".join(there["token_strs"]) == "<|endoftext|>" + PROMPTS[2]
-    assert server.post("/detokenize", tokens=there["tokens"], skip_special_tokens=True)[1] == {"prompt": PROMPTS[2]}
+    assert server.post("/detokenize", tokens=there["tokens"], skip_special_tokens=True)[1] == {
+        "prompt": PROMPTS[2], "content": PROMPTS[2],
+    }  # fmt: skip
 
 
 def test_models_version_and_health(client: openai.OpenAI, server: Server) -> None:

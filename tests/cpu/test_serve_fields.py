@@ -25,6 +25,7 @@ from ridgeline.serve.api.prompt import marked, until
 from ridgeline.serve.api.types import ChatBody, CompletionBody
 from ridgeline.serve.app import build_app
 from ridgeline.serve.http.unknown import ATTEMPTS, header, read
+from ridgeline.serve.keys import Keys
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.service import Service
 
@@ -289,7 +290,8 @@ def ask(path: str, body: Any, **options: Any) -> httpx.Response:
         return [len(work.text)]
 
     one = SimpleNamespace(
-        options=ServeOptions(("m",), **options), check_model=lambda name: None, off_loop=off_loop, max_model_len=9,
+        options=ServeOptions(("m",), **options), check_model=lambda name, adapters: None, off_loop=off_loop,
+        max_model_len=9, keys=Keys({}),
         frontend=SimpleNamespace(tokenizer=lambda: None), tokenize=tokenize, statuses=Counter[tuple[str, int]](),
     )  # fmt: skip
     transport = httpx.ASGITransport(build_app(cast(Service, one)))

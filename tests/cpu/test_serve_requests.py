@@ -42,7 +42,10 @@ def service(**more: Any) -> Service:
     facts = {
         "name": "m", "fingerprint": "f", "tool_parser": None, "reasoning_parser": "think", "tokenizer": None, **more,
     }  # fmt: skip
-    return cast(Service, SimpleNamespace(check_model=lambda name: None, defaults=dict, **facts))
+    return cast(
+        Service,
+        SimpleNamespace(check_model=lambda name, adapters: None, answers_as=lambda name: "m", defaults=dict, **facts),
+    )
 
 
 def with_template(source: str) -> Service:

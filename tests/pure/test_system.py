@@ -34,6 +34,7 @@ NAMES = {
 GUARDED = {
     "system.py": {"resource"},
     "serve/http/accept.py": {"resource"},
+    "runtime/ranks.py": {"pass_fds"},
     "serve/engine/channel.py": {"pass_fds"},
     "bounded/limits.py": {"resource", "sysconf", "/proc/self/statm"},
 }
