@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ridgeline import __version__
-from ridgeline.errors import RequestError
+from ridgeline.errors import RequestError, RidgelineError
+from ridgeline.load.adapter import find_adapter
 from ridgeline.load.chat import reads_roles
 from ridgeline.load.tokenizer import Tokenizer
 from ridgeline.runtime.generator import GenerationRequest
@@ -194,6 +196,9 @@ class Service:
             raise APIError(404, f"there is no adapter {name!r:.100}", param="lora_name", code="adapter_not_found")
         if source is not None and name in (*self.options.names, *self.adapters):
             raise APIError(400, f"the name {name!r:.100} is in use; unload it or take another", param="lora_name")
+        if source is not None:  # a download here does not hold up the engine
+            given = source
+            source = str(await self.off_loop(lambda: _found(given)))
         await self.client.adapt(name, source)
         if source is None:
             self.adapters.pop(name, None)
@@ -303,6 +308,14 @@ class Service:
             await self.shares.enter(key, sequences, tokens)
         self.keys.charge(key, tokens)
         return Bill(self.keys, self.shares, key, sequences)
+
+
+def _found(source: str) -> Path:
+    """Return the folder of an adapter. Raises RequestError."""
+    try:
+        return find_adapter(source)
+    except RidgelineError as e:
+        raise RequestError(str(e)) from None
 
 
 def read_as(prompt: Prompt | Rendered, reading: Mapping[str, Any]) -> Prompt | Rendered:
