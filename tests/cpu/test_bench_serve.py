@@ -106,7 +106,7 @@ def test_known_times_are_found(usage: bool) -> None:
     assert r["requests"] == 24 and r["output_tokens"] == 144 and not found["failures"] and found["at_once"] == 4
     assert 0.1 <= r["ttft_s"]["p50"] <= 0.3 + LATE and 0.3 <= r["ttft_s"]["p90"] <= 0.3 + LATE
     assert 0.019 <= r["tpot_s"]["mean"] <= 0.02 + LATE / 5 and 0.015 <= r["itl_s"]["p50"] <= 0.02 + LATE / 2
-    assert 0.4 <= r["e2e_s"]["p90"] <= 0.4 + LATE
+    assert 0.4 <= r["e2e_s"]["p90"] <= 0.4 + 2 * LATE  # the first token and the five after it may be late, as above
     sent = fake.bodies[0]
     assert sent["ignore_eos"] and sent["stream"] and len(sent["prompt"]) == 128 and "return_token_ids" not in sent
 
