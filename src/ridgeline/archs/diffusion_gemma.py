@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.archs.config import Config
-from ridgeline.archs.family import Family, decoder, rms_norm
+from ridgeline.archs.family import WITHOUT_SIGHT, Family, decoder, rms_norm
 from ridgeline.archs.gemma4 import Kinds, mixers_of, names_under
 from ridgeline.archs.names import Elsewhere, Tensor
 from ridgeline.spec import CanvasDiffusion, GatedMLP, Layer, ModelSpec, MoE, PairedMLP
@@ -48,11 +48,10 @@ NAMES = _NAMES.with_parts(
     },
     ignore=(*_NAMES.ignore, r"^model\.encoder\.(vision_tower|embed_vision)\."),
 )
-_NOTE = "only the language model of this checkpoint is loaded, without the encoder of images"
 FAMILIES = (
     Family(
         "diffusion_gemma", diffusion_gemma, NAMES,
         harmless=("vision_config", "image_token_id", "boi_token_id", "eoi_token_id", "vision_soft_tokens_per_image"),
-        within="text_config", note=_NOTE, around=_with_canvas,
+        within="text_config", note=WITHOUT_SIGHT, around=_with_canvas,
     ),
 )  # fmt: skip

@@ -23,6 +23,9 @@ from ridgeline.spec import (
     Rope,
 )
 
+# The note of a checkpoint with images whose language model is loaded.
+WITHOUT_SIGHT = "only the language model of this checkpoint is loaded, without the encoder of images"
+
 
 @dataclass(frozen=True, slots=True)
 class Family:

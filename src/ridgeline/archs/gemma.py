@@ -5,8 +5,8 @@ layers.
 from __future__ import annotations
 
 from ridgeline.archs.config import Config
-from ridgeline.archs.family import Family, Heads, attention, decoder, layer_windows, rms_norm
-from ridgeline.archs.names import LLAMA, Names
+from ridgeline.archs.family import WITHOUT_SIGHT, Family, Heads, attention, decoder, layer_windows, rms_norm
+from ridgeline.archs.names import LLAMA
 from ridgeline.archs.rope import FULL, SLIDING, read_rope, read_ropes_by_kind
 from ridgeline.spec import GatedMLP, Layer, ModelSpec
 
@@ -98,20 +98,7 @@ NAMES = LLAMA.with_parts(
 )
 
 
-def _inside(prefix: str, head: str) -> Names:
-    """Return the names of a checkpoint whose language model is under `prefix`."""
-    return NAMES.with_parts(
-        root={"embed": f"{prefix}.embed_tokens", "norm": f"{prefix}.norm", "head": head},
-        layer=f"{prefix}.layers.{{i}}.",
-        ignore=(*NAMES.ignore, r"^(model\.)?(vision_tower|multi_modal_projector)\."),
-    )
-
-
-# Files have the names of transformers 4, and those that transformers 5 writes on request its own.
-INSIDE = _inside("language_model.model", "language_model.lm_head").with_parts(
-    others=(_inside("model.language_model", "lm_head"),)
-)
-_NOTE = "only the language model of this checkpoint is loaded, without the encoder of images"
+INSIDE = NAMES.within_sight()
 _WHOLE = (
     "vision_config", "mm_tokens_per_image", "image_token_index", "boi_token_index", "eoi_token_index", "image_token_id",
     "boi_token_id", "eoi_token_id",
@@ -123,5 +110,5 @@ FAMILIES = (
     Family("gemma2", gemma2, NAMES, harmless=("hidden_act", "sliding_window_size")),
     Family("vaultgemma", vaultgemma, NAMES),
     Family("gemma3_text", gemma3, NAMES, harmless=_OLD),
-    Family("gemma3", gemma3_inside, INSIDE, (*_OLD, *_WHOLE), within="text_config", note=_NOTE),
+    Family("gemma3", gemma3_inside, INSIDE, (*_OLD, *_WHOLE), within="text_config", note=WITHOUT_SIGHT),
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ridgeline.archs.config import Config
-from ridgeline.archs.family import Family, Heads, attention, decoder, pre_norm_layers, rms_norm
+from ridgeline.archs.family import WITHOUT_SIGHT, Family, Heads, attention, decoder, pre_norm_layers, rms_norm
 from ridgeline.archs.llama import mistral
-from ridgeline.archs.names import LLAMA, Names
+from ridgeline.archs.names import LLAMA
 from ridgeline.archs.rope import Rotation, read_rope
 from ridgeline.spec import ModelSpec, QueryGrowth
 
@@ -34,24 +34,12 @@ def mistral3(c: Config) -> ModelSpec:
     return ministral3(c) if c.model_type == "ministral3" else mistral(c)
 
 
-def _inside(prefix: str, head: str) -> Names:
-    """Return the names of a checkpoint whose language model is under `prefix`."""
-    return LLAMA.with_parts(
-        root={"embed": f"{prefix}.embed_tokens", "norm": f"{prefix}.norm", "head": head},
-        layer=f"{prefix}.layers.{{i}}.",
-        ignore=(*LLAMA.ignore, r"^(model\.)?(vision_tower|multi_modal_projector)\."),
-    )
-
-
-INSIDE = _inside("language_model.model", "language_model.lm_head").with_parts(
-    others=(_inside("model.language_model", "lm_head"),)
-)
-_NOTE = "only the language model of this checkpoint is loaded, without the encoder of images"
+INSIDE = LLAMA.within_sight()
 _WHOLE = (
     "vision_config", "image_token_index", "image_token_id", "projector_hidden_act", "vision_feature_layer",
     "multimodal_projector_bias", "spatial_merge_size",
 )  # fmt: skip
 FAMILIES = (
     Family("ministral3", ministral3),
-    Family("mistral3", mistral3, INSIDE, _WHOLE, within="text_config", note=_NOTE),
+    Family("mistral3", mistral3, INSIDE, _WHOLE, within="text_config", note=WITHOUT_SIGHT),
 )

@@ -179,6 +179,22 @@ class Names:
         parts = {**self.parts, **(changes.pop("parts", {}) or {})}  # type: ignore[dict-item]
         return replace(self, parts={k: v for k, v in parts.items() if v is not None}, **changes)  # type: ignore[arg-type]
 
+    def within_sight(self) -> Names:
+        """Return the names of a checkpoint that also has an encoder of images, whose tensors are ignored.
+
+        Files have the names of transformers 4, and those that transformers 5 writes on request its own.
+        """
+        own = self._under("language_model.model", "language_model.lm_head")
+        return replace(own, others=(self._under("model.language_model", "lm_head"),))
+
+    def _under(self, prefix: str, head: str) -> Names:
+        """Return the names of a language model that is under `prefix`."""
+        return self.with_parts(
+            root={"embed": f"{prefix}.embed_tokens", "norm": f"{prefix}.norm", "head": head},
+            layer=f"{prefix}.layers.{{i}}.",
+            ignore=(*self.ignore, r"^(model\.)?(vision_tower|multi_modal_projector)\."),
+        )
+
     def fitting(self, spec: ModelSpec, keys: Container[str]) -> Names:
         """Return this layout, one of `others` or the one without the prefix "model.", which files of a model without
         its head have: the one that has the fewest tensors missing in `keys`. Prefixes are not compared.
