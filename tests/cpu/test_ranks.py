@@ -195,6 +195,26 @@ def test_a_lost_rank_ends_a_request(number: signal.Signals, message: str) -> Non
         llm.generate(["def"], SamplingParams(max_tokens=2))
 
 
+def test_a_program_that_was_stopped_goes_on() -> None:
+    """As by Ctrl-Z and fg: all ranks are stopped for longer than LOST_SECONDS."""
+    code = (
+        "from ridgeline import LLM, SamplingParams\nllm = LLM('pocket', tensor_parallel_size=2)\n"
+        "params = SamplingParams(max_tokens=900, temperature=0, ignore_eos=True)\nprint('ready', flush=True)\n"
+        "print(sum(len(o.outputs[0].token_ids) for _ in range(3) for o in llm.generate(['def', 'import'], params)))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None and first.stdout.readline() == "ready\n"
+        both = [psutil.Process(first.pid), *others()]
+        assert len(both) == 2
+        time.sleep(0.3)  # it computes
+        for process in both:
+            process.suspend()
+        time.sleep(LOST_SECONDS + 2)
+        for process in both:
+            process.resume()
+        assert first.stdout.read() == "5400\n"
+
+
 def test_ranks_end_with_rank_0() -> None:
     """Its process is killed, so that it can close nothing."""
     code = (
@@ -210,13 +230,13 @@ def test_ranks_end_with_rank_0() -> None:
 
 
 def test_a_part_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The folder is gone when the other rank reads it."""
+    """The folder is gone when the other rank reads it, and that has ended before rank 0 waits for it."""
     build(CASES["llama_gqa"], tmp_path / "model")
     load = ranks.load_model
 
     def late(*args: Any, **named: Any) -> LoadedModel:
         loaded = load(*args, **named)
-        time.sleep(3)
+        until(lambda: not others())
         return loaded
 
     monkeypatch.setattr(ranks, "load_model", late)

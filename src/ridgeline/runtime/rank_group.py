@@ -4,7 +4,8 @@ Each pair of ranks has a socket. A rank writes its part of a sum into memory tha
 one byte, and waits for a byte of each: a byte says that a part is there, and the system calls order the memory. A rank
 has two buffers for parts and uses them in turn. It writes a buffer again only after all others have sent the byte of
 the call after, so they have read it. The end of a socket says that a process has ended. A rank that is stopped ends no
-socket, so each rank has a thread that writes the time once a second.
+socket, so each rank has a thread that writes the time once a second. Only rank 0 looks at the times: every rank sends
+its part before it waits, so rank 0 is the one that a stopped rank always holds up.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ridgeline.nn.group import Ndarray
 BUFFER = 1 << 20  # bytes of a part that are passed on at once
 HEAD = 8  # bytes of a rank's time at the start of the memory
 BEAT_SECONDS = 1.0
-LOST_SECONDS = 4.0  # without a beat, after which a rank counts as lost
+LOST_SECONDS = 3.5  # without a beat, after which a rank counts as lost if the next look finds none either
 START_SECONDS = 120.0  # until the first beat, while Python imports modules
 LOOK_SECONDS = 0.5  # between two looks at the time of a rank that is waited for
 PART, MESSAGE, LOST = 0, 1, 2  # kinds of frames
@@ -60,6 +61,7 @@ class RankGroup:
         self._beats = np.frombuffer(memory, np.float64, size)
         self._buffers = np.frombuffer(memory, np.uint8, offset=HEAD * size).reshape(size, 2, BUFFER)
         self._calls, self._lost, self._byte = 0, "", bytearray(1)
+        self._missed: set[int] = set()  # ranks without a beat at the last look
         self._started, self._over = time.monotonic(), Event()
         for peer in self._peers.values():
             peer.settimeout(LOOK_SECONDS)
@@ -114,20 +116,22 @@ class RankGroup:
 
     def _send(self, data: bytes) -> None:
         """Send a frame to each other rank. Raises RankError if one of them is lost."""
+        if self._lost:
+            raise RankError(self._lost)
         for rank, peer in self._peers.items():
             left = memoryview(data)
             while left:
-                self._check(rank)
                 try:
                     left = left[peer.send(left) :]
                 except TimeoutError:
-                    continue
+                    self._check(rank)
                 except OSError:
                     self._end(rank)
 
     def _wait_for_part(self, rank: int) -> None:
         if (kind := self._receive(rank, 1)[0]) != PART:
             self._fail(rank, kind)
+        self._missed.discard(rank)
 
     def _receive(self, rank: int, count: int) -> bytearray:
         """Return bytes of a rank. Raises RankError if it is lost."""
@@ -155,11 +159,18 @@ class RankGroup:
         self._lose(reason)
 
     def _check(self, rank: int) -> None:
-        """Raise RankError if a rank has not written the time for long."""
+        """Raise RankError if a rank has not written the time for long, at two looks in a row.
+
+        After the whole program was stopped (Ctrl-Z) and goes on, the first look comes before the next beat.
+        """
         if self._lost:
             raise RankError(self._lost)
         beat, now = float(self._beats[rank]), time.monotonic()
-        if now - (beat or self._started) > (LOST_SECONDS if beat else START_SECONDS):
+        if self.rank or now - (beat or self._started) <= (LOST_SECONDS if beat else START_SECONDS):
+            self._missed.discard(rank)
+        elif rank not in self._missed:
+            self._missed.add(rank)
+        else:
             self._lose(f"rank {rank} of {self.size} does not answer: it has been stopped, or the machine is overloaded")
 
     def _end(self, rank: int) -> None:

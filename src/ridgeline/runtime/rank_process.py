@@ -35,7 +35,7 @@ def main() -> None:
         return  # rank 0 has closed the group, or says what happened
     except RidgelineError as e:
         group.close(f"rank {rank} of {size}: {e}")
-    except Exception as e:
+    except Exception as e:  # a bug here: the others wait for this rank, and have to hear of it
         logging.getLogger(__name__).exception("the rank could not go on")
         group.close(f"rank {rank} of {size} could not go on ({type(e).__name__}: {e})")
 
