@@ -42,6 +42,8 @@ def expected(llm: LLM, requests: Sequence[Asked]) -> tuple[Predicted | None, str
 
     if llm.config is None or not requests:
         return None, "no prediction: only the engine with its cache can be predicted"
+    if llm.loaded.spec.ranks > 1:
+        return None, "no prediction: a calibration does not time the sums of ranks (--tensor-parallel-size)"
     machine, note = calibrated_machine(llm.loaded.table.driver, llm.loaded.table.memory.device)
     if machine is None:
         return None, note
