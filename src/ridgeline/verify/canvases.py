@@ -88,5 +88,6 @@ def _changed(loaded: LoadedModel, change: Callable[[Floats], Floats]) -> LoadedM
     def logits(stream: Any, rows: Array | None = None) -> Array:
         return memory.put(change(memory.get(loaded.model.logits(stream, rows))), "float32", "float32")
 
+    # An attribute of this copy hides the method; the model that is served keeps it.
     model.logits = logits  # type: ignore[method-assign]
     return replace(loaded, model=model)

@@ -16,6 +16,7 @@ from ridgeline.spec.groups import state_groups
 from ridgeline.spec.heads import HeadSpec
 from ridgeline.spec.state import ALL
 from ridgeline.verify.baseline import Baseline
+from ridgeline.verify.canvases import UNKNOWN_FREE_BYTES
 from ridgeline.verify.heads import HEADS, head_spec, random_head
 from ridgeline.verify.matrix import Case, Scale, cases, lengths
 from ridgeline.verify.poison import poisoned
@@ -24,7 +25,6 @@ from ridgeline.verify.requests import TEXTS, Prompts, rounds
 from ridgeline.verify.serving import Proposer, Serving
 
 NEW_TOKENS, QUICK_NEW_TOKENS = 16, 8
-UNKNOWN_FREE_BYTES = 1 << 32  # 4 GiB, if the system does not tell
 # Limit of parameters times tokens of a forward pass: about one second on two cores, a few seconds on a GPU.
 CPU_WORK, GPU_WORK = 25 * 10**9, 40 * 10**12
 HOST_SEQUENCES = 8  # sequences of full length that the swap space holds

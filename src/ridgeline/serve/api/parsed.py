@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -43,7 +44,7 @@ async def parsed(work: Opening) -> Parsed:
     return Parsed([*reader.push(answer.text), *reader.flush()], answer, output, tally)
 
 
-class PieceEvents:
+class PieceEvents(ABC):
     """The base of streams of parsed answers (sse.Events).
 
     A subclass defines `write`, `end` and `failed`. last, output: the chunk with the finish reason and the whole result,
@@ -73,14 +74,14 @@ class PieceEvents:
             data += self.write(pieces, chunk)
         return data
 
+    @abstractmethod
     def write(self, pieces: Sequence[Piece], chunk: OutputChunk) -> bytes:
         """Return the events of the parts that a chunk completed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self) -> bytes:
         """Return the last events of a complete answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def failed(self, error: APIError) -> bytes:
         """Return the last events of an answer that ended with an error."""
-        raise NotImplementedError
