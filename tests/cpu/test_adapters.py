@@ -15,8 +15,8 @@ import peft
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from transformers import AutoModelForCausalLM
 
+from oracle.adapters import write_adapter
 from oracle.build import build, oracle_logits
 from oracle.case import Case, prompts
 from oracle.families import CASES
@@ -25,7 +25,6 @@ from ridgeline.compress.merge import merge
 from ridgeline.errors import RidgelineError
 from ridgeline.load.adapter import find_adapter, read_adapter
 from ridgeline.load.checkpoint import open_checkpoint
-from ridgeline.load.hub import find_model
 from ridgeline.settings import EngineOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # peft's own
@@ -299,14 +298,7 @@ def test_streams_chats_and_other_threads_have_the_adapter(adapter_of_pocket: str
 
 @pytest.fixture
 def adapter_of_pocket(tmp_path: Path) -> str:
-    model = AutoModelForCausalLM.from_pretrained(find_model("pocket"))
-    model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data = 0.2 * torch.randn(parameter.shape, generator=generator)
-    model.save_pretrained(tmp_path)
-    return str(tmp_path)
+    return write_adapter(tmp_path, 1)
 
 
 def test_quantized_weights_take_adapters(pair: dict[str, Path]) -> None:

@@ -9,16 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from cpu.serving import Server, serving, until
+from oracle.adapters import write_adapter
 from ridgeline import LLM, SamplingParams
 from ridgeline.cli.flags.serving import ServedFlags, ServerFlags, adapter_arguments, modules_of, serve_options
 from ridgeline.errors import RequestError
-from ridgeline.load.hub import find_model
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),  # peft's own
@@ -26,22 +23,10 @@ pytestmark = [
 PROMPT, TOKENS = "def add(a, b):", 12
 
 
-def write(folder: Path, seed: int, rank: int = 4) -> str:
-    """Write an adapter of drawn numbers for pocket with peft."""
-    model = AutoModelForCausalLM.from_pretrained(find_model("pocket"))
-    model = peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules=["q_proj", "o_proj", "down_proj"]))
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data = 0.2 * torch.randn(parameter.shape, generator=generator)
-    model.save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     base = tmp_path_factory.mktemp("adapters")
-    return {name: write(base / name, seed) for seed, name in enumerate(("one", "two", "three"), 1)}
+    return {name: write_adapter(base / name, seed) for seed, name in enumerate(("one", "two", "three"), 1)}
 
 
 @pytest.fixture(scope="module")
