@@ -317,6 +317,16 @@ def test_unknown_fields_are_errors_unless_they_are_ignored() -> None:
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "prompt"
 
 
+def test_a_list_that_is_too_long_is_told_where_a_text_may_stand() -> None:
+    for path, field in (("/v1/completions", "stop"), ("/api/embed", "input")):
+        body = {"model": "m", "prompt": "abc", field: ["a"] * 50_000}
+        if path == "/api/embed":
+            del body["prompt"]
+        refused = ask(path, body)
+        assert refused.status_code == 400
+        assert "should have at most" in refused.text and "not 50000" in refused.text
+
+
 def test_unknown_fields_are_dropped_at_any_depth() -> None:
     """Fields under union types, in lists, and several in one object are dropped. Nothing else changes."""
     body = {

@@ -62,9 +62,17 @@ def internal() -> APIError:
     return APIError(500, "internal error of the server; its log has the details", code="internal_error")
 
 
+TOO_LONG = ("too_long", "string_too_long")
+
+
 def invalid(errors: Any) -> APIError:
-    """Return the error to send for pydantic's errors about a body. It describes the first one."""
-    first: Mapping[str, Any] = errors[0] if errors else {"loc": (), "msg": "invalid", "type": "value_error"}
+    """Return the error to send for pydantic's errors about a body.
+
+    It describes the first one, or the first list that is too long: where a field takes several types, the errors of the
+    others only say that it has another type.
+    """
+    found = sorted(errors, key=lambda error: error["type"] not in TOO_LONG)
+    first: Mapping[str, Any] = found[0] if found else {"loc": (), "msg": "invalid", "type": "value_error"}
     name = ".".join(str(part) for part in first["loc"] if part != "body")
     kind, more = str(first["type"]), f" (and {len(errors) - 1} more errors)" if len(errors) > 1 else ""
     if kind == "extra_forbidden":
