@@ -8,6 +8,8 @@ Stages, in the order in which time on a GPU should be spent. Each is one call of
     python bench/gpu.py 4       long contexts
     python bench/gpu.py 5       throughput: 512 requests of 1,000 tokens in and 1,000 out
     python bench/gpu.py 6       `verify`, and all families against transformers
+    python bench/gpu.py 7       tilings of products, for 1, 2, 4, 8, 16, 32, 64 and more tokens
+    python bench/gpu.py --tilings src/ridgeline/ops/triton/tilings.json      write the fastest of them
     python bench/gpu.py --report [--beside COMMIT] [--markdown docs/gpu.md]
 
 Every case is one JSON line in --results. A call skips the cases that the file has for this commit and this device, and
@@ -19,7 +21,7 @@ Each call first measures the ceilings: how fast memory is copied, and the peak o
 the least time by these ceilings over the median time. Inputs are noise, and are used in turn so that no cache holds
 them. Kernels are replayed as one CUDA graph; `no_graph` says why where that failed. Weights of whole models are random.
 
-    python bench/gpu.py 1 2 3 4 5 6 --device interpreter --results FILE      all of it on a CPU, over tiny shapes
+    python bench/gpu.py 1 2 3 4 5 6 7 --device interpreter --results FILE      all of it on a CPU, over tiny shapes
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from gpu_kernels import Built, Gate
     from gpu_steps import Bench
 
-STAGES = "123456"
+STAGES = "1234567"
 RESULTS = Path(__file__).with_name("gpu_results.jsonl")
 FATAL = ("CUDA error", "illegal", "AcceleratorError", "unspecified launch")  # after these errors nothing runs any more
 
@@ -46,7 +48,7 @@ FATAL = ("CUDA error", "illegal", "AcceleratorError", "unspecified launch")  # a
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument(
-        "stages", type=stage_of, nargs="*", metavar="STAGE", help="stages to measure, 1 to 6, in this order"
+        "stages", type=stage_of, nargs="*", metavar="STAGE", help="stages to measure, 1 to 7, in this order"
     )
     parser.add_argument("--device", choices=("cuda", "interpreter"), default="cuda", help="default: cuda")
     parser.add_argument(
@@ -58,9 +60,10 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="print the bars and what was measured")
     parser.add_argument("--beside", metavar="COMMIT", help="compare with an earlier commit on the same device")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table of bars into this page")
+    parser.add_argument("--tilings", type=Path, metavar="FILE", help="write the fastest tilings into this table")
     args = parser.parse_args()
-    if not (args.stages or args.report):
-        parser.error("name a stage from 1 to 6, or --report")
+    if not (args.stages or args.report or args.tilings):
+        parser.error("name a stage from 1 to 7, --report or --tilings")
     results = Results(args.results)
     left = measure(args, results) if args.stages else 0
     if args.report:
@@ -69,13 +72,27 @@ def main() -> None:
         print(gpu_report.report(results, args.beside))
         if args.markdown:
             gpu_report.write(results, args.markdown)
+    if args.tilings:
+        write_tilings(results, args.tilings)
     sys.exit(3 if left else 0)
+
+
+def write_tilings(results: Results, path: Path) -> None:
+    """Write the fastest tilings of the device that was measured last into a table. Raises SystemExit without lines."""
+    from gpu_cases import TUNED
+    from gpu_tilings import write
+
+    runs = results.runs()
+    if not runs:
+        raise SystemExit("no result has a tiling; measure them first: python bench/gpu.py 7")
+    _, device = runs[-1]
+    print(f"{path}: {write(results, device, TUNED, path)} tilings of {device}", file=sys.stderr)
 
 
 def stage_of(text: str) -> int:
     """Return the number of a stage. Raises ArgumentTypeError for any other text."""
     if text not in STAGES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no stage; stages are 1 to 6")
+        raise argparse.ArgumentTypeError(f"{text!r} is no stage; stages are 1 to 7")
     return int(text)
 
 

@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 import gpu_kernels as k
 import gpu_steps as s
+import gpu_tilings as t
 from gpu_kernels import Built
 from gpu_machine import Machine
 from gpu_steps import Bench, Gate, Measured
+
+from ridgeline.spec.quant import Format, format_of
 
 
 class Kernel(NamedTuple):
@@ -50,6 +53,7 @@ HEADS, SMALL_HEADS = (32, 8, 128), (4, 2, 16)  # heads of queries and of keys, a
 FEW, MANY = (1, 2, 4, 8, 16, 32, 64), (1024, 4096)
 FORMATS = ("plain", "fp8", "int8", "int4-128")
 TORCH_FORMATS = ("plain", "int8", "fp8-fp8")
+TUNED = {"plain": "bfloat16", "fp8": "fp8", "int8": "bytes", "int4-128": "nibbles"}  # and the kinds of their codes
 BATCHES = (1, 8, 64, 256)
 LONG = ((1, 131072), (8, 131072), (128, 8192), (1, 32768))  # sequences, tokens of each
 PROMPTS = (4096, 16384, 32768)
@@ -65,6 +69,18 @@ def products(backend: str, formats: Sequence[str], tokens: Sequence[int], *, sma
             f"product {backend}, {format}, {name}, M {count}",
             lambda m, f=format, r=rows, c=columns, n=count: k.product(m, backend, f, r, c, n),
         )
+
+
+def tilings(formats: Sequence[str], tokens: Sequence[int], *, small: bool) -> Iterator[Kernel]:
+    """Yield products in each tiling; small: in two of them. Few tokens come first."""
+    matrices = t.SMALL_MATRICES if small else t.MATRICES
+    for count, format, (name, (rows, columns)) in pairs(tokens, formats, matrices.items()):
+        kernel = t.kernel_of(Format() if format == "plain" else format_of(format))
+        for block in list(t.candidates(kernel, count))[: 2 if small else None]:
+            yield Kernel(
+                t.name_of(format, name, count, block),
+                lambda m, f=format, r=rows, c=columns, n=count, b=block: t.product(m, f, r, c, n, b),
+            )
 
 
 def attention(backend: str, sizes: Sequence[tuple[int, int, int]], *, small: bool) -> Iterator[Kernel]:
@@ -144,6 +160,7 @@ def _large(machine: Machine) -> Mapping[int, Sequence[Case]]:
             Command("verify pocket", ("ridgeline", "verify", "pocket", "--device", "{device}")),
             Command("families", ("pytest", "-q", "-p", "no:xdist", "tests/gpu/test_families.py")),
         ],
+        7: [*tilings(tuple(TUNED), t.TOKENS, small=False)],
     }  # fmt: skip
 
 
@@ -169,6 +186,7 @@ def _small(machine: Machine) -> Mapping[int, Sequence[Case]]:
         ],
         5: [*loads([(3, 10, 4)])],
         6: [Command("verify", ("ridgeline", "doctor", "--device", "{device}", "--json"))],
+        7: [*tilings(("plain", "int8"), (3,), small=True)],
     }  # fmt: skip
 
 
@@ -180,4 +198,5 @@ def stages(machine: Machine) -> Mapping[int, Sequence[Case]]:
 TITLES: Mapping[int, str] = {
     1: "torch's own kernels, and whether ours compile and agree", 2: "kernels at the shapes of an 8B model",
     3: "decode steps of the engine", 4: "long contexts", 5: "throughput", 6: "answers",
+    7: "tilings of products",
 }  # fmt: skip

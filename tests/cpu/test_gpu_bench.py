@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("triton")
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("gpu", "gpu_machine", "gpu_results", "gpu_kernels", "gpu_steps", "gpu_cases", "gpu_report")
+NAMES = ("gpu", "gpu_machine", "gpu_results", "gpu_kernels", "gpu_steps", "gpu_cases", "gpu_report", "gpu_tilings")
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +55,17 @@ class Fake:
 def test_every_stage_runs_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     command = [sys.executable, "bench/gpu.py", "--device", "interpreter", "--results", str(path)]
-    first = subprocess.run([*command, *"123456"], cwd=ROOT, capture_output=True, text=True)
+    first = subprocess.run([*command, *"1234567"], cwd=ROOT, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
     lines = [json.loads(text) for text in path.read_text().splitlines()]
-    assert {line["stage"] for line in lines} == {0, 1, 2, 3, 4, 5, 6}
+    assert {line["stage"] for line in lines} == {0, 1, 2, 3, 4, 5, 6, 7}
     for line in lines:
         assert line["gate"] and line["seconds"] > 0, line
         assert "failed" not in line
         assert line["stage"] == 0 or line["fraction"] is not None or "said" in line
     assert all(line["same"] for line in lines if "triton" in line["case"] and "best" not in line["case"])
     assert {line["case"] for line in lines if line["stage"] == 3 and 0 <= line["idle"] < 1}
-    again = subprocess.run([*command, *"123456", "--report"], cwd=ROOT, capture_output=True, text=True)
+    again = subprocess.run([*command, *"1234567", "--report"], cwd=ROOT, capture_output=True, text=True)
     assert again.returncode == 0 and ": 0 of " in again.stderr, again.stderr
     assert len(path.read_text().splitlines()) == len(lines)
     assert "ceilings: copy " in again.stdout and "product triton, int4-128, odd, M 3" in again.stdout
@@ -90,6 +90,35 @@ def test_no_gate_no_time(bench: Any, tmp_path: Path) -> None:
     broken = found.run(2, bench.gpu_cases.Kernel("broken", lambda machine: 1 / 0))
     assert broken["failed"] == "ZeroDivisionError: division by zero" and broken["seconds"] is None
     assert results.has("abc", "fake", 2, "broken")
+
+
+def test_the_fastest_tilings_are_written(bench: Any, tmp_path: Path) -> None:
+    """A block needs true gates for all matrices, and must gain 2 % on the default one. Other GPUs keep their part."""
+    t, tokens = bench.gpu_tilings, {"plain": (1, 64), "int8": (8,)}
+    path = tmp_path / "tilings.json"
+    shipped = json.loads((ROOT / "src/ridgeline/ops/triton/tilings.json").read_text())
+    assert t.text_of(shipped) == (ROOT / "src/ridgeline/ops/triton/tilings.json").read_text()
+    path.write_text(t.text_of({**shipped, "another": {"dense": {"1": [16, 128, 8, 3]}}}))
+    lines = []
+    for format, counts in tokens.items():
+        for count in counts:
+            kernel = "whole" if format == "int8" else "dense"
+            default, found = t.tilings_of().block(kernel, "", count), list(t.candidates(kernel, count))
+            assert default in found and len(set(found)) == len(found)
+            for block in found:
+                last = (0.5e-3, 0.7e-3) if format == "plain" else (0.5e-3, 0.99e-3)
+                seconds = {found[-1]: last[0], found[-2]: last[1], default: 1e-3}.get(block, 0.99e-3)
+                for matrix in t.MATRICES:
+                    name, is_right = t.name_of(format, matrix, count, block), block != found[-1] or matrix != "o"
+                    lines.append({**line(name, 7, 0.5, gate=is_right), "seconds": seconds if is_right else None})
+    results = results_of(bench, tmp_path, *lines)
+    assert t.write(results, "H200", bench.gpu_cases.TUNED, path) == 2
+    written = json.loads(path.read_text())
+    second = {n: list(t.candidates("dense", n))[-2] for n in (1, 64)}
+    own = {str(n): [b.tokens, b.rows, *b.compiled] for n, b in second.items()}
+    assert written == {**shipped, "another": {"dense": {"1": [16, 128, 8, 3]}}, "H200": {"dense bfloat16": own}}
+    assert t.write(results_of(bench, tmp_path), "H200", bench.gpu_cases.TUNED, path) == 0
+    assert "H200" not in json.loads(path.read_text())
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from interpreted.guarded import guarded, interpreted, reference, serves
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.triton import products
 from ridgeline.ops.triton.launch import Compiled
+from ridgeline.ops.triton.tilings import COUNTS, Block, Tilings, tilings_of
 from ridgeline.quant import StoredLinear, bound
 from ridgeline.quant.bounds import sliced_bound
 from ridgeline.spec.quant import PLAIN, Format, format_of
@@ -144,6 +145,40 @@ def test_two_products_are_one_launch_with_the_same_bits(rows: int, launched: int
         assert torch.equal(found[0], linears[0].apply(x))
         assert torch.equal(found[1], linears[1].apply(other))
     assert len(count) == 2 * launched
+
+
+@pytest.mark.parametrize("name", ["auto", "int8", "int4-128"])
+def test_tilings_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splits are programs of their own, in blocks of fewer tokens than a step has, and in wide ones."""
+    monkeypatch.setattr(products, "SPLIT_TILES", 1)
+    x, matrix, bias = problem(40, 257, 130)
+    packed = products.pack_together([StoredLinear(matrix, bias, TABLE, format_named(name))])
+    kernel = "whole" if name.startswith("int") else "dense"
+    found = []
+    for block in ((16, 64, 4, 3), (64, 128, 8, 2), (32, 128, 4, 1), (32, 64, 4, 4)):
+        tilings, out = Tilings({kernel: dict.fromkeys(COUNTS, block)}), torch.empty(40, 130)
+        products.product_of(packed, bias, guarded, tilings)(x, out)
+        found.append(out)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_a_gpu_has_its_tilings_and_others_those_of_the_default() -> None:
+    own = {"dense fp8": {"1": (16, 128, 8, 5)}, "whole": {"16": (32, 64, 4, 3)}}
+    default = {"dense": dict.fromkeys(COUNTS, (16, 64, 4, 4)), "whole": dict.fromkeys(COUNTS, (16, 32, 2, 4))}
+    tilings = Tilings(own, default)
+    assert tilings.block("dense", "fp8", 1) == Block(16, 128, Compiled(8, 5))
+    assert tilings.block("dense", "fp8", 2) == tilings.block("dense", "bytes", 1) == Block(16, 64, Compiled(4, 4))
+    assert tilings.block("whole", "bytes", 9).tokens == 32 and tilings.block("whole", "bytes", 17).tokens == 16
+    assert tilings_of("no such GPU").block("dense", "fp8", 1000) == tilings_of().block("dense", "", 65)
+    wrong = {
+        "32 rows; take a power of two from 64": {"dense": {"1": (16, 32, 4, 4)}},
+        "96 rows": {"whole": {"1": (16, 96, 4, 4)}}, "8 tokens": {"whole": {"1": (8, 32, 2, 4)}},
+        "3 warps": {"whole": {"1": (16, 64, 3, 4)}}, "9 stages": {"whole": {"1": (16, 64, 4, 9)}},
+        "8 warps for 64 rows": {"dense": {"1": (16, 64, 8, 4)}}, "tilings of 'other'": {"other": {}},
+    }  # fmt: skip
+    for text, part in wrong.items():
+        with pytest.raises(ValueError, match=text):
+            Tilings(part)
 
 
 def test_shapes_of_tokens() -> None:

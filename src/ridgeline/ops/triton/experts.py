@@ -25,17 +25,16 @@ from ridgeline.ops.triton.products import (
     PEAK_BLOCK,
     ROUNDED_TOKENS,
     StoredProduct,
-    dense_block,
     low_of,
     pack_together,
     refuses_linear,
     refuses_together,
     round_rows,
     slices_of,
-    whole_block,
 )
 from ridgeline.ops.triton.routing import SORT_BLOCK, Choice, Router, Visits, refuses_route
 from ridgeline.ops.triton.stages import Begin, Mlp, Stage, mlp_block, refuses_begin
+from ridgeline.ops.triton.tilings import Block, tilings_of
 from ridgeline.spec import MLP, XIELU, MoE, PairedMLP
 from ridgeline.spec.mlp import ClampedSwiGLU, Ungated
 
@@ -75,6 +74,11 @@ def stack(matrices: Sequence[Sequence[Linear]]) -> Stack:
     biases: list[Any] = [linear.bias for linear in chain.from_iterable(matrices)]
     bias = None if biases[0] is None else torch.stack(biases).view(len(matrices), len(matrices[0]), -1)
     return Stack(pack_together([matrices[0][0]]), **filled, bias=bias)
+
+
+def _block(tokens: int, *, is_whole: bool) -> Block:
+    """Return the block for a number of tokens of an expert. Tilings of GPUs are measured on products of one matrix."""
+    return tilings_of().block("whole" if is_whole else "dense", "", tokens)
 
 
 class Sums(NamedTuple):
@@ -173,7 +177,7 @@ class Experts:
         """Return arrays for the visits of so many tokens."""
         experts, pairs = self._case.num_experts, tokens * self._case.num_experts_per_tok
         is_whole = self._up.like.format.activations == "int8"
-        size = (whole_block if is_whole else dense_block)(-(-pairs // experts)).tokens
+        size = _block(-(-pairs // experts), is_whole=is_whole).tokens
         most = min(pairs, experts) + pairs // size  # no step has more blocks
         order, table, num_blocks = (torch.empty(n, dtype=torch.int32, device=device) for n in (pairs, (3, most), 1))
         return Visits(tokens, order, table, num_blocks, size)
@@ -197,7 +201,7 @@ class Experts:
         rounds = is_whole and visits.tokens <= ROUNDED_TOKENS
         x, token_scales = round_rows(packed, x, self._launch) if is_whole and not rounds else (x, None)
         input_scale = packed.input_scale
-        block = (whole_block if is_whole else dense_block)(visits.block_tokens)
+        block = _block(visits.block_tokens, is_whole=is_whole)
         # Codes of 4 bits beside tokens that are rounded here need so many registers that three stages spill some.
         compiled = Compiled(2, 2) if rounds and t.kind == "nibbles" else block.compiled
         clamped = act if isinstance(act, ClampedSwiGLU) else None

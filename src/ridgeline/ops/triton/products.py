@@ -14,6 +14,7 @@ from ridgeline.ops.reference import quant
 from ridgeline.ops.triton.dense import dense_product
 from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.packing import FILLED, FLOATS, MOST_COLUMNS, ROWS, Packed, pack_codes, pack_plain, unpack
+from ridgeline.ops.triton.tilings import LEAST_TOKENS, Block, Tilings, tilings_on
 from ridgeline.ops.triton.whole import round_tokens, whole_product
 from ridgeline.spec.quant import NUMBERS
 
@@ -24,30 +25,6 @@ PEAK_BLOCK = 128  # numbers of each of these tokens that are read at once to fin
 SPLIT_TILES = 8  # least number of tiles in a split of a matrix
 PROGRAMS = 96  # programs that keep a GPU busy: matrices with fewer tiles of rows are divided into splits
 APART_TOKENS = 64  # most tokens for which splits are programs of their own
-
-
-class Block(NamedTuple):
-    """The part of a product that one program computes, and how it is compiled."""
-
-    tokens: int
-    rows: int
-    compiled: Compiled
-
-
-def dense_block(tokens: int) -> Block:
-    """Return the block for a number of tokens. It changes no result: rows are whole tiles in all of them."""
-    if tokens <= 16:
-        return Block(16, 64, Compiled(4, 4))
-    if tokens <= 32:
-        return Block(32, 64, Compiled(4, 4))
-    return Block(64, 64, Compiled(4, 3)) if tokens <= APART_TOKENS else Block(64, 128, Compiled(8, 3))
-
-
-def whole_block(tokens: int) -> Block:
-    """Return the block for a number of tokens. Sums of whole numbers are exact, so it changes no result."""
-    if tokens <= 16:
-        return Block(16, 32, Compiled(2, 4))
-    return Block(32, 64, Compiled(4, 4)) if tokens <= 32 else Block(64, 128, Compiled(8, 3))
 
 
 def splits_of(packed: Packed) -> int:
@@ -198,10 +175,12 @@ def refuses_linear(linear: Linear) -> str | None:
 class Dense:
     """A product with tokens in bfloat16 slices."""
 
-    def __init__(self, packed: Packed, bias: Tensor | None, launch: Launch) -> None:
+    def __init__(self, packed: Packed, bias: Tensor | None, launch: Launch, tilings: Tilings | None = None) -> None:
         self._packed, self._bias, self._launch = packed, bias, launch
         self._splits, self._counters = splits_of(packed), Counters()
-        self._arrived = torch.zeros(packed.row_tiles, dtype=torch.int32, device=packed.codes.device)
+        self._tilings = tilings or tilings_on(packed.codes.device)
+        most = packed.row_tiles * (APART_TOKENS // LEAST_TOKENS)  # blocks of a product whose splits are programs
+        self._arrived = torch.zeros(most, dtype=torch.int32, device=packed.codes.device)
 
     def __call__(
         self, given: Tensor | Unnormalized, out: Tensor, finish: Finish = STORED, beside: Tensor | None = None,
@@ -209,7 +188,7 @@ class Dense:
     ) -> None:  # fmt: skip
         """Multiply tokens; rows from `beside_row` on, a multiple of FILLED, with other tokens of the same strides."""
         x, norm = (given.x, given.arguments()) if isinstance(given, Unnormalized) else (given, NO_NORM)
-        tokens, block = x.shape[0], dense_block(x.shape[0])
+        tokens, block = x.shape[0], self._tilings.block("dense", self._packed.tiling.kind, x.shape[0])
         arguments, grid = self.arguments(x, -(-tokens // block.tokens), block)
         self._launch(
             dense_product, grid, block.compiled,
@@ -249,8 +228,9 @@ def round_rows(packed: Packed, x: Tensor, launch: Launch) -> Rounded:
 class Whole:
     """A product with tokens that are rounded to int8."""
 
-    def __init__(self, packed: Packed, bias: Tensor | None, launch: Launch) -> None:
+    def __init__(self, packed: Packed, bias: Tensor | None, launch: Launch, tilings: Tilings | None = None) -> None:
         self._packed, self._bias, self._launch, self._counters = packed, bias, launch, Counters()
+        self._tilings = tilings or tilings_on(packed.codes.device)
 
     def __call__(self, x: Tensor | Rounded, out: Tensor, finish: Finish = STORED) -> None:
         packed, t = self._packed, self._packed.tiling
@@ -258,7 +238,7 @@ class Whole:
             x = round_rows(packed, x, self._launch)
         given, token_scales = x if isinstance(x, Rounded) else (x, None)
         tokens, input_scale = given.shape[0], packed.input_scale
-        block = whole_block(tokens)
+        block = self._tilings.block("whole", t.kind, tokens)
         blocks = -(-tokens // block.tokens), -(-packed.row_tiles * ROWS // block.rows)
         self._launch(
             whole_product, blocks, block.compiled,
@@ -283,11 +263,11 @@ def low_of(packed: Packed) -> int:
     return NUMBERS[packed.format.numbers].low if packed.tiling.kind == "nibbles" else 0
 
 
-def product_of(packed: Packed, bias: Tensor | None, launch: Launch) -> MatrixProduct:
-    """Return the kernel for a packed matrix."""
-    if packed.format.activations == "int8":
-        return Whole(packed, bias, launch)
-    return Dense(packed, bias, launch)
+def product_of(
+    packed: Packed, bias: Tensor | None, launch: Launch, tilings: Tilings | None = None
+) -> MatrixProduct:  # fmt: skip
+    """Return the kernel for a packed matrix. tilings: None for those of its device."""
+    return (Whole if packed.format.activations == "int8" else Dense)(packed, bias, launch, tilings)
 
 
 class StoredProduct:

@@ -12,8 +12,9 @@ from ridgeline.ops.api import Weights
 from ridgeline.ops.triton.choice import choose_experts, rate_and_choose
 from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.paged import power_above
-from ridgeline.ops.triton.products import APART_TOKENS, Dense, StoredProduct, dense_block
+from ridgeline.ops.triton.products import APART_TOKENS, Dense, StoredProduct
 from ridgeline.ops.triton.stages import Begin
+from ridgeline.ops.triton.tilings import tilings_of
 from ridgeline.spec import MoE, SparseMixer
 
 MOST_EXPERTS = 1023  # counts of all experts lie in the registers of one program
@@ -132,7 +133,7 @@ class Router:
     ) -> tuple[Tensor, Tensor, Choice]:
         """Compute all in one launch, in which each token has programs of its own."""
         norm, total, x = self._begin.inside(residual, delta)
-        block = dense_block(1)
+        block = tilings_of().block("dense", "", 1)
         product, grid = dense.arguments(x, len(x), block)
         logits = self._product.room(x, self._product.rows)
         choice = chosen_by(self._case, logits, visits)
