@@ -16,6 +16,7 @@ from ridgeline.engine.session import error_output
 from ridgeline.errors import RequestError, TokenizerError
 from ridgeline.load.adapter import rank_of
 from ridgeline.load.checkpoint import Checkpoint, open_checkpoint
+from ridgeline.load.described import with_description
 from ridgeline.load.hub import SMALL_FILES, find_model
 from ridgeline.load.tokenizer import Tokenizer, has_tokenizer
 from ridgeline.ops.devices import threads_of
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from ridgeline.spec.heads import HeadSpec
 
 UNKNOWN_FREE_BYTES = 1 << 32  # 4 GiB, if the system does not tell the free memory
+LEFT_OUT = "the tokenizer was left out (skip_tokenizer_init)"
 STATIC = "chosen, because static batching is a baseline without drafts"
 OWN = "chosen, because LLM(proposer=...) proposes drafts"
 ChunkStream = Generator[OutputChunk, None, None]
@@ -71,11 +73,11 @@ class LLM(EmbedsTexts, HasAdapters):
     takes its part of what is free. tensor_parallel_size: number of processes (ranks) that compute the model together, a
     part of each matrix each. lora_modules: folders or hub ids of adapters (LoRA, rsLoRA, DoRA) by the names that
     `generate(lora=...)` takes; max_loras: room for so many at one time, default: their number; max_lora_rank: the
-    largest rank of a term, default: that of lora_modules. The other options have vLLM's names: see `LoadOptions` and
-    `EngineOptions`. An
-    option that is not given is chosen, and `config.reasons` explains the choice. `loaded.notes` has the cost in
-    accuracy of quantized weights, of a type that kv_cache_dtype names, and of rounded attention. It is measured once;
-    on_wait is called with a message when that takes a while.
+    largest rank of a term, default: that of lora_modules. spec: JSON file that describes the model in place of its
+    config.json (docs/models.md). The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An option
+    that is not given is chosen, and `config.reasons` explains the choice. `loaded.notes` has the cost in accuracy of
+    quantized weights, of a type that kv_cache_dtype names, and of rounded attention. It is measured once; on_wait is
+    called with a message when that takes a while.
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
 
@@ -94,6 +96,7 @@ class LLM(EmbedsTexts, HasAdapters):
         max_model_len: int | None = None,
         load_format: str = "auto",
         revision: str | None = None,
+        spec: str | None = None,
         seed: int = 0,
         ops: Mapping[str, str] | None = None,
         weights: str = "auto",
@@ -112,6 +115,7 @@ class LLM(EmbedsTexts, HasAdapters):
         progress_bar: ProgressBar = no_progress,
         on_wait: Callable[[str], None] = lambda why: None,
     ) -> None:
+        model, revision = with_description(model, revision, spec)
         check_choices({"cache": cache, "batching": batching, "attention": attention})
         check_ranks(tensor_parallel_size, device, cache)
         self._ranks, sharing = tensor_parallel_size, sharing * tensor_parallel_size
@@ -126,9 +130,7 @@ class LLM(EmbedsTexts, HasAdapters):
         check_batching(self.loaded.spec, batching)
         self.tokenizer: Tokenizer | None = None
         self.tokenizer_folder: Path | None = None
-        self.no_tokenizer = "the tokenizer was left out (skip_tokenizer_init)"  # reason for a missing tokenizer
-        if not skip_tokenizer_init:
-            self.no_tokenizer = self._open_tokenizer(tokenizer)
+        self.no_tokenizer = LEFT_OUT if skip_tokenizer_init else self._open_tokenizer(tokenizer)  # why there is none
         self.config: EngineConfig | None = None
         self.draft_spec: ModelSpec | HeadSpec | None = None  # of the draft model or head
         source = self._open_source(options, cache, batching, proposer, progress_bar)
@@ -227,9 +229,7 @@ class LLM(EmbedsTexts, HasAdapters):
         return_freed_memory()  # loading a model and a tokenizer takes more memory for a while than they keep
         free = memory.free_bytes()
         loaded = self.loaded
-        fraction = (
-            (0.5 if memory.on_host else 0.9) * share / self._sharing
-        )  # other programs use the memory of a CPU, too
+        fraction = (0.5 if memory.on_host else 0.9) * share / self._sharing  # other programs use a CPU's memory too
         usable = (UNKNOWN_FREE_BYTES if free is None else free) - loaded.mapped_bytes
         usable -= adapter_bytes(loaded.spec, self.options)  # which the system gives at the first use
         if loaded.spec.encoder:
@@ -431,12 +431,7 @@ class LLM(EmbedsTexts, HasAdapters):
         return [rows[start : start + n] for start, n in zip(starts, step.lengths, strict=True)]
 
     def capture(
-        self,
-        prompts: Prompt | Iterable[Prompt],
-        names: Collection[str],
-        receive: Receive,
-        *,
-        batch_tokens: int = 2048,
+        self, prompts: Prompt | Iterable[Prompt], names: Collection[str], receive: Receive, *, batch_tokens: int = 2048
     ) -> None:
         """Run prompts through the model, and pass on outputs of its layers and inputs of its matrices.
 

@@ -12,8 +12,11 @@ from safetensors.numpy import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
 from cpu.encoder_models import tiny_embedder
+from ridgeline.archs import family_of, spec_from_config
+from ridgeline.archs.table import table_to_json
 from ridgeline.load.heads import HeadFile, write_head
 from ridgeline.load.safetensors import HostTensor
+from ridgeline.spec import to_json
 from ridgeline.spec.heads import MedusaSpec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -53,6 +56,9 @@ def make_folder(folder: Path) -> Path:
     config = (tiny / "config.json").read_text()
     for path in (only_config / "config.json", folder / "config.json", folder / "SPEC.json"):
         path.write_text(config)
+    spec = spec_from_config(CONFIG)
+    described = {"spec": to_json(spec), "names": table_to_json(family_of(CONFIG).names, spec)}
+    (folder / "new.json").write_text(json.dumps(described))
     for name in (*TEXTS, *(f"{name}/{i}.txt" for name in FOLDERS for i in range(6))):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(f"This is {name}. " + "Once upon a time there was a small file. " * 20)

@@ -51,6 +51,7 @@ from ridgeline.archs.config import HARMLESS, Config
 from ridgeline.archs.family import Family
 from ridgeline.archs.names import OURS, Names, Read
 from ridgeline.archs.quantization import Quantization, read_quantization
+from ridgeline.archs.table import check_table, table_from_json
 from ridgeline.errors import ConfigError
 from ridgeline.spec import ModelSpec, from_json
 
@@ -80,7 +81,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """Return the family of a parsed config.json. Raises ConfigError, which names similar ones, for any other."""
     model_type = config.get("model_type")
     if model_type == OUR_MODEL_TYPE:
-        return Family(OUR_MODEL_TYPE, lambda c: from_json(c.raw("spec")), OURS)
+        table = config.get("names")
+        return Family(OUR_MODEL_TYPE, _own_spec, OURS if table is None else table_from_json(table))
     served = {**FAMILIES, **ENCODERS}
     if not isinstance(model_type, str) or model_type not in served:
         from difflib import get_close_matches  # needed for an error alone
@@ -119,6 +121,14 @@ def spec_from_config(config: Mapping[str, Any]) -> ModelSpec:
     except ArithmeticError as e:
         raise ConfigError(f"config.json: its numbers contradict each other: {e}") from None
     reader.finish(HARMLESS | set(family.harmless))
+    return spec
+
+
+def _own_spec(c: Config) -> ModelSpec:
+    """Return the spec of a config of our own, whose table of names must fit it."""
+    spec, table = from_json(c.raw("spec")), c.raw("names")
+    if table is not None:
+        check_table(table_from_json(table), spec)
     return spec
 
 

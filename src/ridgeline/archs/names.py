@@ -12,7 +12,10 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
+from ridgeline.errors import ConfigError
 from ridgeline.spec import Attention, GatedDelta, ModelSpec
+
+MAX_EXPERTS = 1 << 16  # of one layer, so that a typing error does not fill the memory with names
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,11 @@ class Names:
     optional_prefix: str = ""
     others: tuple[Names, ...] = ()
 
+    @property
+    def described(self) -> bool:
+        """Return whether a user gave these names, who may correct them."""
+        return False
+
     def with_parts(self, **changes: object) -> Names:
         """Return these names with changes in `parts` (a dict; None removes an entry), `root` or `layer`."""
         parts = {**self.parts, **(changes.pop("parts", {}) or {})}  # type: ignore[dict-item]
@@ -233,6 +241,8 @@ class Names:
         if source is None:
             raise KeyError(f"no checkpoint name for {name}")
         if isinstance(source, Each):
+            if shape[0] > MAX_EXPERTS:
+                raise ConfigError(f"{name} has {shape[0]} experts; a model has at most {MAX_EXPERTS}")
             keys = tuple(f"{prefix}{source.module.format(e=e)}.{suffix}" for e in range(shape[0]))
             return Read(keys, stacked=True)
         if isinstance(source, Elsewhere):

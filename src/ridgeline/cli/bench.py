@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ridgeline.cli.flags import options as o
+from ridgeline.cli.flags.described import with_spec
 from ridgeline.cli.flags.groups import EngineFlags, LoadFlags, grouped, llm_arguments, values_of
 from ridgeline.cli.option import option
 
@@ -42,6 +43,7 @@ class BenchFlags:
 
 
 @app.command("latency")
+@with_spec
 @grouped
 def latency(
     *,
@@ -79,6 +81,7 @@ def latency(
 
 
 @app.command("throughput")
+@with_spec
 @grouped
 def throughput(
     *,

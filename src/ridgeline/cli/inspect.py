@@ -57,7 +57,7 @@ def inspect(
 
         from ridgeline.spec import to_json
 
-        print(json.dumps({**report, "spec": to_json(spec)}, indent=2))
+        print(json.dumps({**report, "spec": to_json(spec), **_names(config, spec)}, indent=2))
     else:
         _print(model, spec, report, storage)
 
@@ -83,6 +83,16 @@ def _config(model: str, revision: str | None) -> dict[str, Any]:
         return dict(read_config(find_model(model, revision=revision, files=CONFIG_FILES)))
     find_writer(model)  # raises RequestError for a diffusion model
     return known
+
+
+def _names(config: dict[str, Any], spec: ModelSpec) -> dict[str, Any]:
+    """Return the table of names that a description of this model has; nothing for a model with our own names."""
+    from ridgeline.archs import OUR_MODEL_TYPE, family_of
+    from ridgeline.archs.table import table_to_json
+
+    if config["model_type"] == OUR_MODEL_TYPE:
+        return {"names": config["names"]} if config.get("names") is not None else {}
+    return {"names": table_to_json(family_of(config).names, spec)}
 
 
 def weight_dtype(config: dict[str, Any], wanted: str) -> DType:

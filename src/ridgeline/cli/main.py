@@ -38,6 +38,7 @@ from ridgeline.cli import (
     train,
     verify,
 )
+from ridgeline.cli.flags.described import with_spec
 from ridgeline.cli.flags.serve_flags import ServeCommand
 from ridgeline.cli.signals import Interrupted, stop_signals
 from ridgeline.errors import RidgelineError
@@ -55,31 +56,31 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("serve", cls=ServeCommand, epilog=EPILOG)(serve.serve)
-app.command("embed")(embed.embed)
-app.command("rerank")(embed.rerank)
-app.command("run-batch")(run_batch.run_batch)
-app.command("inspect")(inspect.inspect)
-app.command("plan")(plan.plan)
+app.command("generate")(with_spec(generate.generate))
+app.command("chat")(with_spec(chat.chat))
+app.command("serve", cls=ServeCommand, epilog=EPILOG)(with_spec(serve.serve))
+app.command("embed")(with_spec(embed.embed))
+app.command("rerank")(with_spec(embed.rerank))
+app.command("run-batch")(with_spec(run_batch.run_batch))
+app.command("inspect")(with_spec(inspect.inspect))
+app.command("plan")(with_spec(plan.plan))
 app.command("calibrate")(calibrate.calibrate)
-app.command("explain")(explain.explain)
-app.command("simulate")(simulate.simulate)
+app.command("explain")(with_spec(explain.explain))
+app.command("simulate")(with_spec(simulate.simulate))
 app.command("doctor")(doctor.doctor)
-app.command("verify")(verify.verify)
-app.command("evaluate")(evaluate.evaluate)
+app.command("verify")(with_spec(verify.verify))
+app.command("evaluate")(with_spec(evaluate.evaluate))
 app.command("train")(train.train)
 app.command("distill")(distill.distill)
-app.command("quantize")(quantize.quantize)
-app.command("prune")(prune.prune)
-app.command("convert")(convert.convert)
-app.command("merge")(merge.merge)
-app.command("cheaper")(cheaper.cheaper)
+app.command("quantize")(with_spec(quantize.quantize))
+app.command("prune")(with_spec(prune.prune))
+app.command("convert")(with_spec(convert.convert))
+app.command("merge")(with_spec(merge.merge))
+app.command("cheaper")(with_spec(cheaper.cheaper))
 app.command("lab")(lab.lab)
 app.command("man")(man.man)
 bench.app.command("serve")(bench_serve.bench_serve)
-bench.app.command("replay")(replay.replay)
+bench.app.command("replay")(with_spec(replay.replay))
 app.add_typer(bench.app, name="bench")
 
 

@@ -63,7 +63,7 @@ class StoredWeights(Mapping[str, Array]):
         w = self._weights[name]
         if name in self._coded:
             return self._quantized(w, self._coded[name])
-        host = _read(w, self._reads[name], self._keys, self._files, self._share(name))
+        host = _read(w, self._reads[name], self._keys, self._files, self._share(name), self._names.described)
         target = (self._dtype or host.dtype) if w.is_matrix else "float32"
         if target == "float16" and host.dtype != "float16":
             _check_range(w.name, host)
@@ -265,11 +265,16 @@ def _resolve_keys(spec: ModelSpec, names: Names, reads: dict[str, Read], files: 
         if (other := found.setdefault(key.removeprefix(names.optional_prefix), key)) != key:
             raise CheckpointError(f"the checkpoint has both {other} and {key}, which are the same weight")
     if missing := sorted(wanted - set(found)):
-        raise CheckpointError(f"the checkpoint lacks {_some(missing)}, which {spec.family} needs")
+        remedy = ""
+        if names.described:
+            ours = next(name for name, read in reads.items() if missing[0] in read.keys)
+            remedy = f"; correct the name of {ours} in names"
+        raise CheckpointError(f"the checkpoint lacks {_some(missing)}, which {spec.family} needs{remedy}")
     unknown = sorted(found[k] for k in set(found) - wanted if not names.is_ignored(k, spec))
     unknown = [key for key in unknown if not _is_tied_head(key, spec, names, files, found)]
     if unknown:
-        raise CheckpointError(f"the checkpoint has {_some(unknown)}, which a {spec.family} model does not have")
+        remedy = "; name its weights in names, or list it under ignore there" if names.described else ""
+        raise CheckpointError(f"the checkpoint has {_some(unknown)}, which a {spec.family} model does not have{remedy}")
     return found
 
 
@@ -297,16 +302,19 @@ def _is_tied_head(key: str, spec: ModelSpec, names: Names, files: Files, found: 
     )
 
 
-def _read(weight: Weight, read: Read, keys: dict[str, str], files: Files, share: Share) -> HostTensor:
-    """Read a rank's share of one weight; it is a view of the file if it is contiguous there."""
+def _read(weight: Weight, read: Read, keys: dict[str, str], files: Files, share: Share, described: bool) -> HostTensor:
+    """Read a rank's share of one weight; it is a view of the file if it is contiguous there. described: whether a user
+    gave its name.
+    """
     parts = [files.read(keys[key]) for key in read.keys]
     if len({p.dtype for p in parts}) > 1:
         raise CheckpointError(f"the experts of {weight.name} have different types in the checkpoint")
     stored = stored_shape(weight, read)
     for key, part in zip(read.keys, parts, strict=True):
         if part.data.shape != stored:
+            remedy = f" for {weight.name}; correct the sizes in spec, or names" if described else ""
             raise CheckpointError(
-                f"{keys[key]} has shape {list(part.data.shape)}, but config.json requires {list(stored)}"
+                f"{keys[key]} has shape {list(part.data.shape)}, but config.json requires {list(stored)}{remedy}"
             )
     cut = [numbers_of(_cut(part.data, read, weight.shape), share) for part in parts]
     if not read.stacked:

@@ -16,7 +16,7 @@ from typing import Any
 from ridgeline.errors import ConfigError
 from ridgeline.spec import heads, model
 
-MAX_LAYERS = 10_000  # limit for one run of equal layers, so that a typing error does not fill the memory
+MAX_LAYERS = 10_000  # limit for all layers together, so that a typing error does not fill the memory
 Json = Any  # a value that json.loads returns
 
 
@@ -36,6 +36,8 @@ def from_json(value: Json) -> model.ModelSpec:
         fits = isinstance(run, dict) and set(run) == {"count", "layer"} and type(run["count"]) is int
         if not fits or not 1 <= run["count"] <= MAX_LAYERS:
             raise ConfigError(f'layers[{i}]: expected {{"count": 1 to {MAX_LAYERS}, "layer": {{...}}}}')
+        if len(layers) + run["count"] > MAX_LAYERS:
+            raise ConfigError(f"layers[{i}]: the model has more than {MAX_LAYERS} layers; lower the counts")
         layers += [run["layer"]] * run["count"]
     spec = _decode({**value, "layers": layers}, model.ModelSpec, "spec")
     assert isinstance(spec, model.ModelSpec)
@@ -51,6 +53,19 @@ def head_from_json(value: Json) -> heads.HeadSpec:
     """Read what `head_to_json` wrote. Raises ConfigError as `from_json` does."""
     found: heads.HeadSpec = _decode(value, heads.HeadSpec, "head")
     return found
+
+
+def part_to_json(part: Any) -> Json:
+    """Return a part of any kind as a plain object; `part_from_json` with its kind returns it."""
+    return _encode(part)
+
+
+def part_from_json(value: Json, expected: Any, where: str) -> Any:
+    """Return `value` as an instance of the annotation `expected`. where: the position that errors name.
+
+    Raises ConfigError as `from_json` does.
+    """
+    return _decode(value, expected, where)
 
 
 def _encode(value: Any) -> Json:
@@ -75,8 +90,8 @@ def _decode(value: Json, expected: Any, where: str) -> Any:
         if value in typing.get_args(expected):
             return value
     elif origin is tuple:
-        if isinstance(value, list):
-            item = typing.get_args(expected)[0]
+        item, *others = typing.get_args(expected)
+        if isinstance(value, list) and (others == [Ellipsis] or len(value) == 1 + len(others)):
             return tuple(_decode(v, item, f"{where}[{i}]") for i, v in enumerate(value))
     elif is_dataclass(expected):
         return _decode_part(value, expected, where)
@@ -84,7 +99,7 @@ def _decode(value: Json, expected: Any, where: str) -> Any:
         return float(value)
     elif expected in (int, str, bool, type(None)) and type(value) is expected:
         return value
-    raise ConfigError(f"{where}: {value!r} is not {getattr(expected, '__name__', expected)}")
+    raise ConfigError(f"{where}: {value!r:.100} is not {getattr(expected, '__name__', expected)}")
 
 
 def _decode_union(value: Json, options: tuple[Any, ...], where: str) -> Any:
@@ -96,11 +111,11 @@ def _decode_union(value: Json, options: tuple[Any, ...], where: str) -> Any:
             if isinstance(part, type) and value.get("type") == part.__name__:
                 return _decode_part(value, part, where)
         known = ", ".join(p.__name__ for p in parts if isinstance(p, type))
-        raise ConfigError(f"{where}: type {value.get('type')!r} is none of {known}")
+        raise ConfigError(f"{where}: type {value.get('type')!r:.100} is none of {known}")
     scalars = [o for o in options if o is not type(None) and not is_dataclass(o)]
     for option in scalars:
         return _decode(value, option, where)
-    raise ConfigError(f"{where}: {value!r} is not an object")
+    raise ConfigError(f"{where}: {value!r:.100} is not an object")
 
 
 def _decode_part(value: Json, part: Any, where: str) -> Any:
@@ -110,7 +125,7 @@ def _decode_part(value: Json, part: Any, where: str) -> Any:
     hints = typing.get_type_hints(part)
     known = {f.name: f for f in fields(part)}
     if unknown := set(value) - set(known) - {"type"}:
-        raise ConfigError(f"{where}: {name} has no field {', '.join(sorted(unknown))}")
+        raise ConfigError(f"{where}: {name} has no field {', '.join(sorted(unknown)):.200}")
     if missing := [n for n, f in known.items() if f.default is MISSING and n not in value]:
         raise ConfigError(f"{where}: {name} needs {', '.join(missing)}")
     found = {n: _decode(value[n], hints[n], f"{where}.{n}") for n in known if n in value}
