@@ -107,7 +107,15 @@ def transformers_count(config: Mapping[str, Any]) -> int | None:
     # The router's correction and the factor of a layer are trained, and a file has them; transformers keeps buffers.
     ends = "e_score_correction_bias", "layer_scalar"
     corrections = [b for name, b in model.named_buffers() if name.endswith(ends)]
-    return sum(p.numel() for p in {id(p): p for p in (*model.parameters(), *corrections)}.values())
+    count = sum(p.numel() for p in {id(p): p for p in (*model.parameters(), *corrections)}.values())
+    # Its experts that return their input have matrices in transformers, which no published file contains.
+    ends = "gate_up_proj", "down_proj"
+    parts = {name: p for name, p in model.named_parameters() if name.endswith(ends) and p.ndim == 3}
+    for name, own in parts.items():
+        if name.endswith("gate_up_proj"):
+            experts = parts[name.replace("gate_up_proj", "down_proj")].shape[0]
+            count -= own.numel() // own.shape[0] * (own.shape[0] - experts)
+    return count
 
 
 def write(entries: list[Mapping[str, Any]]) -> None:

@@ -15,7 +15,8 @@ struct BoundExperts {
 };
 
 void build_experts(BoundExperts* self, Pool& pool, const std::vector<Matrix*>& up, const std::vector<Matrix*>& down,
-                   const Norm* norm, const std::string& activation, float alpha, float limit) {
+                   const Norm* norm, const std::string& activation, float alpha, float limit, int64_t identities,
+                   float share) {
     if (up.empty() || up.size() != down.size())
         refuse("experts need as many first as second matrices, and at least one");
     Experts e;
@@ -31,6 +32,9 @@ void build_experts(BoundExperts* self, Pool& pool, const std::vector<Matrix*>& u
     check_norm(*up[0], norm);
     if (norm) e.norm = *norm;
     e.epilogue = gated_by(*up[0], activation, alpha, limit);
+    if (identities < 0 || (identities && (norm || down[0]->parts[0].rows != up[0]->k)))
+        refuse("identities need an input without a norm, as wide as the result");
+    e.identities = identities, e.share = share;
     new (self) BoundExperts{pool, std::move(e)};
 }
 
@@ -60,7 +64,8 @@ void run_experts(BoundExperts& self, const Input& x, const Ids& ids, const Input
                    .gate_stride = factor.stride,
                    .out = {to.data, to.stride}};
     auto job = [&e, v](Pool::Hold& hold) {
-        for (int64_t i = 0; i < v.tokens * v.choices; ++i) check_id(v.ids[i], int64_t(e.up.size()), "expert");
+        for (int64_t i = 0; i < v.tokens * v.choices; ++i)
+            check_id(v.ids[i], int64_t(e.up.size()) + e.identities, "expert");
         e.run(hold, v);
     };
     perform(self.pool, self, job, x, ids, weights, plus, gate, out);
@@ -100,8 +105,8 @@ void route(Pool& pool, int64_t groups, int64_t open, bool best_two, bool sigmoid
 void bind_experts(nb::module_& m) {
     nb::class_<BoundExperts>(m, "Experts")
         .def("__init__", build_experts, nb::arg("pool"), nb::arg("up"), nb::arg("down"), nb::arg("norm").none(),
-             nb::arg("activation"), nb::arg("alpha"), nb::arg("limit"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-             nb::keep_alive<1, 4>())
+             nb::arg("activation"), nb::arg("alpha"), nb::arg("limit"), nb::arg("identities") = 0,
+             nb::arg("share") = 1.f, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
         .def("__call__", run_experts, array("x"), array("ids"), array("weights"), array("plus").none(),
              array("gate").none(), array("out"));
     m.def("route", route, nb::arg("pool"), nb::arg("groups"), nb::arg("open"), nb::arg("best_two"), nb::arg("sigmoid"),

@@ -16,23 +16,24 @@ struct Group {
 };
 
 // The pairs of a token and a choice, ordered by expert. Each token's sum runs over its own choices, whatever the other
-// tokens have chosen.
+// tokens have chosen. Identities are not visited.
 struct Visitors {
     std::vector<int64_t> token;  // token of each visit
-    std::vector<int64_t> of;     // index of each pair's visit
+    std::vector<int64_t> of;     // index of each pair's visit; -1 for an identity
     std::vector<Group> groups;   // each of at most BLOCK tokens
 
     Visitors(const Visits& v, size_t experts) : token(size_t(v.tokens * v.choices)), of(token.size()) {
         std::vector<int64_t> next(experts + 1);
-        for (size_t i = 0; i < of.size(); ++i) ++next[size_t(v.ids[i]) + 1];
+        for (size_t i = 0; i < of.size(); ++i)
+            if (size_t(v.ids[i]) < experts) ++next[size_t(v.ids[i]) + 1];
         for (size_t e = 0; e < experts; ++e) {
             for (int64_t at = 0; at < next[e + 1]; at += BLOCK)
                 groups.push_back({e, next[e] + at, std::min(BLOCK, next[e + 1] - at)});
             next[e + 1] += next[e];
         }
         for (size_t i = 0; i < of.size(); ++i) {
-            of[i] = next[size_t(v.ids[i])]++;
-            token[size_t(of[i])] = int64_t(i) / v.choices;
+            of[i] = size_t(v.ids[i]) < experts ? next[size_t(v.ids[i])]++ : -1;
+            if (of[i] >= 0) token[size_t(of[i])] = int64_t(i) / v.choices;
         }
     }
 };
@@ -97,13 +98,15 @@ void multiply(Pool::Hold& hold, const Products& p) {
     });
 }
 
-void add_up(Pool::Hold& hold, const Visits& v, const Visitors& visitors, const float* results, int64_t width) {
+void add_up(Pool::Hold& hold, const Visits& v, const Visitors& visitors, const float* results, int64_t width,
+            float share) {
     hold.split(v.tokens, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; ++t) {
             float* to = v.out.data + t * v.out.stride;
             for (int64_t c = 0; c < v.choices; ++c) {
-                const float* from = results + visitors.of[size_t(t * v.choices + c)] * width;
-                const float weight = v.weights[t * v.choices + c];
+                const int64_t visit = visitors.of[size_t(t * v.choices + c)];
+                const float* from = visit < 0 ? v.x + t * v.stride : results + visit * width;
+                const float weight = v.weights[t * v.choices + c] * (visit < 0 ? share : 1.f);
                 for (int64_t i = 0; i < width; ++i) to[i] = c ? to[i] + weight * from[i] : weight * from[i];
             }
             if (!v.plus) continue;
@@ -135,7 +138,7 @@ void Experts::run(Pool::Hold& hold, const Visits& v) const {
         multiply(hold, {up, groups, int64_t(end - begin), from, first});
         multiply(hold, {down, groups, int64_t(end - begin), between, second});
     }
-    add_up(hold, v, visitors, results, width);
+    add_up(hold, v, visitors, results, width, share);
 }
 
 }  // namespace ridgeline

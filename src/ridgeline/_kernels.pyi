@@ -261,6 +261,8 @@ class Experts:
         activation: str,
         alpha: float,
         limit: float,
+        identities: int = 0,
+        share: float = 1.0,
     ) -> None:
         """up: matrices of the experts, interleaved if experts are gated."""
     def __call__(

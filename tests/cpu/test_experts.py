@@ -14,7 +14,7 @@ from torch import Tensor
 from ridgeline.nn.model import bind
 from ridgeline.ops import api, open_table
 from ridgeline.ops.stages import MLPBlock
-from ridgeline.spec import ClampedSwiGLU, MoE, Ungated
+from ridgeline.spec import ClampedSwiGLU, IdentityExperts, MoE, Ungated
 
 WIDTH = 33
 TABLE = open_table("reference")
@@ -27,6 +27,7 @@ CASES = {
     "many": MoE(64, 8, 5),
     "one": MoE(1, 1, 20),
     "all of them": MoE(5, 5, 20),
+    "some return their input": MoE(6, 4, 20, identity=IdentityExperts(3, 0.5)),
 }
 
 
@@ -45,8 +46,8 @@ def drawn(case: MoE, size: int, dtype: torch.dtype = torch.float32) -> tuple[Ten
             value = rng.normal(0.0, 0.3, w.shape)
         weights[w.name] = torch.from_numpy(value.astype(np.float32)).to(dtype if w.is_matrix else torch.float32)
     if case.num_experts_per_tok < case.num_experts:
-        weights["router.weight"][-1] = 0.0
-        weights["router.weight"][-1, 0] = -100.0
+        weights["router.weight"][case.num_experts - 1] = 0.0
+        weights["router.weight"][case.num_experts - 1, 0] = -100.0
         for name in weights:
             if name.startswith("experts"):
                 weights[name][-1] = torch.nan
@@ -71,12 +72,15 @@ def plain(case: MoE, x: Tensor, weights: dict[str, Tensor]) -> tuple[np.ndarray,
     out, ties = np.zeros(x.shape), 0
     for t, row in enumerate(x.double().numpy()):
         logits = w["router.weight"] @ row + w.get("router.bias", 0.0)
-        order = sorted(range(case.num_experts), key=lambda e, logits=logits: (-logits[e], e))
+        order = sorted(range(case.choices), key=lambda e, logits=logits: (-logits[e], e))
         chosen, left = order[: case.num_experts_per_tok], order[case.num_experts_per_tok :]
         ties += bool(left) and logits[chosen[-1]] == logits[left[0]]
         powers = np.exp(logits - logits.max())
         total = powers[chosen].sum() if case.normalize else powers.sum()
         for e in chosen:
+            if case.identity and e >= case.num_experts:
+                out[t] += powers[e] / total * case.identity.share * row
+                continue
             names = ("gate", "up", "down") if case.gated else ("up", "down")
             parts = {n: (w[f"experts.{n}.weight"][e], w.get(f"experts.{n}.bias")) for n in names}
             *raised, (matrix, bias) = parts.values()

@@ -77,6 +77,7 @@ SHAPED = {
     "MoE.intermediate_size": "rows of gate and up",
     "MoE.num_experts": "rows of the router",
     "MoE.latent_size": "columns of the experts",
+    "IdentityExperts.count": "rows of the router",
     "EmbeddingBranch.size": "rows of the gate",
     "LayerEmbeddings.size": "columns of the table",
     "LayerEmbeddings.vocab_size": "rows of the table",
@@ -122,7 +123,7 @@ ABSENT = {"qkv_bias", "out_bias", "bias", "router_bias", "sinks", "qk_norm", "pr
 ABSENT |= {"latent_bias", "q_lora_rank", "conv_bias"}
 ABSENT |= {"choice_bias", "shared", "groups"}  # the possible number of groups differs in every case
 ABSENT |= {"layer_embeddings", "embedded", "out_scale", "expert_scale"}
-ABSENT |= {"mlp_post_norm"}
+ABSENT |= {"mlp_post_norm", "identity"}
 ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate", "head_bias", "embed_norm"}
 # Yarn rounds numbers that follow from these fields to whole pairs of a head. There are few pairs, so only one of
 # several values must move the logits.

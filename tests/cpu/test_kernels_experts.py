@@ -13,7 +13,7 @@ import torch
 from ridgeline.ops import api
 from ridgeline.ops.reference.primitives import route as reference_route
 from ridgeline.ops.stages import MLPBlock
-from ridgeline.spec import MLP, ClampedSwiGLU, ExpertGroups, GatedMLP, MoE, Ungated
+from ridgeline.spec import MLP, ClampedSwiGLU, ExpertGroups, GatedMLP, IdentityExperts, MoE, Ungated
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 from cpu.instruction_sets import fingerprint_under  # noqa: E402
@@ -73,6 +73,30 @@ def test_a_token_that_is_not_finite_harms_no_other(name: str) -> None:
         dirty = run(residual, None)[1]
         assert np.array_equal(dirty[others], clean[others])
         assert not np.isfinite(dirty[4]).all()
+
+
+@pytest.mark.parametrize("tokens", SIZES)
+def test_experts_that_return_their_input(tokens: int) -> None:
+    """Ids behind the last expert add share * x, which no other token changes; some tokens choose nothing else."""
+    case = MoE(7, 4, 20, identity=IdentityExperts(5, 0.5))
+    stacks = [draw(7, *shape, key=i) for i, shape in enumerate(((20, WIDTH), (20, WIDTH), (WIDTH, 20)))]
+    ids = np.argsort(draw(tokens, 12, key=5), -1)[:, :4].astype(np.int64)
+    ids[::3] = [7, 11, 9, 8]
+    x, scores = draw(tokens, WIDTH), np.abs(draw(tokens, 4, key=6))
+    named = {f"experts.{n}.weight": stack for n, stack in zip(("gate", "up", "down"), stacks, strict=True)}
+    run = Cpu(2).stage(api.EXPERT_BLOCK, case, named)
+    gate, up, down = (stack.astype(np.float64) for stack in stacks)
+    wanted = np.zeros((tokens, WIDTH))
+    for t, c in np.ndindex(tokens, 4):
+        e, row = ids[t, c], x[t].astype(np.float64)
+        raised = row * 0.5 if e >= 7 else down[e] @ (gate[e] @ row / (1 + np.exp(-gate[e] @ row)) * (up[e] @ row))
+        wanted[t] += scores[t, c] * raised
+    found = run(x, ids, scores)
+    assert np.abs(found - wanted).max() <= 600 * 2.0**-24 * np.abs(wanted).max()
+    for t in {0, tokens // 2, tokens - 1}:
+        assert same_bits(run(x[t : t + 1], ids[t : t + 1], scores[t : t + 1]), found[t : t + 1])
+    with pytest.raises(IndexError, match="expert 12 of 12"):
+        run(x, np.full_like(ids, 12), scores)
 
 
 def choose(case: MoE, logits: np.ndarray, bias: np.ndarray | None, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:

@@ -219,7 +219,8 @@ def router_gap(model: nn.Module, sequences: Sequence[Sequence[int]]) -> float:
         found = _forward(model, tokens, output_router_logits=True).router_logits
         for i, logits in enumerate(found):
             logits = logits.log() if model.config.model_type == "gemma4_text" else logits  # it returns probabilities
-            score = logits.softmax(-1) if model.config.model_type == "ernie4_5_moe" else logits.sigmoid()
+            softmax = model.config.model_type in ("ernie4_5_moe", "longcat_flash")
+            score = logits.softmax(-1) if softmax else logits.sigmoid()
             rated = score + biases[i] if biases else logits
             gap = min(gap, *_choice_gaps(model.config, rated))
     return gap

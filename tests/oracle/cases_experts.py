@@ -94,3 +94,29 @@ _deepseek_v3(
     {"rope_interleave": True},
     PLAIN,
 )
+
+# longcat_flash ----------------------------------------------------------------------------------------
+
+_longcat = family(CASES, "longcat_flash", "LongcatFlashConfig")
+_TWICE = {k: v for k, v in dims(kv=4).items() if k not in ("intermediate_size", "num_hidden_layers")}
+_SHORTCUT = {"ffn_hidden_size": 88, "expert_ffn_hidden_size": 20, "num_layers": 2, "q_lora_rank": 24, "head_dim": 8}
+_ZERO = {"n_routed_experts": 7, "zero_expert_num": 4, "moe_topk": 3, "routed_scaling_factor": 1.7}
+
+_longcat(
+    "longcat_flash",
+    1,
+    "two attentions and two MLPs a layer; experts as a shortcut, four of eleven return their input",
+    _TWICE | _LATENT | _SHORTCUT | _ZERO | OWN,
+    {"moe_topk": 2},
+    {"routed_scaling_factor": 1.0},
+    PLAIN,
+    EPS,
+)
+_longcat(
+    "longcat_flash_full",
+    23,
+    "no experts that return their input; biases of latents and of the output; yarn with a temperature",
+    _TWICE | _LATENT | _SHORTCUT | _ZERO | BIAS | _ONE_SCALE | {"zero_expert_num": 0},
+    {"routed_scaling_factor": 1.0},
+    rope(3000.0, "yarn", **_SCALE),
+)

@@ -11,16 +11,17 @@ from ridgeline.archs.rope import SCALINGS, Rotation, Scalings, read_rope, yarn_t
 from ridgeline.spec import GatedMLP, LatentAttention, Layer, ModelSpec, MoE, Norm, RMSNorm
 
 
-def _attention(
-    c: Config, *, interleaved: bool, kinds: Scalings = SCALINGS, value: int | None = None
+def latent_attention(
+    c: Config, *, interleaved: bool, kinds: Scalings = SCALINGS, value: int | None = None, base: float = 10000.0
 ) -> LatentAttention:
     """Read the attention of both generations; yarn's temperature is part of the scale if the config asks for that.
 
-    value: size of a value where `v_head_dim` is absent or null; None: 128, and a null is an error.
+    value: size of a value where `v_head_dim` is absent or null; None: 128, and a null is an error. base: the class's
+    base of rotations.
     """
     nope, rotated = c.get_size("qk_nope_head_dim", 128), c.get_size("qk_rope_head_dim", 64)
     bias = c.get_bool("attention_bias", False)
-    rope = read_rope(c, rotated, Rotation(interleaved=interleaved, kinds=kinds))
+    rope = read_rope(c, rotated, Rotation(base, interleaved=interleaved, kinds=kinds))
     return LatentAttention(
         num_heads=c.get_size("num_attention_heads"),
         kv_lora_rank=c.get_size("kv_lora_rank", 512),
@@ -87,7 +88,7 @@ def deepseek_v2(c: Config) -> ModelSpec:
     )
     c.expect("moe_layer_freq", 1)
     first = c.get_int("first_k_dense_replace", 0)
-    return decoder(c, _layers(c, _attention(c, interleaved=True), norm, moe, dense, first), norm)
+    return decoder(c, _layers(c, latent_attention(c, interleaved=True), norm, moe, dense, first), norm)
 
 
 def deepseek_v3(c: Config) -> ModelSpec:
@@ -119,7 +120,7 @@ def _third(c: Config, first: int, kinds: Scalings = SCALINGS, *, every: bool = T
     interleaved = c.get_bool("rope_interleave", True, null=False)
     if every:
         c.expect("moe_layer_freq", 1)
-    mixer = _attention(c, interleaved=interleaved, kinds=kinds)
+    mixer = latent_attention(c, interleaved=interleaved, kinds=kinds)
     return decoder(c, _layers(c, mixer, norm, moe, dense, first), norm)
 
 
@@ -161,7 +162,7 @@ def sarvam_mla(c: Config) -> ModelSpec:
 def youtu(c: Config) -> ModelSpec:
     """Youtu-LLM 2B: DeepSeek-V3's attention with dense MLPs (arXiv:2512.24618)."""
     norm, dense, interleaved = rms_norm(c), gated_mlp(c), c.get_bool("rope_interleave", True, null=False)
-    layer = Layer(_attention(c, interleaved=interleaved), dense, norm)
+    layer = Layer(latent_attention(c, interleaved=interleaved), dense, norm)
     return decoder(c, (layer,) * c.get_layer_count(), norm, tied=True)
 
 
@@ -173,7 +174,7 @@ def minicpm3(c: Config) -> ModelSpec:
     norm, dense = rms_norm(c), gated_mlp(c, bias=c.get_bool("mlp_bias", False))
     depth = c.get_float("scale_depth", 1.4, count**0.5)
     layer = Layer(
-        _attention(c, interleaved=False, value=hidden // heads), dense, norm, residual_scale=depth / count**0.5
+        latent_attention(c, interleaved=False, value=hidden // heads), dense, norm, residual_scale=depth / count**0.5
     )
     return decoder(
         c, (layer,) * count, norm, tied=True, embedding_scale=c.get_float("scale_emb", 12.0),

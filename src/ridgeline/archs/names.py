@@ -9,7 +9,7 @@ tensor name (`Tensor`).
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ridgeline.errors import ConfigError
@@ -165,8 +165,9 @@ class Names:
     root: modules outside the layers. layer: prefix of a layer, with {i}. parts: modules or weights inside a layer.
     transposed: checkpoint modules whose matrices are stored [in, out]. ignore: regular expressions for tensors that are
     derived (masks, frequencies) or belong to another model; {layers} is the number of layers, {shared} matches those
-    that share keys and values. optional_prefix: prefix of every name in some files. others: other layouts of the same
-    model's files.
+    that share keys and values, {identity} experts without parameters. optional_prefix: prefix of every name in some
+    files. others: other layouts of the same model's files. sublayers: layers of ours that are one of the checkpoint's;
+    {s} in parts is their number in it.
     """
 
     root: Mapping[str, Source]
@@ -176,6 +177,7 @@ class Names:
     ignore: tuple[str, ...] = (r"rotary_emb\.inv_freq$",)
     optional_prefix: str = ""
     others: tuple[Names, ...] = ()
+    sublayers: int = 1
 
     @property
     def described(self) -> bool:
@@ -225,18 +227,28 @@ class Names:
         return {name: self._read(name, shapes, spec) for name in shapes}
 
     def is_ignored(self, key: str, spec: ModelSpec) -> bool:
-        layers = str(len(spec.layers))
-        shared = "|".join(str(i) for i in range(len(spec.layers)) if spec.state_layer(i) != i) or "none"
-        filled = (pattern.replace("{layers}", layers).replace("{shared}", f"({shared})") for pattern in self.ignore)
-        return any(re.search(pattern, key) for pattern in filled)
+        values = {
+            "{layers}": str(len(spec.layers) // self.sublayers),
+            "{shared}": _either(i for i in range(len(spec.layers)) if spec.state_layer(i) != i),
+            "{identity}": _either(
+                e for layer in spec.layers if (moe := layer.mlp) for e in range(moe.num_experts, moe.choices)
+            ),
+        }
+        for pattern in self.ignore:
+            for name in values:
+                pattern = pattern.replace(name, values[name])
+            if re.search(pattern, key):
+                return True
+        return False
 
     def _read(self, name: str, shapes: Mapping[str, tuple[int, ...]], spec: ModelSpec) -> Read:
         module, _, suffix = name.rpartition(".")
         prefix, ours, mixer, shape = "", "", None, shapes[name]
         source = self.root.get(module)
         if match := re.fullmatch(r"layers\.(\d+)\.(.+)", module):
-            prefix, ours = self.layer.format(i=match[1]), f"layers.{match[1]}."
-            source = self.parts.get(f"{match[2]}.{suffix}", self.parts.get(match[2]))
+            whole, sub = divmod(int(match[1]), self.sublayers)
+            prefix, ours = self.layer.format(i=whole), f"layers.{match[1]}."
+            source = _of_sublayer(self.parts.get(f"{match[2]}.{suffix}", self.parts.get(match[2])), sub)
             mixer = spec.layers[int(match[1])].mixer
         if source is None:
             raise KeyError(f"no checkpoint name for {name}")
@@ -278,6 +290,18 @@ class Names:
             head_dim = mixer.head_dim if isinstance(mixer, Attention) else 0
             return replace(read, total_rows=source.count * shape[0], head_part=(source.index, source.count, head_dim))
         return read
+
+
+def _of_sublayer(source: Source | None, sub: int) -> Source | None:
+    """Return a source with the number of its sublayer in place of {s}."""
+    if isinstance(source, str):
+        return source.replace("{s}", str(sub))
+    return replace(source, module=source.module.replace("{s}", str(sub))) if isinstance(source, Flat) else source
+
+
+def _either(numbers: Iterable[int]) -> str:
+    """Return a regular expression that matches one of these numbers; one that matches none for an empty set."""
+    return f"({'|'.join(map(str, sorted(set(numbers)))) or 'none'})"
 
 
 def _groups_of(source: GroupPart | Groups, mixer: object) -> int:

@@ -108,7 +108,7 @@ def operations(spec: ModelSpec, batch: Sequence[Slice], precision: Precision) ->
 
 def visited_experts(moe: ChannelMixer, tokens: float) -> float:
     """Return the expected number of experts that at least one of `tokens` tokens visits, if all are equally likely."""
-    missed = 1 - moe.num_experts_per_tok / moe.num_experts
+    missed = 1 - moe.visits / moe.num_experts
     return moe.num_experts * (1 - float(missed**tokens))
 
 
@@ -185,7 +185,7 @@ class _Matrix:
     def at(self, tokens: int, batch: Sequence[Slice], layers: int, results: float | None = None) -> Operation:
         """Count a step. results: bytes of the results, if they have another type than the activations."""
         precision = self.precision
-        runs = tokens * self.moe.num_experts_per_tok if self.moe else tokens
+        runs = tokens * self.moe.visits if self.moe else tokens
         times = visited_experts(self.moe, tokens) if self.moe else 1.0
         read = precision.activation_bytes(runs * self.columns)
         written = precision.activation_bytes(runs * self.rows) if results is None else results

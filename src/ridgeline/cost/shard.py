@@ -131,7 +131,7 @@ def _expert_parallel(
     """
     tokens = sum(s.count * s.tokens for s in batch)
     sent = forward.precision.activation_bytes(tokens * forward.spec.hidden_size)
-    chosen = max(layer.mlp.num_experts_per_tok for layer in forward.spec.layers if layer.mlp)
+    chosen = max(layer.mlp.visits for layer in forward.spec.layers if layer.mlp)
     others = (devices - 1) * (
         1 - (1 - 1 / devices) ** chosen
     )  # other devices that a token is expected to visit, each once

@@ -12,9 +12,11 @@ import numpy as np
 
 from ridgeline.errors import CheckpointError
 from ridgeline.nn.adapters import AdapterSlots
+from ridgeline.nn.branches import Branch, OuterNorm, build_mlp
 from ridgeline.nn.canvas import Conditioning, Soften
 from ridgeline.nn.capture import EXPERTS, INPUT, Capture
-from ridgeline.nn.embedded import Branch, EmbeddedInputs, embedded_branch
+from ridgeline.nn.embedded import Branch as EmbeddedBranch
+from ridgeline.nn.embedded import EmbeddedInputs, embedded_branch
 from ridgeline.nn.group import Group, Ranks
 from ridgeline.nn.held import HeldWeights, WithConstants
 from ridgeline.nn.mixers import build_mixer
@@ -25,7 +27,7 @@ from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, QuantizedMatrix, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import store
-from ridgeline.spec import AnyLayer, CanvasDiffusion, DeepNormLayer, Layer, ModelSpec, Norm, ParallelLayer, Rope, Weight
+from ridgeline.spec import AnyLayer, CanvasDiffusion, DeepNormLayer, Layer, ModelSpec, ParallelLayer, Rope, Weight
 from ridgeline.spec.encoder import TYPE_TABLE
 from ridgeline.spec.per_layer import EMBEDDED_NORM, TABLE
 from ridgeline.spec.quant import AS_STORED, FormatTable
@@ -89,8 +91,8 @@ class Model:
             own = {name: weights[name] for name in weights if name.startswith("conditioning")}
             self._conditioning = Conditioning(spec.diffusion, spec.hidden_size, _bound(own, "conditioning", how), table)
             self.soften = Soften(spec, self.lookup, table)
-        self._embed_norm = _OuterNorm(spec.embed_norm, "embed_norm", weights, table)
-        self._final_norm = _OuterNorm(spec.norm, "norm", weights, table)
+        self._embed_norm = OuterNorm(spec.embed_norm, "embed_norm", weights, table)
+        self._final_norm = OuterNorm(spec.norm, "norm", weights, table)
         self._final_scale = residual_scale(spec.layers[-1])
         self._blocks = self._layers(lambda: _blocks(spec, weights, how))
 
@@ -280,28 +282,29 @@ class _Block:
         mixer, kv_scales = _mixer_weights(layer, weights, self._name, how), how.kv_scales.get(index, UNSCALED)
         self._mixer = build_mixer(spec, index, mixer, table, previous_scale, kv_scales) if layer.mixer else None
         scale = residual_scale(layer) if layer.mixer else previous_scale
-        self._mlp: Callable[..., tuple[Array, Array]] | None = None
+        self._mlp: Branch | None = None
+        self._aside: Branch | None = None
         if layer.mlp:
             norm = "mixer_norm" if isinstance(layer, ParallelLayer) and layer.one_norm else "mlp_norm"
             mlp = _bound(weights, f"{self._name}.mlp", how, f"{self._name}.{norm}")
-            self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, layer.pre_norm, scale), mlp)
+            self._mlp, self._aside = build_mlp(MLPBlock(layer.mlp, layer.pre_norm, scale), mlp, table)
         post, last = layer.post_norms if isinstance(layer, Layer) else (None, None)
-        self._mixer_post = _OuterNorm(post, f"{self._name}.mixer_post_norm", weights, table)
-        self._mlp_post = _OuterNorm(last, f"{self._name}.mlp_post_norm", weights, table)
+        self._mixer_post = OuterNorm(post, f"{self._name}.mixer_post_norm", weights, table)
+        self._mlp_post = OuterNorm(last, f"{self._name}.mlp_post_norm", weights, table)
         self._add, self._times = table.primitive(api.ADD), table.primitive(api.MULTIPLY)
         self._total = how.total
         self._scale, self._out_scale = residual_scale(layer), weights.get(f"{self._name}.scale.weight")
         self._canvas_scale = weights.get(f"{self._name}.canvas_scale.weight")
-        self._embedded: Branch | None = None
+        self._embedded: EmbeddedBranch | None = None
         if spec.embedded(index):
             own, norm_weight = _bound(weights, f"{self._name}.embedded", how), weights[EMBEDDED_NORM]
             self._embedded = embedded_branch(spec, index, own, norm_weight, table)
-        self._embedded_post = _OuterNorm(post, f"{self._name}.embedded_post_norm", weights, table)
+        self._embedded_post = OuterNorm(post, f"{self._name}.embedded_post_norm", weights, table)
 
     def __call__(
         self, stream: Stream, step: Step, rotaries: Mapping[Rope, Rotary], capture: Capture | None = None
     ) -> Stream:
-        residual, delta, shared = stream.residual, stream.delta, stream.shared
+        residual, delta, shared, aside = stream.residual, stream.delta, stream.shared, stream.aside
         if self._mixer:
             rotary = rotaries[self._rope] if self._rope else None
             residual, delta, shared = self._mixer(stream, rotary, step)
@@ -319,13 +322,15 @@ class _Block:
             delta = self._total(delta)
             _capture_branch(capture, f"{self._name}.mlp", delta)
             delta = self._mlp_post(delta)
+            delta = delta if aside is None else self._add(delta, aside, 1.0)
+            aside = self._total(self._aside(residual, None)[1]) if self._aside else None
         if self._embedded and stream.embedded is not None:
             residual, delta = self._sum(residual, delta), None
             delta = self._embedded_post(self._embedded(residual, stream.embedded))
         factor = self._out_scale if step.signal is None else self._canvas_scale
         if factor is not None:
             residual, delta = self._times(self._sum(residual, delta), factor), None
-        return stream._replace(residual=residual, delta=delta, shared=shared)
+        return stream._replace(residual=residual, delta=delta, shared=shared, aside=aside)
 
     def _sum(self, residual: Array, delta: Array | None) -> Array:
         return residual if delta is None else self._add(residual, delta, self._scale)
@@ -346,8 +351,8 @@ class _DeepNormBlock:
         self._mixer = build_mixer(spec, index, mixer, table, 1.0, how.kv_scales.get(index, UNSCALED))
         mlp = _bound(weights, f"{self._name}.mlp", how)
         self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, None, 1.0), mlp)
-        self._mixer_norm = _OuterNorm(layer.pre_norm, f"{self._name}.mixer_norm", weights, table)
-        self._mlp_norm = _OuterNorm(layer.pre_norm, f"{self._name}.mlp_norm", weights, table)
+        self._mixer_norm = OuterNorm(layer.pre_norm, f"{self._name}.mixer_norm", weights, table)
+        self._mlp_norm = OuterNorm(layer.pre_norm, f"{self._name}.mlp_norm", weights, table)
         self._add, self._times = table.primitive(api.ADD), table.primitive(api.SCALE)
 
     def __call__(
@@ -371,17 +376,6 @@ class _DeepNormBlock:
 def _capture_branch(capture: Capture | None, name: str, output: Array) -> None:
     if capture is not None:
         capture.put(name, lambda: output)
-
-
-class _OuterNorm:
-    """A norm outside of the stages: after a branch, or of the stream itself. It does nothing where a layer has none."""
-
-    def __init__(self, norm: Norm | None, name: str, weights: Mapping[str, Array], table: OpsTable) -> None:
-        self._kernel = table.primitive(api.NORM, norm) if norm else None
-        self._weight, self._bias = weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
-
-    def __call__(self, x: Array) -> Array:
-        return x if self._kernel is None or self._weight is None else self._kernel(x, self._weight, self._bias)
 
 
 def residual_scale(layer: AnyLayer) -> float:

@@ -29,7 +29,8 @@ class Stream(NamedTuple):
     """The residual stream, and the delta of the last branch, which the next stage adds.
 
     shared: keys and values that later layers also read. embedded: the layers' own embeddings, if they read any. aux:
-    streams [T, width] before chosen layers, in the order in which `Model.forward` was given their ids.
+    streams [T, width] before chosen layers, in the order in which `Model.forward` was given their ids. aside: the
+    result of a shortcut, [T, width], which the next layer with a channel mixer adds to its delta.
     """
 
     residual: Array
@@ -37,6 +38,7 @@ class Stream(NamedTuple):
     shared: Shared = NOTHING
     embedded: Embedded | None = None
     aux: tuple[Array, ...] = ()
+    aside: Array | None = None
 
 
 class Step(Protocol):

@@ -43,7 +43,7 @@ class AttentionInput:
 @dataclass(frozen=True, slots=True)
 class LatentInput:
     """residual += scale * delta; x = norm(residual); q = rope(q x), or rope(q_b norm(q_a x)); c, k = kv_a x; the state
-    gets [norm(c), rope(k)].
+    gets [latent_scale norm(c), rope(k)].
 
     reader: the backend of PAGED_LATENT_ATTENTION. If it also serves this stage, queries may have a form of its own.
     """
@@ -180,7 +180,7 @@ def _latent_input(case: LatentInput, weights: Weights, table: Ops) -> Callable[.
     m = case.mixer
     accumulate = _accumulate(case.residual_scale, table)
     norm = _norm(case.norm, "norm", weights, table)
-    latent_norm = _norm(m.latent_norm, "kv_a_norm", weights, table)
+    latent_norm, scale = _norm(m.latent_norm, "kv_a_norm", weights, table), table.primitive(api.SCALE)
     split, cut, join = table.primitive(api.SPLIT_HEADS), table.primitive(api.CUT), table.primitive(api.JOIN)
     rope = table.primitive(api.ROPE, m.rope) if m.rope else None
     queries, kv_a = _latent_queries(m, weights, table), weights.linears["kv_a"]
@@ -196,7 +196,9 @@ def _latent_input(case: LatentInput, weights: Weights, table: Ops) -> Callable[.
         q, kept = split(queries(x), m.num_heads), split(kv_a.apply(x), 1)
         still, rotated = cut(q, 0, m.qk_nope_head_dim), cut(q, m.qk_nope_head_dim, m.qk_head_dim)
         latent, key = cut(kept, 0, m.kv_lora_rank), cut(kept, m.kv_lora_rank, m.row)
-        return residual, join(still, rotate(rotated, rotary)), join(latent_norm(latent), rotate(key, rotary))
+        latent = latent_norm(latent)
+        latent = latent if m.latent_scale == 1.0 else scale(latent, m.latent_scale)
+        return residual, join(still, rotate(rotated, rotary)), join(latent, rotate(key, rotary))
 
     return run
 

@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from ridgeline.spec.lightning import LightningAttention
     from ridgeline.spec.mamba import Mamba, Mamba2
     from ridgeline.spec.mixers import ChannelMixer, TokenMixer
-    from ridgeline.spec.mlp import MLP, ClampedSwiGLU, ExpertGroups, GatedMLP, MoE, SparseMixer, Ungated
+    from ridgeline.spec.mlp import (
+        MLP,
+        ClampedSwiGLU,
+        ExpertGroups,
+        GatedMLP,
+        IdentityExperts,
+        MoE,
+        SparseMixer,
+        Ungated,
+    )
     from ridgeline.spec.model import AnyLayer, DeepNormLayer, Layer, ModelSpec, ParallelLayer
     from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
     from ridgeline.spec.paired import PairedMLP
@@ -34,6 +43,7 @@ if TYPE_CHECKING:
         YarnScaling,
     )
     from ridgeline.spec.s4 import S4, S4D
+    from ridgeline.spec.shortcut import ShortcutMLP
     from ridgeline.spec.sight import Blocks, Causal, Sight, WholeSequence
     from ridgeline.spec.state import ALL, State
     from ridgeline.spec.taylor import TaylorAttention
@@ -65,6 +75,7 @@ __all__ = [
     "GatedConvolution",
     "GatedDelta",
     "GatedMLP",
+    "IdentityExperts",
     "KimiDelta",
     "LabelHead",
     "LatentAttention",
@@ -93,6 +104,7 @@ __all__ = [
     "RopeScaling",
     "SharedAttention",
     "ShortConvolution",
+    "ShortcutMLP",
     "Sight",
     "SparseMixer",
     "State",
@@ -121,7 +133,7 @@ _HOMES = {
     "lightning": ("LightningAttention",),
     "mamba": ("Mamba", "Mamba2"),
     "mixers": ("ChannelMixer", "TokenMixer"),
-    "mlp": ("MLP", "ClampedSwiGLU", "ExpertGroups", "GatedMLP", "MoE", "SparseMixer", "Ungated"),
+    "mlp": ("MLP", "ClampedSwiGLU", "ExpertGroups", "GatedMLP", "IdentityExperts", "MoE", "SparseMixer", "Ungated"),
     "model": ("AnyLayer", "DeepNormLayer", "Layer", "ModelSpec", "ParallelLayer"),
     "norm": ("LayerNorm", "Norm", "RMSNorm"),
     "paired": ("PairedMLP",),
@@ -140,6 +152,7 @@ _HOMES = {
         "YarnScaling",
     ),
     "s4": ("S4", "S4D"),
+    "shortcut": ("ShortcutMLP",),
     "sight": ("Blocks", "Causal", "Sight", "WholeSequence"),
     "state": ("ALL", "State"),
     "taylor": ("TaylorAttention",),

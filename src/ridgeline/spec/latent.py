@@ -28,6 +28,7 @@ class LatentAttention(Mixer):
         q_lora_rank: Queries are q_b norm(q_a x). None: they are q x.
         rope: Rotation of k_rope and of the last `qk_rope_head_dim` numbers of every query.
         latent_bias: Whether q_a and kv_a have biases.
+        latent_scale: Factor on c after its norm (LongCat-Flash).
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("q", "q_a", "kv_a")
@@ -43,6 +44,7 @@ class LatentAttention(Mixer):
     rope: Rope | None = None
     latent_bias: bool = False
     out_bias: bool = False
+    latent_scale: float = 1.0
 
     keeps_latents: ClassVar[bool] = True
 
@@ -52,6 +54,7 @@ class LatentAttention(Mixer):
         rank = self.q_lora_rank
         require(rank is None or rank > 0, f"q_lora_rank must be positive, not {rank}")
         require(self.scale > 0, f"the attention scale must be positive, not {self.scale}")
+        require(self.latent_scale > 0, f"the scale of latents must be positive, not {self.latent_scale}")
         if self.rope:
             dim, rotated = self.rope.dim, self.qk_rope_head_dim
             require(dim == rotated, f"rope dim {dim} is not qk_rope_head_dim {rotated}: all of that part is rotated")

@@ -10,6 +10,7 @@ from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.mlp import MLP, GatedMLP, MoE
 from ridgeline.spec.paired import PairedMLP
 from ridgeline.spec.recurrent import RecurrentMixer
+from ridgeline.spec.shortcut import ShortcutMLP
 
 TokenMixer = Attention | SharedAttention | LatentAttention | RecurrentMixer
-ChannelMixer = MLP | GatedMLP | MoE | PairedMLP
+ChannelMixer = MLP | GatedMLP | MoE | PairedMLP | ShortcutMLP

@@ -5,6 +5,7 @@
     active_params(width)        parameters that one token meets      -> inspect
     workspace(tokens, width)    memory of its ops at their peak      -> engine settings, planner
     num_experts, shared, ...    what routing needs; 0 without it     -> planner
+    choices, visits             experts to choose from; those that a token visits, as a mean
 
 A boolean that changes the algorithm is a new type; a bias or a norm may be a field.
 """
@@ -29,6 +30,8 @@ class DenseMLP(ABC):
 
     num_experts: ClassVar[int] = 0
     num_experts_per_tok: ClassVar[int] = 0
+    choices: ClassVar[int] = 0
+    visits: ClassVar[float] = 0.0
     shared: ClassVar[None] = None
     gated_parts: ClassVar[tuple[str, ...]] = ()  # prefixes of a gate and an up matrix that kernels interleave
 
@@ -155,6 +158,21 @@ class SparseMixer:
 
 
 @dataclass(frozen=True, slots=True)
+class IdentityExperts:
+    """`count` more experts without parameters: the result of each is share * x (zero-computation experts,
+    arXiv:2410.07348, 2509.01322).
+
+    Their ids follow those of the experts with parameters. share: 1, and 1/n on each of n ranks, whose sum is x.
+    """
+
+    count: int
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.count > 0, f"the number of identity experts must be positive, not {self.count}")
+
+
+@dataclass(frozen=True, slots=True)
 class MoE:
     """A router sends each token to its `num_experts_per_tok` best MLPs (arXiv:1701.06538, 2401.04088).
 
@@ -177,6 +195,7 @@ class MoE:
             all else (Gemma 4).
         rates_logits: With `choice_bias`, the numbers are added to the router's logits, not to the scores (Kolibri).
         shared_scale: Factor on the result of `shared`.
+        identity: More experts, whose result is their input (LongCat-Flash).
     """
 
     num_experts: int
@@ -196,12 +215,13 @@ class MoE:
     expert_scale: bool = False
     rates_logits: bool = False
     shared_scale: float = 1.0
+    identity: IdentityExperts | None = None
 
     def __post_init__(self) -> None:
         _check_mlp(self.intermediate_size, self.activation)
         require(
-            0 < self.num_experts_per_tok <= self.num_experts,
-            f"num_experts_per_tok {self.num_experts_per_tok} is not in 1..num_experts {self.num_experts}",
+            0 < self.num_experts_per_tok <= self.choices,
+            f"num_experts_per_tok {self.num_experts_per_tok} is not in 1..num_experts {self.choices}",
         )
         require(self.shared is not None or not self.shared_gate, "shared_gate needs a shared MLP to be the gate of")
         mixes = isinstance(self.scores, SparseMixer)
@@ -215,8 +235,20 @@ class MoE:
                 f"num_experts_per_tok {self.num_experts_per_tok} is more than the {room} experts of the chosen groups",
             )
             require(size > 1 or self.groups.score == "best", "groups of one expert have no two best")
+        plain = self.groups is None and self.latent_size is None and not self.expert_scale
+        require(plain or self.identity is None, "identity experts have no groups, latent space or learned factors")
         latent = self.latent_size
         require(latent is None or latent > 0, f"latent_size must be positive, not {latent}")
+
+    @property
+    def choices(self) -> int:
+        """Return the number of experts that a token chooses from, those without parameters included."""
+        return self.num_experts + (self.identity.count if self.identity else 0)
+
+    @property
+    def visits(self) -> float:
+        """Return how many experts with parameters a token visits, as a mean if all are equally likely."""
+        return self.num_experts_per_tok * self.num_experts / self.choices
 
     @property
     def gated(self) -> bool:
@@ -232,11 +264,11 @@ class MoE:
     def weights(self, width: int) -> Iterator[Weight]:
         experts, inner, outer = self.num_experts, self.intermediate_size, self.latent_size or width
         parts = ("gate", "up") if self.gated else ("up",)
-        yield Weight("router.weight", (experts, width))
+        yield Weight("router.weight", (self.choices, width))
         if self.router_bias:
-            yield Weight("router.bias", (experts,))
+            yield Weight("router.bias", (self.choices,))
         if self.choice_bias:
-            yield Weight("choice.bias", (experts,))
+            yield Weight("choice.bias", (self.choices,))
         if self.expert_scale:
             yield Weight("expert_scale.weight", (experts,))
         yield from (Weight(f"experts.{n}.weight", (experts, inner, outer), "out") for n in parts)
@@ -255,20 +287,22 @@ class MoE:
     def part(self, size: int) -> Self:
         """Return a part of each expert's neurons; routers and projections to a latent space are copied."""
         shared = self.shared.part(size) if self.shared else None
-        return replace(self, intermediate_size=share("neurons", self.intermediate_size, size), shared=shared)
+        same = replace(self.identity, share=self.identity.share / size) if self.identity else None
+        inner = share("neurons", self.intermediate_size, size)
+        return replace(self, intermediate_size=inner, shared=shared, identity=same)
 
     def active_params(self, width: int) -> int:
-        """Return the number of parameters that one token is multiplied with."""
+        """Return the number of parameters that one token is multiplied with: the largest one with identity experts."""
         weights = list(self.weights(width))
         routed = sum(w.num_params for w in weights if w.name.startswith("experts."))
         everyone = sum(w.num_params for w in weights) - routed
-        return everyone + routed // self.num_experts * self.num_experts_per_tok
+        return everyone + routed // self.num_experts * min(self.num_experts_per_tok, self.num_experts)
 
     def workspace(self, tokens: int, width: int) -> int:
         """Return an upper bound in bytes on the memory of the reference ops: all tokens may choose the same expert."""
         stream, inner = FLOAT * tokens * width, FLOAT * tokens * self.intermediate_size
         chosen = self.num_experts_per_tok
-        routing = tokens * (28 * self.num_experts + 6 * INT * chosen)
+        routing = tokens * (28 * self.choices + 6 * INT * chosen)
         parts = 5 if isinstance(self.activation, ClampedSwiGLU) else 4
         read = FLOAT * tokens * self.latent_size if self.latent_size else stream  # by an expert, and written
         # The results of every choice are held three times while they are put in order.

@@ -16,6 +16,7 @@ from ridgeline.spec.per_layer import EmbeddingBranch, LayerEmbeddings
 from ridgeline.spec.regimes import Regimes, regimes_of
 from ridgeline.spec.rope import Rope
 from ridgeline.spec.s4 import S4, S4D
+from ridgeline.spec.shortcut import ShortcutMLP
 from ridgeline.spec.sight import BEYOND, CAUSAL, Sight
 from ridgeline.spec.weight import Weight, linear
 
@@ -189,6 +190,16 @@ class ModelSpec:
                 raise ValueError(f"layers[{i}].mixer: {rule}, and {type(m).__name__} has no projection before it")
         self._check_sight()
         self._check_embeddings()
+        self._check_shortcuts()
+
+    def _check_shortcuts(self) -> None:
+        """Raise ValueError unless the next layer adds the result of each shortcut to a plain delta."""
+        for i, layer in enumerate(self.layers):
+            if not isinstance(layer.mlp, ShortcutMLP):
+                continue
+            pair = self.layers[i : i + 2]
+            if len(pair) < 2 or not all(isinstance(x, Layer) and x.mlp and x.residual_scale == 1.0 for x in pair):
+                raise ValueError(f"layers[{i}].mlp: a shortcut needs a plain layer with a channel mixer behind its own")
 
     def _check_embeddings(self) -> None:
         """Raise ValueError unless the layers read embeddings of the size that the model has for each layer."""

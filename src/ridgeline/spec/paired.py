@@ -32,8 +32,8 @@ class PairedMLP:
     shared: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        plain = self.moe.shared is None and self.moe.latent_size is None
-        require(plain, "experts beside a dense MLP have neither a shared MLP nor a latent space")
+        plain = self.moe.shared is None and self.moe.latent_size is None and self.moe.identity is None
+        require(plain, "experts beside a dense MLP have no shared MLP, latent space or identity experts")
 
     @property
     def num_experts(self) -> int:
@@ -42,6 +42,14 @@ class PairedMLP:
     @property
     def num_experts_per_tok(self) -> int:
         return self.moe.num_experts_per_tok
+
+    @property
+    def choices(self) -> int:
+        return self.moe.choices
+
+    @property
+    def visits(self) -> float:
+        return self.moe.visits
 
     @property
     def intermediate_size(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ridgeline._kernels import Pool, rotate
+from ridgeline._kernels import scale as multiply
 from ridgeline.ops import api
 from ridgeline.ops.api import Op, PageTarget, Rotary, Segments, Weights
 from ridgeline.ops.cpu.elementwise import add
@@ -135,6 +136,8 @@ def latent_input(case: LatentInput, weights: Weights, pool: Pool) -> Callable[..
             q = second(q)[1][0]
         latent = kept[:, : m.kv_lora_rank]
         latent_norm(pool, latent, latent)
+        if m.latent_scale != 1.0:
+            multiply(pool, latent, m.latent_scale, latent)
         if m.rope and rotary:
             cos, sin = np.asarray(rotary.cos), np.asarray(rotary.sin)
             rotate(pool, q, m.qk_head_dim, m.qk_nope_head_dim, m.rope.dim, m.rope.interleaved, cos, sin)

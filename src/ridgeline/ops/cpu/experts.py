@@ -63,7 +63,8 @@ def build_experts(case: MoE, weights: Weights, pool: Pool, norm: Norm | None = N
         up = [build_matrix(pool, pair, interleave=True) for pair in pairs]
     else:
         up = [build_matrix(pool, [matrix]) for matrix in weights.experts["up"]]
-    return Experts(pool, up, down, norm, *activation_of(case.activation))
+    same = (case.identity.count, case.identity.share) if case.identity else (0, 1.0)
+    return Experts(pool, up, down, norm, *activation_of(case.activation), *same)
 
 
 KERNELS: Kernels = {api.ROUTE: Kernel(refuses_route, route)}

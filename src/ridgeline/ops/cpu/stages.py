@@ -18,7 +18,18 @@ from ridgeline.ops.cpu.kernel import empty, never
 from ridgeline.ops.cpu.linear import Product, activation_of, rows_of
 from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm, refuses_format
 from ridgeline.ops.stages import AttentionInput, Head, MLPBlock
-from ridgeline.spec import MLP, XIELU, Attention, GatedMLP, LatentAttention, LayerNorm, MoE, PairedMLP, RMSNorm
+from ridgeline.spec import (
+    MLP,
+    XIELU,
+    Attention,
+    GatedMLP,
+    LatentAttention,
+    LayerNorm,
+    MoE,
+    PairedMLP,
+    RMSNorm,
+    ShortcutMLP,
+)
 
 PANEL = 32  # a head of this many rows needs no rotation or norm of its own
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -95,6 +106,10 @@ def refuses_mlp(case: MLPBlock) -> str | None:
         return "no kernel has activations with learned numbers"
     if isinstance(mlp, MoE) and mlp.shared_scale != 1.0:
         return "no kernel multiplies the result of the shared expert"
+    if isinstance(mlp, MoE) and mlp.identity:
+        return "experts whose result is their input read it after the norm, which is a kernel of its own"
+    if isinstance(mlp, ShortcutMLP):
+        return "the two parts of a shortcut are stages of their own"
     return (
         refuses_route(mlp.moe if isinstance(mlp, PairedMLP) else mlp) if not isinstance(mlp, MLP | GatedMLP) else None
     )
@@ -173,6 +188,7 @@ def mlp_block(case: MLPBlock, weights: Weights, pool: Pool) -> Callable[..., Any
         return _paired_block(case, case.mlp, weights, pool)
     if isinstance(case.mlp, MoE):
         return _moe_block(case, case.mlp, weights, pool)
+    assert not isinstance(case.mlp, ShortcutMLP)  # refused otherwise
     kernel = _mlp(case.mlp, weights, norm_of(case.norm, "norm", weights), case.residual_scale, pool)
 
     def stage(residual: Floats, delta: Floats | None) -> tuple[Floats, Floats]:

@@ -84,17 +84,20 @@ def _in_best_groups(groups: ExpertGroups, rated: Ndarray) -> Ndarray:
 
 
 def experts(case: MoE) -> Callable[..., Ndarray]:
+    share = np.float32(case.identity.share if case.identity else 1.0)
+
     def run(x: Ndarray, ids: Ndarray, scores: Ndarray, expert: Expert) -> Ndarray:
         pairs = ids.ravel()  # one row per (token, choice), grouped by expert below
         order = pairs.argsort(kind="stable")
-        counts = np.bincount(pairs, minlength=case.num_experts)
+        counts = np.bincount(pairs, minlength=case.choices)
         ends = counts.cumsum()
         tokens = order // case.num_experts_per_tok
         by_choice = np.empty((pairs.size, x.shape[1]), x.dtype)
         for e in counts.nonzero()[0]:
             some = slice(ends[e] - counts[e], ends[e])
             # In token order again: each token's sum runs over its own choices, whatever the batch contains.
-            by_choice[order[some]] = expert(int(e), x[tokens[some]])
+            rows = x[tokens[some]]
+            by_choice[order[some]] = expert(int(e), rows) if e < case.num_experts else rows * share
         by_choice = by_choice.reshape(*ids.shape, -1)
         by_choice *= scores[..., None]
         out: Ndarray = by_choice.sum(1)

@@ -329,12 +329,18 @@ def _in_best_groups(groups: ExpertGroups, rated: Tensor) -> Tensor:
 
 
 def experts(case: MoE):
+    share = case.identity.share if case.identity else 1.0
+
     def run(x: Tensor, ids: Tensor, scores: Tensor, expert: Expert) -> Tensor:
         pairs = ids.flatten()  # one row per (token, choice), grouped by expert below
         order = pairs.argsort(stable=True)
-        counts = pairs.bincount(minlength=case.num_experts).tolist()
+        counts = pairs.bincount(minlength=case.choices).tolist()
         tokens = (order // case.num_experts_per_tok).split(counts)
-        outputs = [expert(e, x[rows]) for e, rows in enumerate(tokens) if len(rows)]
+        outputs = [
+            expert(e, x[rows]) if e < case.num_experts else x[rows] * share
+            for e, rows in enumerate(tokens)
+            if len(rows)
+        ]
         # In token order again: each token's sum runs over its own choices, whatever the batch contains.
         by_token = torch.cat(outputs)[order.argsort()].unflatten(0, ids.shape)
         return (by_token * scores[..., None]).sum(1)

@@ -51,7 +51,7 @@ DEEP_GEMM = unbound(
 # The candidates of each op, best first.
 CANDIDATES: Mapping[Op[Any], tuple[Candidate, ...]] = {
     api.PRODUCT: (Candidate(products.refuses_product, products.TorchProduct), DEEP_GEMM),
-    api.EXPERT_BLOCK: (Candidate(lambda case: None, experts.expert_block),),
+    api.EXPERT_BLOCK: (Candidate(experts.refuses_case, experts.expert_block),),
     api.ATTENTION: (Candidate(attention.refuses_prompts, attention.prompts),),
     api.PAGED_ATTENTION: (
         Candidate(attention.refuses_varlen, attention.varlen),

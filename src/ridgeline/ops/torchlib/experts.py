@@ -14,6 +14,11 @@ from ridgeline.ops.reference.primitives import activation
 from ridgeline.spec import MoE
 
 
+def refuses_case(case: MoE) -> str | None:
+    """Return why `grouped_mm` does not serve these experts; None if it does."""
+    return "grouped_mm has no experts without matrices" if case.identity else None
+
+
 def refuses_experts(weights: Weights) -> str | None:
     """Return why `grouped_mm` does not multiply with the matrices of experts; None if it does."""
     for linear in (one for each in weights.experts.values() for one in each):

@@ -89,6 +89,8 @@ def refuses_input(case: LatentInput) -> str | None:
     """Return why no kernel serves the input of attention over latents; None if one does."""
     if not isinstance(case.mixer.latent_norm, RMSNorm):
         return "latents are normalized by RMSNorm alone"
+    if case.mixer.latent_scale != 1.0:
+        return "no kernel multiplies latents after their norm"
     return refuses_begin(case)
 
 

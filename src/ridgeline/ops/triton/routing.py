@@ -28,6 +28,8 @@ def refuses_route(case: MoE | None) -> str | None:
         return "no kernel multiplies the weights of experts with learned numbers"
     if case is not None and (case.rates_logits or isinstance(case.scores, SparseMixer)):
         return "no kernel chooses experts in this way"
+    if case is not None and case.identity:
+        return "no kernel has experts whose result is their input"
     if case is not None and case.num_experts > MOST_EXPERTS:
         return f"there are {case.num_experts} experts; kernels take {MOST_EXPERTS} at most"
     return None
