@@ -35,10 +35,11 @@ from ridgeline.spec.codec import part_from_json, part_to_json
 AT = "names"
 MAX_NAME = 400  # characters of a name of a tensor
 MAX_AXES = 4  # axes of size 1 before or after a weight's own
-_FIELDS = ("root", "layer", "parts", "some_layers", "transposed", "ignore", "optional_prefix")
+_FIELDS = ("root", "layer", "parts", "some_layers", "transposed", "ignore", "optional_prefix", "sublayers")
 _LAYER_FIELDS = ("layers", "layer", "parts")
 # Which number a name may contain in braces, by the field that holds it.
 _LAYER, _EXPERT, _NONE = ("{i}",), ("{e}",), ()
+_SUBLAYER = "{s}"  # any part of a layer may have it; see Names.sublayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ class Table(Names):
         for own in self.some_layers:
             if index in own.layers:
                 layer = self.layer if own.layer is None else own.layer
-                return Names(self.root, layer, {**self.parts, **own.parts}, self.transposed)
-        return Names(self.root, self.layer, self.parts, self.transposed)
+                return Names(self.root, layer, {**self.parts, **own.parts}, self.transposed, sublayers=self.sublayers)
+        return Names(self.root, self.layer, self.parts, self.transposed, sublayers=self.sublayers)
 
     def reads(self, spec: ModelSpec) -> dict[str, Read]:
         """Return how to read every weight. Raises ConfigError for a table that does not fit the spec."""
@@ -101,12 +102,16 @@ def table_from_json(value: Any) -> Table:
     some = value.get("some_layers", [])
     if not isinstance(some, list):
         raise ConfigError(f"{AT}.some_layers is {some!r:.100}; it must be a list of objects")
+    sublayers = value.get("sublayers", 1)
+    if type(sublayers) is not int or sublayers < 1:
+        raise ConfigError(f"{AT}.sublayers is {sublayers!r:.100}; it must be a whole number of at least 1")
     return Table(
         root, prefix, _sources(value.get("parts", {}), f"{AT}.parts"),
         transposed=frozenset(_texts(value, "transposed")),
         ignore=(*LLAMA.ignore, *(f"^{translate(p)}" for p in _texts(value, "ignore"))),
         optional_prefix=_check_name(value.get("optional_prefix", ""), f"{AT}.optional_prefix", _NONE),
         some_layers=tuple(_layer_names(entry, f"{AT}.some_layers[{i}]") for i, entry in enumerate(some)),
+        sublayers=sublayers,
     )  # fmt: skip
 
 
@@ -149,6 +154,8 @@ def table_to_json(names: Names, spec: ModelSpec) -> dict[str, Any]:
         out["transposed"] = transposed
     if names.optional_prefix:
         out["optional_prefix"] = names.optional_prefix
+    if names.sublayers > 1:
+        out["sublayers"] = names.sublayers
     return out
 
 
@@ -201,7 +208,7 @@ def _check_name(name: Any, at: str, numbers: tuple[str, ...], needed: bool = Tru
     """Return a name of a tensor, or a part of one. numbers: texts in braces that it may have, and must if `needed`."""
     if not isinstance(name, str) or len(name) > MAX_NAME:
         raise ConfigError(f"{at} is {name!r:.100}; it must be a text of at most {MAX_NAME} characters")
-    rest = name
+    rest = name.replace(_SUBLAYER, "") if ".parts" in at else name
     for number in numbers:
         if needed and number not in name:
             raise ConfigError(f"{at} is {name!r:.100}; it must contain {number}, which stands for a number")
