@@ -52,14 +52,16 @@ INSTEAD: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": {"text_config": SIZES},
     "gemma3": {"text_config": SIZES},
     "mistral3": {"text_config": {"model_type": "ministral3", **SIZES}, "tie_word_embeddings": False},
-    "gemma4": {"text_config": SIZES},
+    **{key: {"text_config": SIZES} for key in ("gemma4", "gemma4_unified", "llama4")},
+    "cohere_compass_text": SIZES | {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e4}}},
+    "lara_mini": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
     "diffusion_gemma": {"text_config": {**SIZES, "num_experts": 6, "top_k_experts": 3, "moe_intermediate_size": 500}},
     "nemotron_h": {
         "vocab_size": 1000,
         "hidden_size": 64 * 24,
         "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"],
     },
-    "gpt2": GPT2,
+    **dict.fromkeys(("gpt2", "gpt-sw3"), GPT2),
     **dict.fromkeys(("gpt_bigcode",), GPT2),
     **dict.fromkeys(("gptj", "codegen"), GPT2 | {"n_head": 16, "n_positions": 2048}),
     "falcon": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
@@ -77,7 +79,7 @@ INSTEAD: dict[str, dict[str, Any]] = {
     },
 }
 # Families with a model type that transformers has; the others are spellings of these.
-NAMED = [name for name in FAMILIES if name in CONFIG_MAPPING]
+NAMED = [name for name in FAMILIES if name in CONFIG_MAPPING and CONFIG_MAPPING[name].model_type == name]
 # Sizes that a class saves under another name than the one it was given.
 WRITTEN_AS = {"num_local_experts", "model_max_length"}
 YARN = {"rope_type": "yarn", "factor": 4.0}

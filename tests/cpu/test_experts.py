@@ -24,6 +24,7 @@ CASES = {
     "biases": MoE(6, 3, 20, router_bias=True, bias=True),
     "clamped": MoE(6, 2, 20, ClampedSwiGLU(1.3, 0.8), router_bias=True, bias=True),
     "no gates": MoE(6, 2, 20, Ungated("relu2"), bias=True),
+    "inputs weighed": MoE(6, 3, 20, bias=True, weighs_inputs=True),
     "many": MoE(64, 8, 5),
     "one": MoE(1, 1, 20),
     "all of them": MoE(5, 5, 20),
@@ -82,10 +83,12 @@ def plain(case: MoE, x: Tensor, weights: dict[str, Tensor]) -> tuple[np.ndarray,
                 out[t] += powers[e] / total * case.identity.share * row
                 continue
             names = ("gate", "up", "down") if case.gated else ("up", "down")
-            parts = {n: (w[f"experts.{n}.weight"][e], w.get(f"experts.{n}.bias")) for n in names}
+            parts = {n: (w[f"experts.{n}.weight"], w.get(f"experts.{n}.bias")) for n in names}
             *raised, (matrix, bias) = parts.values()
-            inner = gated(case, *(m @ row + (0.0 if b is None else b[e]) for m, b in raised))
-            out[t] += powers[e] / total * (matrix @ inner + (0.0 if bias is None else bias[e]))
+            share = powers[e] / total
+            before, after = (share, 1.0) if case.weighs_inputs else (1.0, share)
+            inner = gated(case, *(m[e] @ (before * row) + (0.0 if b is None else b[e]) for m, b in raised))
+            out[t] += after * (matrix[e] @ inner + (0.0 if bias is None else bias[e]))
     return out, ties
 
 

@@ -289,9 +289,17 @@ def with_field(part: Any, field: str, value: Any) -> Any:
 def other_kinds(part: Any, field: str) -> Iterator[Any]:
     """Return replacements for a nested part that need the same weights: nothing, or the simpler kind."""
     value = getattr(part, field)
-    if field in ("qk_norm", "post_norm", "mlp_post_norm", "embed_norm", "rope", "scaling", "groups", "shared") or (
-        field == "pre_norm" and isinstance(part, Layer)
-    ):
+    if field in (
+        "qk_norm",
+        "post_norm",
+        "mlp_post_norm",
+        "embed_norm",
+        "rope",
+        "scaling",
+        "groups",
+        "shared",
+        "pattern",
+    ) or (field == "pre_norm" and isinstance(part, Layer)):
         yield None
     if isinstance(value, LayerNorm):
         yield RMSNorm(value.eps, value.offset, value.weight)

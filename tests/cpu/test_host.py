@@ -26,6 +26,7 @@ from ridgeline.spec import (
     Activation,
     Attention,
     Blocks,
+    Chunked,
     ClampedSwiGLU,
     Dilated,
     ExpertGroups,
@@ -185,6 +186,7 @@ ATTENTION = [
     Attention(4, 2, 8, 0.6, window=9, pattern=FirstTokens(4)),
     Attention(4, 2, 8, 0.6, window=9, pattern=Dilated(5)),
     Attention(4, 2, 8, 0.6, window=9, pattern=Strided(11), sinks=True),
+    Attention(4, 2, 8, 0.6, window=9, pattern=Chunked()),
     Attention(4, 2, 8, 0.6, sight=Blocks(10)),
     Attention(4, 1, 8, 0.6, sinks=True, sight=WholeSequence()),
 ]

@@ -22,7 +22,7 @@ from ridgeline.archs import spec_from_config
 from ridgeline.nn import Model
 from ridgeline.ops import open_table
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec import Attention, Dilated, FirstTokens, Pattern, Strided, from_json, to_json
+from ridgeline.spec import Attention, Chunked, Dilated, FirstTokens, Pattern, Strided, from_json, to_json
 from ridgeline.spec.groups import state_groups
 from shares import daily
 
@@ -144,7 +144,9 @@ def test_state_of_patterns() -> None:
     assert [a.state().elements_at(n) // 32 for n in (1, 13, 14, 500)] == [1, 13, 13, 13]
 
 
-@pytest.mark.parametrize("pattern", [FirstTokens(5), FirstTokens(50), Dilated(1), Dilated(4), Strided(1), Strided(6)])
+@pytest.mark.parametrize(
+    "pattern", [FirstTokens(5), FirstTokens(50), Dilated(1), Dilated(4), Strided(1), Strided(6), Chunked()]
+)
 @pytest.mark.parametrize("window", [1, 7, 30])
 def test_work_counts_the_keys_of_the_pattern(window: int, pattern: Pattern) -> None:
     from oracle.definition import seen_by

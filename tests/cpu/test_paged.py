@@ -16,7 +16,7 @@ from ridgeline.ops.api import Array, DenseKeyValues, Memory, PagedKeyValues
 from ridgeline.ops.host import attention as host
 from ridgeline.ops.reference import paged
 from ridgeline.runtime.layout import Slices, build_layout
-from ridgeline.spec import ALL, Attention, Blocks, Dilated, FirstTokens, Pattern, Sight, Strided
+from ridgeline.spec import ALL, Attention, Blocks, Chunked, Dilated, FirstTokens, Pattern, Sight, Strided
 from ridgeline.spec.sight import CAUSAL
 
 REFERENCE = open_table("reference", {"attention": "reference"})
@@ -111,7 +111,8 @@ def run_chunks(
     pattern=st.none()
     | st.builds(FirstTokens, st.integers(1, 40))
     | st.builds(Dilated, st.integers(1, 9))
-    | st.builds(Strided, st.integers(1, 30)),
+    | st.builds(Strided, st.integers(1, 30))
+    | st.builds(Chunked),
     alibi=st.sampled_from([None, 8.0]),
     sight=st.sampled_from([CAUSAL, CAUSAL, Blocks(1), Blocks(4), Blocks(7), Blocks(32)]),
     page_tokens=st.sampled_from([1, 3, 16, 64]),

@@ -26,6 +26,7 @@ from ridgeline.settings import EngineOptions, resolve
 from ridgeline.spec import (
     S4,
     S4D,
+    Chunked,
     Dilated,
     FirstTokens,
     GatedConvolution,
@@ -45,6 +46,7 @@ FLOAT = Precision("float32", "float32", "float32")
 MIXERS: dict[str, TokenMixer] = {
     "full": FULL, "window": LOCAL, "first": replace(LOCAL, pattern=FirstTokens(3)),
     "dilated": replace(LOCAL, pattern=Dilated(3)), "strided": replace(LOCAL, pattern=Strided(4)), "latent": LATENT,
+    "chunked": replace(LOCAL, pattern=Chunked()),
     "shared": SharedAttention(0, FULL), "mamba": MAMBA, "mamba2": MAMBA2, "convolution": CONVOLUTION,
     "taylor": TAYLOR, "lightning": LightningAttention(4, 8, NORM), "s4": S4(WIDTH, 8), "s4d": S4D(WIDTH, 8),
     "gated convolution": GatedConvolution(WIDTH, 3), "delta": GatedDelta(4, 2, 8, 8, 4, NORM),

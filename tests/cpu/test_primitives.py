@@ -25,6 +25,7 @@ from ridgeline.spec import (
     MLP,
     XIELU,
     Attention,
+    Chunked,
     ClampedSwiGLU,
     Dilated,
     ExpertGroups,
@@ -272,6 +273,8 @@ def keys_of(case: Attention, start: int, i: int) -> list[int]:
             return [j for j in range(start, i + 1) if (i - j) % step == 0 and (i - j) // step < window]
         case Strided(stride):
             return [j for j in range(start, i + 1) if i - j < window or (i - j) % stride == 0]
+        case Chunked():
+            return [j for j in range(start, i + 1) if (j - start) // window == (i - start) // window]
     return [j for j in range(start, i + 1) if i - j < window]
 
 
@@ -324,6 +327,7 @@ CASES = [
     Attention(4, 2, 8, 0.3, window=9, pattern=FirstTokens(4)),
     Attention(4, 2, 8, 0.3, window=9, pattern=Dilated(5)),
     Attention(4, 2, 8, 0.3, window=9, pattern=Strided(11), sinks=True),
+    Attention(4, 2, 8, 0.3, window=9, pattern=Chunked()),
 ]
 
 

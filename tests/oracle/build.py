@@ -104,7 +104,7 @@ def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generat
         )
         value.normal_(0.0, std, generator=generator)
     elif value.ndim >= 2:  # a matrix, or a stack of experts; these classes store [in, out]
-        transposed = isinstance(module, Conv1D) or type(module).__name__ == "GptOssExperts"
+        transposed = isinstance(module, Conv1D) or type(module).__name__ in ("GptOssExperts", "Llama4TextExperts")
         fan_in = value.shape[-2 if transposed else -1]
         value.normal_(0.0, GAIN * max(fan_in, 1) ** -0.5, generator=generator)
     else:
@@ -252,7 +252,10 @@ def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
 
 
 # Model types that transformers 4 does not have.
-NEW_ONLY = ("gemma4_text", "gemma4", "mellum", "ministral3", "mistral3", "cohere2_moe")
+NEW_ONLY = (
+    "gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified", "mellum", "ministral3", "mistral3", "cohere2_moe",
+    "cohere_compass_text",
+)  # fmt: skip
 
 # The spelling of transformers 4 -----------------------------------------------------------------------
 

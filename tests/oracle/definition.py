@@ -17,6 +17,7 @@ from oracle import definition_recurrent
 from ridgeline.spec import (
     Attention,
     Blocks,
+    Chunked,
     DeepNormLayer,
     Dilated,
     FirstTokens,
@@ -92,6 +93,8 @@ def seen_by(a: Attention, i: int, count: int | None = None) -> list[int]:
             near = {i - step * j for j in range(a.window) if step * j <= i}
         case Strided(stride):
             near |= {j for j in range(i + 1) if (i - j) % stride == 0}
+        case Chunked():
+            near = {j for j in range(i + 1) if j // a.window == i // a.window}
     return sorted(near)
 
 

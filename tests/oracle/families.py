@@ -13,6 +13,7 @@ from oracle import (
     cases_gemma,
     cases_hybrid,
     cases_kin,
+    cases_latest,
     cases_layer_norm,
     cases_linear,
     cases_more,
@@ -36,6 +37,7 @@ CASES: dict[str, Case] = (
     | cases_linear.CASES
     | cases_delta.CASES
     | cases_hybrid.CASES
+    | cases_latest.CASES
 )
 
 

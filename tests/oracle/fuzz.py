@@ -45,9 +45,9 @@ EQUAL, BOTH, UNSERVED, LENIENT = "equal", "both refuse", "we refuse", "only we a
 DIFFERENT, CRASH, UNEXPLAINED = "NOT EQUAL", "CRASH", "NO REASON"
 # Families with windows: in the layers of one kind, and in all layers.
 BY_KIND = (
-    "afmoe", "cohere2", "cohere2_moe", "cwm", "dots1", "exaone4", "exaone_moe", "flint", "gemma2", "gemma3_text",
-    "gemma4_text", "gpt_oss", "granite_swa", "granitemoe_swa", "kolibri1", "mellum", "ministral", "olmo3", "qwen2",
-    "qwen2_moe", "qwen3", "smollm3", "vaultgemma",
+    "afmoe", "cohere2", "cohere2_moe", "cohere_compass_text", "cwm", "dots1", "exaone4", "exaone_moe", "flint",
+    "gemma2", "gemma3_text", "gemma4_text", "gemma4_unified_text", "gpt_oss", "granite_swa", "granitemoe_swa",
+    "kolibri1", "lara_mini", "mellum", "ministral", "olmo3", "qwen2", "qwen2_moe", "qwen3", "smollm3", "vaultgemma",
 )  # fmt: skip
 WINDOWED = ("minimax", "ministral3", "mistral", "mixtral", "phi3", "phimoe", "qwen3_moe", "starcoder2")
 BAD = (DIFFERENT, CRASH, UNEXPLAINED)
@@ -154,7 +154,9 @@ def _windows(config: Any, count: int) -> list[int | None]:
     if config.model_type == "gpt_neo":
         return [config.window_size if kind == "local" else None for kind in config.attention_layers]
     window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or []
+    kinds = [kind for kind in getattr(config, "layer_types", None) or [] if kind != "linear_attention"]
+    if config.model_type == "llama4_text":
+        return [config.attention_chunk_size if kind == "chunked_attention" else None for kind in kinds]
     if "sliding_attention" in kinds or config.model_type in BY_KIND:
         return [window if kind == "sliding_attention" else None for kind in kinds]
     return [window if config.model_type in WINDOWED else None] * count

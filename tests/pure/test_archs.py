@@ -65,7 +65,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "kolibri1": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
     "gpt_neox_japanese": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
     "dots1": SIZES | EXPERTS | {"n_routed_experts": 4, "n_shared_experts": 1},
-    "gpt2": GPT2,
+    **dict.fromkeys(("gpt2", "gpt-sw3"), GPT2),
     **dict.fromkeys(("gptj", "codegen", "gpt_bigcode"), GPT2),
     **dict.fromkeys(("cohere", "cohere2", "phi", "stablelm"), SIZES),
     "falcon": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
@@ -96,12 +96,14 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
     "qwen3_5": {"text_config": SIZES | KV_HEADS},
     "qwen3_5_moe": {"text_config": SIZES | KV_HEADS},
-    "gemma4_text": SIZES,
+    **dict.fromkeys(("gemma4_text", "gemma4_unified_text", "llama4_text"), SIZES),
+    "cohere_compass_text": SIZES | {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e4}}},
+    "lara_mini": {name: size for name, size in SIZES.items() if name != "intermediate_size"},
     "diffusion_gemma": {
         "text_config": SIZES
         | {"max_position_embeddings": 512, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8}
     },
-    "gemma4": {"text_config": SIZES | HEADS},
+    **{key: {"text_config": SIZES | HEADS} for key in ("gemma4", "gemma4_unified", "llama4")},
     "gemma3": {"text_config": {n: SIZES[n] for n in ("hidden_size", "intermediate_size", "num_hidden_layers")} | HEADS},
     "sdar": SIZES | {"block_size": 4, "mask_token_id": 3},
     "llada2_moe": SIZES | {"moe_intermediate_size": 8},
@@ -121,6 +123,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
 BAMBA = {"mamba_n_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text", "glm", "glm4", "qwen3", "sdar"), HEADS),
+    **dict.fromkeys(("gemma4_unified_text", "llama4_text", "lara_mini"), HEADS),
     **dict.fromkeys(("gemma", "seed_oss", "helium", "ernie4_5", "minimax_m2"), HEADS),
     **dict.fromkeys(("starcoder2", "exaone4", "qwen2_moe", "glm4_moe", "dots1"), KV_HEADS),
     **dict.fromkeys(("cwm", "internlm3", "iquestcoder", "vaultgemma", "solar_open", "sarvam_moe"), HEADS),
@@ -705,6 +708,7 @@ def test_shapes_of_layers() -> None:
         "gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2", "lfm2_moe", "llada",
         "ernie4_5", "starcoder2", "gemma3", "gemma4", "gemma4_text", "diffusion_gemma", "cohere", "cohere2",
         "gpt_bigcode", "opt", "gpt_neo", "vaultgemma", "youtu", "ernie4_5_moe", "falcon", "bloom", "mpt",
+        "gpt-sw3", "gemma4_unified", "gemma4_unified_text", "lara_mini", "cohere_compass_text",
         "cohere2_moe", "granite_swa", "minicpm3", "biogpt", "gpt_neox_japanese",
     }  # fmt: skip
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)

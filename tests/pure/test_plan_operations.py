@@ -20,6 +20,7 @@ from ridgeline.spec import (
     ALL,
     Attention,
     Blocks,
+    Chunked,
     Dilated,
     FirstTokens,
     GatedMLP,
@@ -62,6 +63,8 @@ def sees(attention: Attention, query: int, key: int) -> bool:
             return distance % step == 0 and distance < step * window
         case Strided(stride):
             return distance < window or distance % stride == 0
+        case Chunked():
+            return key // window == query // window
     return distance < window
 
 
@@ -136,6 +139,7 @@ def test_experts_are_read_as_often_as_they_are_visited() -> None:
 @pytest.mark.parametrize("attention", [
     heads(), heads(window=5), heads(window=1), heads(window=6, pattern=FirstTokens(3)),
     heads(window=4, pattern=Dilated(3)), heads(window=5, pattern=Strided(4)), heads(window=7, pattern=Strided(7)),
+    heads(window=5, pattern=Chunked()), heads(window=1, pattern=Chunked()),
     heads(sight=Blocks(1)), heads(sight=Blocks(5)), heads(sight=Blocks(64)), heads(sight=WholeSequence()),
 ])  # fmt: skip
 @pytest.mark.parametrize("context", [1, 4, 5, 6, 63, 100])

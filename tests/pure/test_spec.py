@@ -20,6 +20,7 @@ from ridgeline.spec import (
     Attention,
     Blocks,
     Causal,
+    Chunked,
     ClampedSwiGLU,
     Dilated,
     DynamicNTKScaling,
@@ -101,7 +102,7 @@ def ropes(draw: st.DrawFn, head_dim: int) -> Rope:
     return Rope(2 * half, draw(POSITIVE), draw(st.booleans()), scaling)
 
 
-PATTERN = st.builds(FirstTokens, SIZE) | st.builds(Dilated, SIZE) | st.builds(Strided, SIZE)
+PATTERN = st.builds(FirstTokens, SIZE) | st.builds(Dilated, SIZE) | st.builds(Strided, SIZE) | st.builds(Chunked)
 
 
 @st.composite

@@ -33,6 +33,7 @@ from ridgeline.archs import (
     llada,
     llada2,
     llama,
+    llama4,
     longcat,
     mamba,
     minimax,
@@ -60,7 +61,7 @@ MODULES = (
     llama, dense, gemma, gemma4, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi,
     bamba, granite, nemotron, sdar, llada2, llada, diffusion_gemma, routed, cohere, phi, gptj, opt,
     falcon, bloom, windowed, hunyuan, ministral3, plain,
-    longcat,
+    llama4, longcat,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 ENCODERS: Mapping[str, Family] = {family.model_type: family for module in (bert,) for family in module.FAMILIES}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ridgeline.archs.config import Config
-from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, layer_windows
+from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, layer_windows, whole_heads
 from ridgeline.archs.moe import QWEN_NAMES
-from ridgeline.archs.rope import Rotation, read_rope
+from ridgeline.archs.rope import FULL, MROPE, SLIDING, Rotation, read_rope, read_ropes_of_layers
 from ridgeline.spec import Attention, GatedMLP, LayerNorm, ModelSpec, MoE, ParallelLayer, RMSNorm
 
 
@@ -24,6 +24,31 @@ def cohere2(c: Config) -> ModelSpec:
     period = c.get_size("sliding_window_pattern", 4)
     windows = layer_windows(c, lambda i: (i + 1) % period != 0, c.get_size("sliding_window", 4096, None))
     return _model(c, [replace(mixer, window=w, rope=mixer.rope if w else None) for w in windows])
+
+
+def cohere_compass(c: Config) -> ModelSpec:
+    """North Micro (Command Compass), the language model: each kind of layer has a rotation of its own, or none."""
+    heads, count, bias = whole_heads(c, Heads.read(c)), c.get_layer_count(), c.get_bool("attention_bias", False)
+    c.expect("pooling")  # checkpoints with it give vectors, not texts
+    kinds = c.get_choices("layer_types", count, {FULL, SLIDING}) or [FULL] * count
+    own = c.sub("rope_parameters")
+    if own is None:
+        raise c.error("rope_parameters", "is missing")
+    rotating = {kind: heads.head_dim for kind in kinds if not own.is_null(kind)}
+    ropes = read_ropes_of_layers(c, rotating, {}, whole=True, harmless=_BESIDE)
+    window = c.get_size("sliding_window", 4096)
+    mixer = attention(heads, None, qkv_bias=bias, out_bias=bias)
+    norm, mlp = LayerNorm(c.get_eps("layer_norm_eps", 1e-5), bias=False), gated_mlp(c)
+    layers = tuple(
+        ParallelLayer(
+            replace(mixer, rope=ropes.get(kind), window=window if kind == SLIDING else None), mlp, norm, one_norm=True
+        )
+        for kind in kinds
+    )
+    return decoder(
+        c, layers, norm, tied=True, max_len=c.get_size("max_position_embeddings"),
+        logit_scale=c.get_float("logit_scale", 1.0, 1.0),
+    )  # fmt: skip
 
 
 def cohere2_moe(c: Config) -> ModelSpec:
@@ -96,6 +121,8 @@ def _model(c: Config, mixers: list[Attention]) -> ModelSpec:
     return decoder(c, layers, norm, tied=True, max_len=length, logit_scale=c.get_float("logit_scale", 0.0625))
 
 
+# Some published files repeat a base and a kind beside those of each kind of layer.
+_BESIDE = (*MROPE, "rope_theta", "rope_type")
 MOE_NAMES = QWEN_NAMES.with_parts(
     parts={f"mlp.shared.{n}": f"mlp.shared_experts.{n}_proj" for n in ("gate", "up", "down")}
 )
@@ -107,5 +134,6 @@ _FIXED = (
 FAMILIES = (
     Family("cohere", cohere),
     Family("cohere2", cohere2, harmless=_FIXED),
+    Family("cohere_compass_text", cohere_compass),
     Family("cohere2_moe", cohere2_moe, MOE_NAMES, harmless=_FIXED),
 )

@@ -102,15 +102,30 @@ def _overrides(c: Config, count: int) -> dict[int, tuple[int, int]] | None:
 
 def gemma4(c: Config) -> ModelSpec:
     """Gemma 4, from E2B with per-layer embeddings to 31B, and 26B-A4B with experts."""
-    c.expect("use_bidirectional_attention", "vision")  # images see themselves whole; a text does not
     c.expect("expert_intermediate_size")
-    norm, shared = rms_norm(c), c.get_bool("attention_k_eq_v", False)
-    kinds, branch, embeddings = Kinds.read(c, keys_are_values=shared), *_embeddings(c, norm)
+    norm = rms_norm(c)
+    return _model(c, norm, _mlps(c, norm), *_embeddings(c, norm))
+
+
+def gemma4_unified(c: Config) -> ModelSpec:
+    """Gemma 4 12B, which needs no encoders of images and sound: neither per-layer embeddings nor experts."""
+    c.assume({"sliding_window": 1024})
+    return _model(c, rms_norm(c), _dense(c), None, None)
+
+
+def _model(
+    c: Config, norm: RMSNorm, mlps: tuple[ChannelMixer, ChannelMixer], branch: EmbeddingBranch | None,
+    embeddings: LayerEmbeddings | None,
+) -> ModelSpec:  # fmt: skip
+    """Return the model. mlps: two, as `_dense` returns them."""
+    c.expect("use_bidirectional_attention", "vision")  # images see themselves whole; a text does not
+    shared = c.get_bool("attention_k_eq_v", False)
+    kinds = Kinds.read(c, keys_are_values=shared)
     count, num_shared = len(kinds.layers), c.get_int("num_kv_shared_layers", 0)
     if not 0 <= num_shared < count:
         raise c.error("num_kv_shared_layers", f"is {num_shared}; it must be from 0 to {count - 1}, fewer than layers")
     sources = [kinds.source(i, count - num_shared) for i in range(count)]
-    mixers, mlps = mixers_of(c, kinds, norm, shared), _mlps(c, norm)
+    mixers = mixers_of(c, kinds, norm, shared)
     layers = tuple(
         Layer(
             mixers[kind] if source is None else _shared(c, i, source, mixers[kind]), mlps[source is not None],
@@ -143,11 +158,16 @@ def mixers_of(c: Config, kinds: Kinds, norm: RMSNorm, shared: bool) -> dict[str,
     }  # fmt: skip
 
 
-def _mlps(c: Config, norm: RMSNorm) -> tuple[ChannelMixer, ChannelMixer]:
+def _dense(c: Config) -> tuple[GatedMLP, GatedMLP]:
     """Return the MLP of layers with keys and values of their own, and that of layers that share them."""
     size, activation = c.get_size("intermediate_size"), c.get_activation("hidden_activation", "gelu_pytorch_tanh")
     double = 2 if c.get_bool("use_double_wide_mlp", False) else 1
-    dense = GatedMLP(size, activation), GatedMLP(size * double, activation)
+    return GatedMLP(size, activation), GatedMLP(size * double, activation)
+
+
+def _mlps(c: Config, norm: RMSNorm) -> tuple[ChannelMixer, ChannelMixer]:
+    """Return the MLPs of `_dense`, beside experts if the model has them."""
+    dense, activation = _dense(c), c.get_activation("hidden_activation", "gelu_pytorch_tanh")
     names = "num_experts", "top_k_experts", "moe_intermediate_size"
     if not c.get_bool("enable_moe_block", False):
         for name in names:
@@ -204,6 +224,7 @@ def names_under(prefix: str) -> Names:
     )  # fmt: skip
 
 
+INSIDE = names_under("model.language_model")
 _NOTE = "only the language model of this checkpoint is loaded, without the encoders of images and sound"
 # Ids of tokens that stand for images and sound, and settings of their encoders.
 _WHOLE = (
@@ -212,5 +233,7 @@ _WHOLE = (
 )  # fmt: skip
 FAMILIES = (
     Family("gemma4_text", gemma4, names_under("model")),
-    Family("gemma4", gemma4, names_under("model.language_model"), _WHOLE, within="text_config", note=_NOTE),
+    Family("gemma4", gemma4, INSIDE, _WHOLE, within="text_config", note=_NOTE),
+    Family("gemma4_unified_text", gemma4_unified, names_under("model")),
+    Family("gemma4_unified", gemma4_unified, INSIDE, _WHOLE, within="text_config", note=_NOTE),
 )

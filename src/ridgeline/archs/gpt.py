@@ -119,6 +119,7 @@ GPT2_HARMLESS = (
 
 FAMILIES = (
     Family("gpt2", gpt2, GPT2_NAMES, GPT2_HARMLESS),
+    Family("gpt-sw3", gpt2, GPT2_NAMES, GPT2_HARMLESS),
     Family("gpt_neox", gpt_neox, NEOX_NAMES),
     Family("gpt_neox_japanese", gpt_neox_japanese, JAPANESE_NAMES),
 )

@@ -110,11 +110,12 @@ class AllExperts:
 @dataclass(frozen=True, slots=True)
 class ExpertPart:
     """All experts in one tensor [expert, out, in] under `module`. For each expert, `names` are stacked (Qwen3.5,
-    Granite).
+    Granite). transposed: the tensor is [expert, in, out] (Llama 4).
     """
 
     module: str
     names: tuple[str, ...]
+    transposed: bool = False
 
 
 Source = (
@@ -202,7 +203,7 @@ class Names:
         return self.with_parts(
             root={"embed": f"{prefix}.embed_tokens", "norm": f"{prefix}.norm", "head": head},
             layer=f"{prefix}.layers.{{i}}.",
-            ignore=(*self.ignore, r"^(model\.)?(vision_tower|multi_modal_projector)\."),
+            ignore=(*self.ignore, r"^(model\.)?(vision_tower|vision_model|multi_modal_projector)\."),
         )
 
     def fitting(self, spec: ModelSpec, keys: Container[str]) -> Names:
@@ -276,7 +277,8 @@ class Names:
             return start, start + shape[axis], sum(sizes)
 
         if isinstance(source, ExpertPart):
-            return Read((f"{prefix}{source.module}",), expert_rows=among(source.names, 1))
+            rows = among(source.names, 1)
+            return Read((f"{prefix}{source.module}",), transpose=source.transposed, expert_rows=rows)
         other = source if isinstance(source, str) else source.module
         transpose = other in self.transposed and suffix == "weight"
         read = Read((f"{prefix}{other}.{suffix}",), transpose=transpose, flat=isinstance(source, Flat))

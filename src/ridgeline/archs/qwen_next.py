@@ -1,15 +1,16 @@
-"""Qwen3-Next and Qwen3.5: three gated delta layers for each gated attention layer; norms are stored as weight - 1."""
+"""Qwen3-Next, Qwen3.5 and Lara: gated delta layers beside attention."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder, gated_mlp, rms_norm
 from ridgeline.archs.names import LLAMA, Each, ExpertPart, FusedRows, GroupPart, HeadPart
-from ridgeline.archs.rope import FULL, Rotation, read_rope
+from ridgeline.archs.rope import FULL, MROPE, SLIDING, Rotation, read_rope
 from ridgeline.spec import ChannelMixer, GatedDelta, GatedMLP, Layer, ModelSpec, MoE, TokenMixer
 
 LINEAR = "linear_attention"
-MROPE = ("mrope_section", "mrope_interleaved")  # for images; a text's three positions are equal, so they change nothing
 
 
 def qwen3_next(c: Config) -> ModelSpec:
@@ -32,6 +33,24 @@ def qwen3_5_moe(c: Config) -> ModelSpec:
     c.expect("norm_topk_prob", True)
     c.expect("mlp_only_layers", [])
     return _model(c, [_experts(c, 256, 8, normalize=True)] * c.get_layer_count(), num_kv_heads=2)
+
+
+def lara_mini(c: Config) -> ModelSpec:
+    """Lara 4 Mini: local layers rotate, global ones have no positions; the shared expert has no gate."""
+    heads, norm = Heads.read(c, num_kv_heads=4, head_dim_default=128, null_kv=False), rms_norm(c)
+    c.assume({"linear_num_value_heads": 16, "linear_num_key_heads": 8})
+    bias, window = c.get_bool("attention_bias", False), c.get_size("sliding_window", 512)
+    moe = replace(_experts(c, 128, 4, c.get_bool("norm_topk_prob", True)), shared_gate=False)
+    rope = read_rope(c, heads.head_dim)
+    full = attention(heads, None, qkv_bias=bias, out_bias=bias, qk_norm=norm)
+    mixers: dict[str, TokenMixer] = {FULL: full, SLIDING: replace(full, rope=rope, window=window), LINEAR: _delta(c)}
+    count = c.get_layer_count()
+    kinds = c.get_choices("layer_types", count, set(mixers)) or [_LARA[i % len(_LARA)] for i in range(count)]
+    layers = tuple(Layer(mixers[kind], moe, norm) for kind in kinds)
+    return decoder(c, layers, norm, tied=True)
+
+
+_LARA = (LINEAR, SLIDING, LINEAR, FULL, SLIDING)  # the kinds of its layers, in turn
 
 
 def _model(c: Config, mlps: list[ChannelMixer], num_kv_heads: int) -> ModelSpec:
@@ -115,12 +134,19 @@ WHOLE_NAMES = TEXT_NAMES.with_parts(
     ignore=(*_COMMON.ignore, _IMAGES),
 )
 _GATE_UP = ("mlp.experts.gate", "mlp.experts.up")
-PACKED_NAMES = WHOLE_NAMES.with_parts(
+_PACKED = {
+    **{name: ExpertPart("mlp.experts.gate_up_proj", _GATE_UP) for name in _GATE_UP},
+    "mlp.experts.down": ExpertPart("mlp.experts.down_proj", ("mlp.experts.down",)),
+}
+PACKED_NAMES = WHOLE_NAMES.with_parts(parts=_PACKED, others=(WHOLE_NAMES,))
+_LARA_ROWS = (*_QKV, "mixer.gate", "mixer.beta", "mixer.decay")
+LARA_NAMES = _COMMON.with_parts(
     parts={
-        **{name: ExpertPart("mlp.experts.gate_up_proj", _GATE_UP) for name in _GATE_UP},
-        "mlp.experts.down": ExpertPart("mlp.experts.down_proj", ("mlp.experts.down",)),
-    },
-    others=(WHOLE_NAMES,),
+        **{name: FusedRows("linear_attn.in_proj", _LARA_ROWS) for name in _LARA_ROWS},
+        "mixer.q": "self_attn.q_proj",
+        "mixer.gate_norm": "linear_attn.out_norm",
+        **_PACKED,
+    }
 )
 
 _NOTE = "only the language model of this checkpoint is loaded, without the vision encoder and multi-token prediction"
@@ -132,6 +158,7 @@ _WHOLE = (
 )  # fmt: skip
 FAMILIES = (
     Family("qwen3_next", qwen3_next, NEXT_NAMES),
+    Family("lara_mini", lara_mini, LARA_NAMES),
     Family("qwen3_5_text", qwen3_5, TEXT_NAMES, _HARMLESS),
     # Old versions write intermediate_size, but no layer is dense.
     Family("qwen3_5_moe_text", qwen3_5_moe, TEXT_NAMES, (*_HARMLESS, "intermediate_size")),

@@ -26,6 +26,7 @@ from ridgeline.spec import (
 
 # Kinds of layers, as `layer_types` spells them.
 FULL, SLIDING = "full_attention", "sliding_attention"
+MROPE = ("mrope_section", "mrope_interleaved")  # for images; a text's three positions are equal, so they change nothing
 PARTIAL: Final = "partial_rotary_factor"
 MAX_GROWN: Final = 1 << 18  # most tokens with dynamic NTK, which needs separate angles for each length
 
@@ -118,12 +119,14 @@ def read_ropes_by_kind(
 
 
 def read_ropes_of_layers(
-    c: Config, head_dims: Mapping[str, int], defaults: Mapping[str, Mapping[str, Any]], *, whole: bool = False
-) -> dict[str, Rope]:
+    c: Config, head_dims: Mapping[str, int], defaults: Mapping[str, Mapping[str, Any]], *, whole: bool = False,
+    harmless: Collection[str] = (),
+) -> dict[str, Rope]:  # fmt: skip
     """Return the rotation of each kind of layer from `rope_parameters` alone, the new spelling (Gemma 4).
 
     head_dims: the size of a head by the kind of layer. defaults: `rope_parameters` if they are absent. whole: whether a
-    share of a head is an error rather than ignored.
+    share of a head is an error rather than ignored. harmless: fields, in a kind's object or beside the kinds, that
+    change nothing.
     """
     outer, ropes = c.sub("rope_parameters") or c.inside("rope_parameters", defaults), {}
     for kind, head_dim in head_dims.items():
@@ -135,8 +138,9 @@ def read_ropes_of_layers(
         kinds: Scalings = {**SCALINGS, "proportional": partial(_proportional, head_dim)}
         if whole and r.get_float(PARTIAL, 1.0) != 1.0:
             raise r.error(PARTIAL, f"is {r.raw(PARTIAL)}, but {c.model_type} rotates whole heads")
-        ropes[kind] = _rope(c, r, head_dim, Rotation(theta_field=None, partial_field=None, kinds=kinds), outer)
-    outer.finish({FULL, SLIDING})
+        rotation = Rotation(theta_field=None, partial_field=None, kinds=kinds, harmless=harmless)
+        ropes[kind] = _rope(c, r, head_dim, rotation, outer)
+    outer.finish({FULL, SLIDING, *harmless})
     return ropes
 
 

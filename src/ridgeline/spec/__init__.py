@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ridgeline.spec.model import AnyLayer, DeepNormLayer, Layer, ModelSpec, ParallelLayer
     from ridgeline.spec.norm import LayerNorm, Norm, RMSNorm
     from ridgeline.spec.paired import PairedMLP
-    from ridgeline.spec.pattern import Dilated, FirstTokens, Pattern, Strided
+    from ridgeline.spec.pattern import Chunked, Dilated, FirstTokens, Pattern, Strided
     from ridgeline.spec.per_layer import EmbeddingBranch, LayerEmbeddings
     from ridgeline.spec.recurrent import RecurrentMixer
     from ridgeline.spec.regimes import Regimes
@@ -62,6 +62,7 @@ __all__ = [
     "CanvasDiffusion",
     "Causal",
     "ChannelMixer",
+    "Chunked",
     "ClampedSwiGLU",
     "DeepNormLayer",
     "DeltaMixer",
@@ -137,7 +138,7 @@ _HOMES = {
     "model": ("AnyLayer", "DeepNormLayer", "Layer", "ModelSpec", "ParallelLayer"),
     "norm": ("LayerNorm", "Norm", "RMSNorm"),
     "paired": ("PairedMLP",),
-    "pattern": ("Dilated", "FirstTokens", "Pattern", "Strided"),
+    "pattern": ("Chunked", "Dilated", "FirstTokens", "Pattern", "Strided"),
     "per_layer": ("EmbeddingBranch", "LayerEmbeddings"),
     "recurrent": ("RecurrentMixer",),
     "regimes": ("Regimes",),

@@ -196,6 +196,7 @@ class MoE:
         rates_logits: With `choice_bias`, the numbers are added to the router's logits, not to the scores (Kolibri).
         shared_scale: Factor on the result of `shared`.
         identity: More experts, whose result is their input (LongCat-Flash).
+        weighs_inputs: The score of an expert is a factor of what the expert reads, not of its result (Llama 4).
     """
 
     num_experts: int
@@ -216,6 +217,7 @@ class MoE:
     rates_logits: bool = False
     shared_scale: float = 1.0
     identity: IdentityExperts | None = None
+    weighs_inputs: bool = False
 
     def __post_init__(self) -> None:
         _check_mlp(self.intermediate_size, self.activation)

@@ -90,7 +90,24 @@ class Strided:
         return capped(count, window) + far
 
 
-Pattern = FirstTokens | Dilated | Strided
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """The keys of the query's own chunk: the sequence consists of chunks of `window` tokens (Llama 4)."""
+
+    measures_distances: ClassVar[bool] = False
+    first_tokens: ClassVar[int] = 0
+
+    def lookback(self, window: int) -> int:
+        """Return how many computed tokens the next token reads: at most all others of its chunk."""
+        return window - 1
+
+    def attended(self, count: int, window: int) -> int:
+        """Return the sum of the keys that queries 1..count see."""
+        whole, rest = divmod(count, window)
+        return whole * capped(window, window) + capped(rest, window)
+
+
+Pattern = FirstTokens | Dilated | Strided | Chunked
 
 
 def capped(count: int, most: int) -> int:

@@ -20,7 +20,7 @@ from ridgeline.ops import api
 from ridgeline.ops.api import DenseKeyValues, PagedKeyValues, PagedLayout
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.matrices import Floats, Ndarray
-from ridgeline.spec import Attention, Dilated, FirstTokens, LatentAttention, Strided
+from ridgeline.spec import Attention, Chunked, Dilated, FirstTokens, LatentAttention, Strided
 from ridgeline.spec.storage import UNSCALED, KVScales
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -103,9 +103,13 @@ def bind(case: Attention) -> Case:
             return make("dilated", step)
         case Strided(stride):
             return make("strided", stride)
+        case Chunked():
+            raise ValueError("no kernel has chunks of keys")
 
 
 def _refuses(case: Attention) -> str | None:
+    if isinstance(case.pattern, Chunked):
+        return "these kernels have no chunks of keys"
     return "these kernels have no slopes (alibi)" if case.alibi is not None else None
 
 

@@ -26,6 +26,11 @@ def refuses_route(case: MoE) -> str | None:
     return "no kernel adds the bias of the choice to logits" if case.rates_logits else None
 
 
+def refuses_inputs(case: MoE) -> str | None:
+    """Return why no kernel runs experts; None if one does."""
+    return "no kernel multiplies the inputs of experts with their scores" if case.weighs_inputs else None
+
+
 def route(case: MoE, pool: Pool) -> Callable[..., tuple[Ints, Floats]]:
     count, groups = case.num_experts_per_tok, case.groups
     how = (groups.count, groups.chosen, groups.score == "best_two") if groups else (0, 0, False)

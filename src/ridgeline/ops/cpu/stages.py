@@ -13,7 +13,7 @@ from ridgeline.ops import api
 from ridgeline.ops.api import Op, PageTarget, Rotary, Weights
 from ridgeline.ops.cpu.coded import order_of, packing_key
 from ridgeline.ops.cpu.elementwise import add, scale, sigmoid_gate
-from ridgeline.ops.cpu.experts import build_experts, experts, refuses_route, route
+from ridgeline.ops.cpu.experts import build_experts, experts, refuses_inputs, refuses_route, route
 from ridgeline.ops.cpu.kernel import empty, never
 from ridgeline.ops.cpu.linear import Product, activation_of, rows_of
 from ridgeline.ops.cpu.matrices import Floats, build_matrix, build_norm, refuses_format
@@ -110,9 +110,10 @@ def refuses_mlp(case: MLPBlock) -> str | None:
         return "experts whose result is their input read it after the norm, which is a kernel of its own"
     if isinstance(mlp, ShortcutMLP):
         return "the two parts of a shortcut are stages of their own"
-    return (
-        refuses_route(mlp.moe if isinstance(mlp, PairedMLP) else mlp) if not isinstance(mlp, MLP | GatedMLP) else None
-    )
+    if isinstance(mlp, MLP | GatedMLP):
+        return None
+    moe = mlp.moe if isinstance(mlp, PairedMLP) else mlp
+    return refuses_inputs(moe) or refuses_route(moe)
 
 
 def query_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[..., Any]:
@@ -358,7 +359,7 @@ FUSED: Mapping[Op[Any], Stage] = {
     api.QUERY_INPUT: Stage(refuses_heads, query_input),
     api.ATTENTION_OUTPUT: Stage(never, attention_output),
     api.PRODUCT: Stage(refuses_format, Product),
-    api.EXPERT_BLOCK: Stage(never, experts),
+    api.EXPERT_BLOCK: Stage(refuses_inputs, experts),
     api.MLP_BLOCK: Stage(refuses_mlp, mlp_block),
     api.HEAD: Stage(never, HeadKernel),
 }

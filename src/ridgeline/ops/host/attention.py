@@ -10,7 +10,7 @@ import numpy as np
 from ridgeline.ops.api import Array, Bucket, BucketTree, DenseKeyValues, PagedKeyValues
 from ridgeline.ops.host.memory import Ndarray
 from ridgeline.ops.host.stored import as_floats, keys_of, latents_of, read_rows, values_of, write_rows
-from ridgeline.spec import ALL, Attention, Dilated, FirstTokens, LatentAttention, Strided
+from ridgeline.spec import ALL, Attention, Chunked, Dilated, FirstTokens, LatentAttention, Strided
 from ridgeline.spec.sight import CAUSAL
 from ridgeline.spec.storage import UNSCALED, KVScales
 from ridgeline.spec.trees import MOST_DRAFTS
@@ -114,6 +114,8 @@ def sees(case: Attention, query: Ndarray, key: Ndarray) -> Ndarray:
             near = (key > query - case.window * step) & ((query - key) % step == 0)
         case Strided(stride):
             near |= (query - key) % stride == 0
+        case Chunked():
+            near = key >= query - query % case.window
     seen &= near
     return seen
 

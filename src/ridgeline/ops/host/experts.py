@@ -97,9 +97,12 @@ def experts(case: MoE) -> Callable[..., Ndarray]:
             some = slice(ends[e] - counts[e], ends[e])
             # In token order again: each token's sum runs over its own choices, whatever the batch contains.
             rows = x[tokens[some]]
+            if case.weighs_inputs:
+                rows *= scores.reshape(-1, 1)[order[some]]
             by_choice[order[some]] = expert(int(e), rows) if e < case.num_experts else rows * share
         by_choice = by_choice.reshape(*ids.shape, -1)
-        by_choice *= scores[..., None]
+        if not case.weighs_inputs:
+            by_choice *= scores[..., None]
         out: Ndarray = by_choice.sum(1)
         return out
 

@@ -13,6 +13,7 @@ from ridgeline.ops.reference.stored import as_floats
 from ridgeline.spec import (
     XIELU,
     Attention,
+    Chunked,
     ClampedSwiGLU,
     Dilated,
     ExpertGroups,
@@ -170,6 +171,8 @@ def sees(case: Attention, query: Tensor, key: Tensor) -> Tensor:
             near = (key > query - case.window * step) & ((query - key) % step == 0)
         case Strided(stride):
             near |= (query - key) % stride == 0
+        case Chunked():
+            near = key >= query - query % case.window
     return seen & near
 
 
@@ -335,14 +338,16 @@ def experts(case: MoE):
         pairs = ids.flatten()  # one row per (token, choice), grouped by expert below
         order = pairs.argsort(stable=True)
         counts = pairs.bincount(minlength=case.choices).tolist()
-        tokens = (order // case.num_experts_per_tok).split(counts)
+        read = x[order // case.num_experts_per_tok]
+        if case.weighs_inputs:
+            read = read * scores.flatten()[order, None]
         outputs = [
-            expert(e, x[rows]) if e < case.num_experts else x[rows] * share
-            for e, rows in enumerate(tokens)
+            expert(e, rows) if e < case.num_experts else rows * share
+            for e, rows in enumerate(read.split(counts))
             if len(rows)
         ]
         # In token order again: each token's sum runs over its own choices, whatever the batch contains.
         by_token = torch.cat(outputs)[order.argsort()].unflatten(0, ids.shape)
-        return (by_token * scores[..., None]).sum(1)
+        return (by_token if case.weighs_inputs else by_token * scores[..., None]).sum(1)
 
     return run

@@ -16,6 +16,8 @@ from ridgeline.spec import MoE
 
 def refuses_case(case: MoE) -> str | None:
     """Return why `grouped_mm` does not serve these experts; None if it does."""
+    if case.weighs_inputs:
+        return "the inputs of experts are multiplied with their scores"
     return "grouped_mm has no experts without matrices" if case.identity else None
 
 

@@ -293,7 +293,14 @@ def refuses_block(case: MLPBlock) -> str | None:
         return "no kernel multiplies the result of the shared expert"
     if isinstance(case.mlp, MLP) and isinstance(case.mlp.activation, XIELU):
         return "no kernel has activations with learned numbers"
-    return (refuses_route(case.mlp) if isinstance(case.mlp, MoE) else None) or refuses_begin(case)
+    return (_refuses_moe(case.mlp) if isinstance(case.mlp, MoE) else None) or refuses_begin(case)
+
+
+def _refuses_moe(case: MoE | None) -> str | None:
+    """Return why no kernel chooses and runs experts; None if one does, and without a case if one serves some."""
+    if case is not None and case.weighs_inputs:
+        return "no kernel multiplies the inputs of experts with their scores"
+    return refuses_route(case)
 
 
 def block(case: MLPBlock, weights: Weights, launch: Launch) -> Callable[..., Any]:
@@ -303,5 +310,5 @@ def block(case: MLPBlock, weights: Weights, launch: Launch) -> Callable[..., Any
 
 STAGES: Mapping[Op[Any], Stage] = {
     api.MLP_BLOCK: Stage(refuses_block, block),
-    api.EXPERT_BLOCK: Stage(refuses_route, Experts),
+    api.EXPERT_BLOCK: Stage(_refuses_moe, Experts),
 }

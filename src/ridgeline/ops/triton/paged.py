@@ -16,7 +16,7 @@ from ridgeline.ops.api import PagedKeyValues
 from ridgeline.ops.reference.stored import planes
 from ridgeline.ops.triton.attention import attend
 from ridgeline.ops.triton.launch import Compiled, Counters, Launch
-from ridgeline.spec import Attention, Dilated, FirstTokens, Strided
+from ridgeline.spec import Attention, Chunked, Dilated, FirstTokens, Strided
 from ridgeline.spec.sight import CAUSAL
 from ridgeline.spec.storage import KVScales
 
@@ -113,6 +113,8 @@ def rule_of(case: Attention) -> tuple[int, int, int, int]:
             return case.window or 0, step, 0, 0
         case Strided(stride):
             return case.window or 0, 1, 0, stride
+        case Chunked():
+            raise ValueError("no kernel has chunks of keys")
         case None:
             return case.window or 0, 1, 0, 0
 
@@ -123,6 +125,8 @@ def refuses_attention(case: Attention) -> str | None:
         return f"heads have {case.head_dim} numbers; kernels take {LARGEST_HEAD} at most"
     if case.alibi is not None:
         return "kernels for GPUs have no slopes (alibi)"
+    if isinstance(case.pattern, Chunked):
+        return "kernels for GPUs have no chunks of keys"
     if case.sight != CAUSAL:
         return "kernels for GPUs are causal: a token sees itself and those before it"
     return None
