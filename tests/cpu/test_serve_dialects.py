@@ -121,7 +121,7 @@ def test_a_tool_is_called_and_answered(claude: anthropic.Anthropic, choice: Any)
 
 
 @pytest.mark.parametrize(("fields", "status", "words"), [
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 400, "reads text alone"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 400, "reads only text"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "wat": 1}]}]}, 400, "wat is not a known"),
     ({"messages": []}, 400, ""),
     ({"max_tokens": 0}, 400, "max_tokens"),

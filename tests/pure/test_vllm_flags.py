@@ -42,6 +42,7 @@ def rewritten(*args: str) -> tuple[list[str], list[str]]:
     ("m --gpu-memory-utilization 0.9 --enforce-eager --port 1", "m --port 1", 2),
     ("m -pp 1 --trust_remote_code --tensor-parallel-size=2", "m --tensor-parallel-size=2", 2),
     ("m --swap-space 4 --async-scheduling", "m --swap-space-bytes 4294967296 --steps-in-flight 2", 2),
+    ("m --data_parallel_size 2 --quantization awq", "m --replicas 2", 2),
     ("m --swap-space 0.5", "m --swap-space-bytes 536870912", 1),
     ("m --served-model-name a b --port 1", "m --served-model-name a --served-model-name b --port 1", 0),
     ("--served-model-name a m", "--served-model-name a m", 0),
@@ -86,7 +87,7 @@ def test_lists_of_origins() -> None:
 
 @pytest.mark.parametrize("given", [
     "--pipeline-parallel-size 2", "-pp=2", "--gpu-memory-utilization 0", "--gpu-memory-utilization x",
-    "--swap-space -1", "--quantization awq", "--no-enable-prefix-caching",
+    "--swap-space -1", "--quantization bitsandbytes", "--no-enable-prefix-caching",
     "--max-logprobs 50", "--cpu-offload-gb 4", "--download-dir /tmp", "--pipeline-parallel-size", "--config",
     "--enforce-eager=false",
 ])  # fmt: skip

@@ -34,9 +34,11 @@ class Flag:
     translate: Callable[[str], tuple[str, ...]] | None = None
 
 
-_ONE_DEVICE = "Ridgeline serves a model on one device"
-_PLAN = f"{_ONE_DEVICE}; `ridgeline plan MODEL --tp 2` predicts the speed on several devices"
-_COPIES = f"{_ONE_DEVICE}; start one server per copy behind a proxy"
+_NO_STAGES = "Ridgeline does not divide the layers of a model among devices"
+_PARTS = f"{_NO_STAGES}; --tensor-parallel-size divides each matrix among processes of one machine"
+# Formats that only a checkpoint can have: the flag says nothing that the files do not say.
+_STORED = ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "gguf")
+_BY_MODEL = "every server has /v1/embeddings, and generates text if the model is a decoder"
 _NO_CODE = "Ridgeline never runs code from a checkpoint; its supported architectures are built in"
 _NOTHING_COMPILED = "Ridgeline does not compile models, so there is nothing to turn off"
 
@@ -47,6 +49,11 @@ def _on(*names: str, says: str) -> Flag:
 
 def _off(*names: str, refuses: str) -> Flag:
     return Flag(names, refuses=refuses)
+
+
+def _replicas(count: str) -> tuple[str, ...]:
+    """Return the flags of a number of copies; the command checks the number."""
+    return ("--replicas", count)
 
 
 def _value(*names: str, says: str, accepts: tuple[str, ...] | None = None, refuses: str = "") -> Flag:
@@ -84,23 +91,22 @@ FLAGS: tuple[Flag, ...] = (
     _value("--compilation-config", "-cc", says=_NOTHING_COMPILED),
     _on("-O0", "-O1", "-O2", "-O3", says=_NOTHING_COMPILED),
     # Devices.
-    _value("--pipeline-parallel-size", "-pp", says=_ONE_DEVICE, accepts=("1",), refuses=_PLAN),
-    _value("--data-parallel-size", "-dp", says=_ONE_DEVICE, accepts=("1",), refuses=_COPIES),
-    _on("--enable-expert-parallel", says=f"{_ONE_DEVICE}, with all its experts"),
-    _value("--distributed-executor-backend", says=f"{_ONE_DEVICE}, in one process beside the HTTP process"),
-    _on("--disable-custom-all-reduce", says=_ONE_DEVICE),
+    _value("--pipeline-parallel-size", "-pp", says=_NO_STAGES, accepts=("1",), refuses=_PARTS),
+    Flag(("--data-parallel-size", "-dp"), "it sets --replicas", takes_value=True, translate=_replicas),
+    _on("--enable-expert-parallel", says="with --tensor-parallel-size each rank has a share of the neurons of every "
+        "expert, and otherwise one process has all experts"),
+    _value("--distributed-executor-backend", says="Ridgeline starts its own processes, on this machine"),
+    _on("--disable-custom-all-reduce", says="the parts of ranks are always added in the order of the ranks"),
     _on("--disable-frontend-multiprocessing", says="the HTTP server and the engine are always separate processes"),
     # The model and its tokenizer.
     _on("--trust-remote-code", says=_NO_CODE),
     _value("--model-impl", says="Ridgeline has one implementation of each architecture", accepts=("auto", "vllm"),
            refuses="Ridgeline does not run transformers' modules; leave the flag out"),
-    _value("--runner", says="every server has generation and /v1/embeddings", accepts=("auto", "generate"),
-           refuses="leave the flag out; every server has /v1/embeddings"),
-    _value("--task", says="every server has generation and /v1/embeddings", accepts=("auto", "generate"),
-           refuses="leave the flag out; every server has /v1/embeddings"),
+    _value("--runner", says=_BY_MODEL, accepts=("auto", "generate"), refuses=f"leave the flag out; {_BY_MODEL}"),
+    _value("--task", says=_BY_MODEL, accepts=("auto", "generate"), refuses=f"leave the flag out; {_BY_MODEL}"),
     _value("--quantization", says="the format of the weights is read from the checkpoint",
-           accepts=("auto", "fp8", "mxfp4", "gpt_oss_mxfp4"),
-           refuses="checkpoints are read in their own format, which may be fp8 or mxfp4; --weights int8 or int4 "
+           accepts=("auto", "fp8", "mxfp4", "gpt_oss_mxfp4", *_STORED),
+           refuses="leave the flag out: quantized checkpoints are read in their own format, and --weights int8 or int4 "
            "quantizes the weights at load time"),
     _value("--tokenizer-mode", says="the tokenizer is read from tokenizer.json", accepts=("auto", "hf"),
            refuses="only tokenizer.json and the vocabulary of a GGUF file are read; leave the flag out"),

@@ -18,7 +18,7 @@ NOT_READ = ("image", "document", "search_result", "container_upload")
 def _readable(block: Any) -> Any:
     """Raise ValueError for a block that is not text, with a message that says so."""
     if isinstance(block, dict) and (kind := block.get("type")) in NOT_READ:
-        raise ValueError(f"a block of type {kind}: this server reads text alone; leave the block out")
+        raise ValueError(f"a block of type {kind}: this server reads only text; leave the block out")
     return block
 
 

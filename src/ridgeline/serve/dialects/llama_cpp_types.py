@@ -20,7 +20,7 @@ SAME = (
 
 
 def _no_media(given: Any) -> None:
-    raise ValueError("this server reads text alone; leave multimodal_data out")
+    raise ValueError("this server reads only text; leave multimodal_data out")
 
 
 class PromptString(Body):

@@ -17,7 +17,7 @@ AT_START = "it is an option of `ridgeline serve`, not of a request"
 
 def _no_images(images: list[str]) -> list[str]:
     if images:
-        raise ValueError("this server reads text alone; leave the images out")
+        raise ValueError("this server reads only text; leave the images out")
     return images
 
 
