@@ -268,7 +268,8 @@ def _rules(backend: tokenizers.Tokenizer) -> _Rules:
         done.add(kind)
     if (most := growth(json.loads(backend.decoder.__getstate__()))) > MAX_GROWTH:
         raise TokenizerError(
-            f"the decoder of tokenizer.json can expand one character to {most:.3g}; the limit is {MAX_GROWTH}"
+            f"the decoder of tokenizer.json can expand one character to {most:.3g}; the limit is {MAX_GROWTH}: "
+            "take another tokenizer (--tokenizer)"
         )
     return rules
 

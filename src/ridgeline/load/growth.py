@@ -34,7 +34,8 @@ def check_growth(text: str, where: str) -> None:
         most = max((growth(part) for part in parts["normalizer"]), default=1.0)
         if most > MAX_GROWTH:
             raise TokenizerError(
-                f"{where}: the normalizer can expand one character to {_count(most)}; the limit is {MAX_GROWTH}"
+                f"{where}: the normalizer can expand one character to {_count(most)}; the limit is {MAX_GROWTH}: take "
+                "another tokenizer (--tokenizer)"
             )
         added = max(
             (sum(map(_normalized, part)) for part in parts["added_tokens"] if isinstance(part, list)), default=0
@@ -42,13 +43,16 @@ def check_growth(text: str, where: str) -> None:
         if added * most > MAX_ADDED:
             raise TokenizerError(
                 f"{where}: the normalizer can expand the added tokens to {_count(added * most)} characters; "
-                f"the limit is {MAX_ADDED}"
+                f"the limit is {MAX_ADDED}: take another tokenizer (--tokenizer)"
             )
         around = max(map(_around, parts["post_processor"]), default=0)
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError) as e:
         raise TokenizerError(f"{where} is damaged or too new ({type(e).__name__}: {e}); download it again") from None
     if around > MAX_AROUND:
-        raise TokenizerError(f"{where}: the post-processor puts {around} ids around a text; the limit is {MAX_AROUND}")
+        raise TokenizerError(
+            f"{where}: the post-processor puts {around} ids around a text; the limit is {MAX_AROUND}: take another "
+            "tokenizer (--tokenizer)"
+        )
 
 
 def growth(step: Any) -> float:

@@ -26,7 +26,9 @@ class Gate:
     def enter(self, answers: int) -> None:
         """Take slots. Raises APIError: 400 if the request can never fit, 429 if it does not fit now."""
         if answers > self.capacity:
-            raise APIError(400, f"the request is for {answers} answers; this server accepts {self.capacity} at once")
+            raise APIError(
+                400, f"the request is for {answers} answers; this server accepts {self.capacity} at once: ask for fewer"
+            )
         if self.open + answers > self.capacity:
             self.refused += 1
             wait = math.ceil(min(max(answers * self._pace, 1.0), LONGEST_WAIT_SECONDS))

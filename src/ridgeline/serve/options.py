@@ -109,7 +109,10 @@ def read_keys(given: Iterable[str], file: str | None, environment: str | None) -
         try:
             lines = Path(file).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as e:
-            raise RequestError(f"--api-key-file {file}: {e}") from None
+            reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
+            raise RequestError(
+                f"--api-key-file: cannot read {file}: {reason}; name a file with one key in each line"
+            ) from None
         found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
         if not found:
             raise RequestError(f"--api-key-file {file} has no keys; write one key per line or leave the option out")

@@ -193,7 +193,10 @@ class Service:
     async def adapt(self, name: str, source: str | None) -> None:
         """Load an adapter, or drop it if there is no source. Raises APIError, RequestError, EngineDown."""
         if source is None and name not in self.adapters:
-            raise APIError(404, f"there is no adapter {name!r:.100}", param="lora_name", code="adapter_not_found")
+            raise APIError(
+                404, f"there is no adapter {name!r:.100}; /v1/models lists those that are loaded", param="lora_name",
+                code="adapter_not_found",
+            )  # fmt: skip
         if source is not None and name in (*self.options.names, *self.adapters):
             raise APIError(400, f"the name {name!r:.100} is in use; unload it or take another", param="lora_name")
         if source is not None:  # a download here does not hold up the engine

@@ -128,7 +128,7 @@ def _compare(
         if not error <= limit:
             raise CheckpointError(
                 f"{folder.parent}: {program} computes other logits from the written model than the trained one: they "
-                f"differ by {error:.2e}, more than {limit:.1e}"
+                f"differ by {error:.2e}, more than {limit:.1e}; report this"
             )
     return errors
 

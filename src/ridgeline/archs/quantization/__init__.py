@@ -63,7 +63,10 @@ def read_quantization(config: Mapping[str, Any], packings: Collection[str]) -> Q
         known = ", ".join(METHODS)
         raise ConfigError(f"{AT} with quant_method {str(method)[:80]!r} is not supported; supported: {known}")
     if method in FAMILY_OWN and method not in packings:
-        raise ConfigError(f"{AT} with quant_method {method!r} is not supported for this architecture")
+        raise ConfigError(
+            f"{AT} with quant_method {method!r} is not supported for {config.get('model_type')!r}; open a checkpoint "
+            "of this model in another format"
+        )
     return METHODS[method](Config(raw, f"{AT}.", str(config.get("model_type"))))
 
 

@@ -201,7 +201,7 @@ class _Chain:
             self._show.say(f"{one}: KL {quality['kl']:.3g} after {o.updates} updates")
             done.append((one, made, quality))
         if not done:
-            raise RequestError(f"no candidate can be made; the last one, {refused}")
+            raise RequestError(f"no candidate can be made, so raise the limit; the last one was refused: {refused}")
         return sorted(done, key=lambda each: float(each[2]["kl"]))
 
     def _made(self, one: Candidate, folder: Path) -> Path:

@@ -27,7 +27,9 @@ _OWNED = ("k.weight", "k.bias", "v.weight", "v.bias", "k_norm.weight", "k_norm.b
 def with_shared_keys(spec: ModelSpec, factor: int) -> ModelSpec:
     """Return the model in which `factor` neighbors share keys and values. Raises RequestError where none can."""
     if factor < 2:
-        raise RequestError(f"--to cla={factor}: at least 2 layers share keys and values")
+        raise RequestError(
+            f"--to cla={factor} is the number of layers that share keys and values; it must be at least 2"
+        )
     try:
         return rewrite.with_shared_keys(spec, factor)
     except RequestError as e:

@@ -89,7 +89,7 @@ class GGUFFiles:
         try:
             return unpack(tensor.type, rows if index is None else rows[index])
         except ValueError as e:
-            raise CheckpointError(f"{name} in {tensor.file.name} {e}; the file is damaged") from None
+            raise CheckpointError(f"{name} in {tensor.file.name} {e}; the file is damaged: download it again") from None
 
     def release(self, name: str) -> None:
         """Release the memory that reading a tensor used. Views stay valid."""
@@ -134,7 +134,9 @@ class GGUFFiles:
         try:
             values = dequantize(tensor.type, rows)
         except ValueError as e:
-            raise CheckpointError(f"{tensor.name} in {tensor.file.name} {e}; the file is damaged") from None
+            raise CheckpointError(
+                f"{tensor.name} in {tensor.file.name} {e}; the file is damaged: download it again"
+            ) from None
         if change == "norm":
             values -= np.float32(self._architecture.norm_offset)
         elif change == "decay":

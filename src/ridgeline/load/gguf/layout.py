@@ -100,7 +100,7 @@ def _entry(reader: Reader) -> tuple[str, tuple[int, ...], int, int]:
     name = reader.string("the name of a tensor")
     rank = int(reader.scalar("I"))
     if not 1 <= rank <= MAX_RANK:
-        raise reader.error(f"gives {name!r} {rank} dimensions, not 1 to {MAX_RANK}; it is damaged")
+        raise reader.error(f"gives {name!r} {rank} dimensions, not 1 to {MAX_RANK}; it is damaged: download it again")
     shape = tuple(int(reader.scalar("Q")) for _ in range(rank))[::-1]
     return name, shape, int(reader.scalar("I")), int(reader.scalar("Q"))
 
@@ -116,18 +116,22 @@ def _placed(
         )
     kind = BY_NUMBER[number]
     if min(shape) < 1 or math.prod(shape) > _MAX_BYTES:
-        raise CheckpointError(f"{path}: {name} has the shape {list(shape)}; the file is damaged")
+        raise CheckpointError(f"{path}: {name} has the shape {list(shape)}; the file is damaged: download it again")
     try:
         length = math.prod(shape[:-1]) * kind.row_bytes(shape[-1])
     except ValueError as e:
-        raise CheckpointError(f"{path}: {name} has the type {kind.name}, but its {e}; the file is damaged") from None
+        raise CheckpointError(
+            f"{path}: {name} has the type {kind.name}, but its {e}; the file is damaged: download it again"
+        ) from None
     if offset % alignment:
         raise CheckpointError(
-            f"{path}: {name} begins at {offset}, which is not a multiple of {alignment}; it is damaged"
+            f"{path}: {name} begins at {offset}, which is not a multiple of {alignment}; it is damaged: "
+            "download it again"
         )
     if base + offset + length > size:
         raise CheckpointError(
-            f"{path}: {name} ends at byte {base + offset + length}, but the file has {size}; it is truncated or damaged"
+            f"{path}: {name} ends at byte {base + offset + length}, but the file has {size}; it is truncated "
+            "or damaged: download it again"
         )
     return GgufTensor(name, path, kind, shape, base + offset, base + offset + length)
 
@@ -138,8 +142,8 @@ def _check_apart(path: Path, tensors: list[GgufTensor]) -> None:
     end, last = 0, ""
     for tensor in sorted(tensors, key=lambda t: t.start):
         if tensor.name in names:
-            raise CheckpointError(f"{path} has the tensor {tensor.name!r} twice; it is damaged")
+            raise CheckpointError(f"{path} has the tensor {tensor.name!r} twice; it is damaged: download it again")
         if tensor.start < end:
-            raise CheckpointError(f"{path}: {tensor.name} and {last} share bytes; it is damaged")
+            raise CheckpointError(f"{path}: {tensor.name} and {last} share bytes; it is damaged: download it again")
         names.add(tensor.name)
         end, last = tensor.stop, tensor.name

@@ -44,7 +44,7 @@ class Parts:
     def info(self, name: str) -> TensorInfo:
         """Return a header. Raises CheckpointError for a missing tensor."""
         if name not in self._files:
-            raise CheckpointError(f"the checkpoint lacks {name}")
+            raise CheckpointError(f"the checkpoint lacks {name}; download it again")
         return self._files.info(name)
 
     def expect(self, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> tuple[int, ...]:

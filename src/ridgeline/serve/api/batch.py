@@ -54,7 +54,8 @@ def read_lines(path: Path) -> list[Line]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        raise RequestError(f"{path}: {e}") from None
+        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8"
+        raise RequestError(f"cannot read {path}: {reason}; name a file with one request in each line") from None
     for number, given in enumerate(text.split("\n"), 1):  # JSON strings may contain Unicode's other line ends
         if given.strip():
             try:
@@ -66,7 +67,7 @@ def read_lines(path: Path) -> list[Line]:
             known[line.id] = number
             lines.append(line)
     if not lines:
-        raise RequestError(f"{path} has no requests")
+        raise RequestError(f"{path} has no requests; write one request in each line")
     return lines
 
 
@@ -78,7 +79,7 @@ def _line(given: Any) -> Line:
             f"{given.get('method')} {given.get('url')!r} is not supported; supported are POST {', '.join(BODIES)}"
         )
     if not isinstance(given.get("body"), dict):
-        raise RequestError("body is not a JSON object")
+        raise RequestError("body must be a JSON object: the fields of the request")
     if given["body"].get("stream"):
         raise RequestError("a batch cannot stream; leave stream out")
     return Line(given["custom_id"], given["url"], given["body"])

@@ -192,13 +192,15 @@ def _reading(body: ChatBody) -> tuple[Reading, StructuredOutputs | None]:
         raise RequestError(f"tools has two functions named {repeated[0]!r:.100}; names must be unique")
     if isinstance(choice, NamedTool):
         if choice.function.name not in names:
-            raise RequestError(f"tool_choice names {choice.function.name!r:.100}, which is not in tools")
+            raise RequestError(
+                f"tool_choice names {choice.function.name!r:.100}, which is not in tools; add it, or name another"
+            )
         wanted = tools[names.index(choice.function.name)]
         schema = json.dumps(wanted.parameters or {"type": "object"})
         return Reading("named", function=wanted.name), StructuredOutputs(json=schema)
     if choice == "required":
         if not tools:
-            raise RequestError("tool_choice is 'required', but tools is empty")
+            raise RequestError("tool_choice is 'required', but tools is empty; add tools, or leave tool_choice out")
         schema = json.dumps(required_schema(tools, body.parallel_tool_calls is not False))
         return Reading("required"), StructuredOutputs(json=schema)
     return Reading("auto" if tools and choice != "none" else "text"), None

@@ -58,7 +58,9 @@ async def rendered(service: Service, body: TemplateBody) -> Rendered:
 def marked(messages: list[dict[str, Any]], mark: str) -> list[dict[str, Any]]:
     """Return the messages with a marker after the last one's content. Raises RequestError if that is not a text."""
     if not messages or not isinstance(messages[-1].get("content"), str):
-        raise RequestError("continue_final_message needs a last message with a text as its content")
+        raise RequestError(
+            "continue_final_message needs a last message with a text as its content; add one, or leave it out"
+        )
     # If the space after the marker is gone in the rendered text, the template strips contents.
     return [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}{mark} "}]
 
@@ -69,7 +71,9 @@ def until(text: str, mark: str, content: str) -> str:
     content: the last message's content. Raises RequestError if the template does not write the content unchanged.
     """
     if mark not in text or content.strip() not in text:
-        raise RequestError("continue_final_message is not possible: the chat template changes the last message")
+        raise RequestError(
+            "continue_final_message is not possible: the chat template changes the last message; leave it out"
+        )
     index = text.rindex(mark)
     return text[:index] if text[index + len(mark) :].startswith(" ") else text[:index].rstrip()
 
@@ -103,11 +107,13 @@ def _message(message: dict[str, Any], index: int) -> dict[str, Any]:
     if calls is None:
         return message
     if not isinstance(calls, list):
-        raise RequestError(f"messages[{index}].tool_calls is not a list")
+        raise RequestError(f"messages[{index}].tool_calls must be a list of calls; correct it, or leave it out")
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise RequestError(f"messages[{index}].tool_calls has a call without a function name")
+            raise RequestError(
+                f"messages[{index}].tool_calls has a call without a function name; give each call function.name"
+            )
         if isinstance(function.get("arguments"), str):
             function["arguments"] = parsed_arguments(function["arguments"])
     return message

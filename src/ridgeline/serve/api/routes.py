@@ -255,7 +255,7 @@ async def ready(request: Request) -> Response:
     if service.draining:
         raise APIError(503, "the server is stopping", code="draining", retry_after=30)
     if service.gate.open >= service.gate.capacity:
-        raise APIError(503, "the queue is full", code="queue_full", retry_after=1)
+        raise APIError(503, "the queue is full; try again in a second", code="queue_full", retry_after=1)
     return await health(request)
 
 

@@ -40,7 +40,7 @@ EightBytes = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]  # the range of co
 
 def _short(stop: str | list[str]) -> str | list[str]:
     if (longest := max(map(len, [stop] if isinstance(stop, str) else stop), default=0)) > MAX_STOP_CHARS:
-        raise ValueError(f"a text that ends the answer has {longest} characters; the limit is {MAX_STOP_CHARS}")
+        raise ValueError(f"a stop string has {longest} characters; the limit is {MAX_STOP_CHARS}: shorten it")
     return stop
 
 

@@ -65,7 +65,7 @@ class Body(BaseModel):
     @classmethod
     def _not_endless(cls, given: Any) -> Any:
         if isinstance(given, dict) and len(given) > MAX_FIELDS:  # each unknown field would be an error of its own
-            raise ValueError(f"the object has {len(given)} fields; the limit is {MAX_FIELDS}")
+            raise ValueError(f"the object has {len(given)} fields; the limit is {MAX_FIELDS}: send fewer")
         return given
 
 

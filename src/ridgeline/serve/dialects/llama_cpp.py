@@ -182,7 +182,7 @@ async def completion(service: Service, body: t.LlamaCompletionBody) -> LlamaComp
     several = several or (isinstance(given, list) and len(given) > 0 and all(isinstance(one, str) for one in given))
     if several and isinstance(given, list):
         if len(given) > MAX_ITEMS:
-            raise RequestError(f"the request has {len(given)} prompts; the limit is {MAX_ITEMS}")
+            raise RequestError(f"the request has {len(given)} prompts; the limit is {MAX_ITEMS}: send several requests")
         return LlamaCompletion(service, body, [await _prompt(service, one) for one in given], single=False)
     return LlamaCompletion(service, body, [await _prompt(service, given)], single=True)
 

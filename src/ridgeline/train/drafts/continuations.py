@@ -114,7 +114,9 @@ class _Writer:
     def __init__(self, model: str, device: str, wanted: Wanted) -> None:
         self._llm = LLM(model, device=device)
         if self._llm.tokenizer is None:
-            raise RequestError(f"{model} has no tokenizer ({self._llm.no_tokenizer}), and --data is text")
+            raise RequestError(
+                f"{model} has no tokenizer ({self._llm.no_tokenizer}), which --data needs; add tokenizer.json"
+            )
         room = self._llm.max_model_len
         if room < 4:
             raise RequestError(f"{model} has a context of {room} tokens; a draft needs at least 4")
