@@ -152,8 +152,27 @@ class Float64(TorchFunctionMode):
 
 
 def double(model: nn.Module) -> nn.Module:
-    """Return a copy in float64; the functions below compute all of it in float64."""
-    return copy.deepcopy(model).double()
+    """Return a copy in float64; the functions below compute all of it in float64 but the rotary frequencies."""
+    own = copy.deepcopy(model).double()
+    for module in own.modules():
+        if hasattr(module, "rope_init_fn"):
+            module.rope_init_fn = _single_frequencies(module.rope_init_fn)
+    return own
+
+
+def _single_frequencies(frequencies: Callable[..., tuple[torch.Tensor, float]]) -> Callable[..., Any]:
+    """Return a function of a rotary class that computes float32 numbers where `Float64` is active, too.
+
+    Classes that call it in each pass (dynamic NTK, LongRoPE, PhiMoE) would otherwise get other frequencies than those
+    that define the model. An angle of position 100 then differs by 6e-6, and sharp attention makes that 2e-5 in logits.
+    """
+
+    def compute(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, float]:
+        with torch._C.DisableTorchFunction():
+            inverse, factor = frequencies(*args, **kwargs)
+        return inverse.double(), factor
+
+    return compute
 
 
 @torch.no_grad()

@@ -23,6 +23,7 @@ from oracle.build import (
     DERIVED,
     NEW_ONLY,
     PLAIN,
+    Float64,
     build,
     class_for,
     double,
@@ -218,6 +219,20 @@ def test_the_cases_alone_need_no_torch() -> None:
 def test_the_documentation_has_a_row_for_each_case() -> None:
     text = (Path(__file__).parents[2] / "docs/models.md").read_text()
     assert sorted(re.findall(r"^\| (\w+) \| \w+ \| \d\.\de", text, re.MULTILINE)) == sorted(CASES)
+
+
+@pytest.mark.parametrize("name", ["phimoe", "phimoe_longrope", "llama_gqa"])
+def test_the_float64_model_keeps_float32_frequencies(name: str) -> None:
+    """A class that computes its frequencies in each pass must not compute better ones than those of the model."""
+    model = build(CASES[name])
+    (single,) = (m for m in model.modules() if hasattr(m, "inv_freq"))
+    (precise,) = (m for m in double(model).modules() if hasattr(m, "inv_freq"))
+    positions = torch.arange(150)[None]
+    with Float64():
+        cos, _ = precise(torch.zeros(1, 150, 8, dtype=torch.float64), positions)
+    angles = positions[..., None].double() * single.inv_freq.double()
+    expected = torch.cat((angles, angles), -1).cos()
+    assert (cos / cos[0, 0, 0] - expected).abs().max() < 1e-14
 
 
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:
