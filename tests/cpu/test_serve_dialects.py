@@ -144,6 +144,28 @@ def test_errors_have_anthropics_format(
     assert body["error"]["type"] == {400: "invalid_request_error", 404: "not_found_error"}[status]
 
 
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "eA==", "format": "wav"}}
+
+
+@pytest.mark.parametrize(("path", "fields"), [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [PICTURE]}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, SOUND]}]}),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
+    ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}),
+    ("/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": [{"type": "document"}]}]}),
+    ("/api/generate", {"prompt": "x", "images": ["eA=="]}),
+    ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["eA=="]}]}),
+    ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["eA=="]}}),
+    ("/apply-template", {"messages": [{"role": "user", "content": [PICTURE]}]}),
+    ("/tokenize", {"messages": [{"role": "user", "content": [PICTURE]}]}),
+])  # fmt: skip
+def test_images_and_sound_are_refused_in_each_dialect(server: Server, path: str, fields: dict[str, Any]) -> None:
+    model = {} if path in ("/completion", "/apply-template") else {"model": "pocket"}
+    status, found = ask(server, "POST", path, {**model, **fields})
+    assert status == 400 and "this server reads text alone" in json.dumps(found), found
+
+
 def test_a_key_is_needed(server: Server) -> None:
     wrong = anthropic.Anthropic(base_url=server.url.removesuffix("/v1"), api_key="wrong", max_retries=0)
     with wrong, pytest.raises(anthropic.AuthenticationError) as caught:
