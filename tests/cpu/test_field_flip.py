@@ -45,6 +45,7 @@ from ridgeline.spec import (
     LayerNorm,
     LinearScaling,
     LongRopeScaling,
+    Mamba2,
     ModelSpec,
     PairedMLP,
     ParallelLayer,
@@ -115,6 +116,9 @@ ONE_WAY = {
     "ModelSpec.tie_word_embeddings": "a head that tied models do not have",
     "Attention.values_are_keys": "a matrix of values that such layers do not have",
     "ParallelLayer.one_norm": "a second norm that such layers do not have",
+    "Layer.beside": "a norm that such layers do not have",
+    "Mamba2.norm": "a weight that such layers do not have",
+    "Mamba2.out_bias": "a bias that such layers do not have",
     "RMSNorm.weight": "a weight that such norms do not have",
     "LayerNorm.weight": "a weight that such norms do not have",
 }
@@ -123,7 +127,7 @@ ABSENT = {"qkv_bias", "out_bias", "bias", "router_bias", "sinks", "qk_norm", "pr
 ABSENT |= {"latent_bias", "q_lora_rank", "conv_bias"}
 ABSENT |= {"choice_bias", "shared", "groups"}  # the possible number of groups differs in every case
 ABSENT |= {"layer_embeddings", "embedded", "out_scale", "expert_scale"}
-ABSENT |= {"mlp_post_norm", "identity"}
+ABSENT |= {"mlp_post_norm", "identity", "out_bias", "norm"}
 ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate", "head_bias", "embed_norm"}
 # Yarn rounds numbers that follow from these fields to whole pairs of a head. There are few pairs, so only one of
 # several values must move the logits.
@@ -172,6 +176,7 @@ def changed(part: Any, field: str) -> Any:
         return {
             **caps, "window": WINDOW, "scaling": LinearScaling(2.0), "pattern": FirstTokens(4), "dt_most": 0.5,
             "inner_norm": RMSNorm(1e-2), "value_eps": 1.0, "alibi": 8.0, "growth": QueryGrowth(0.4, 20), "clip": 0.5,
+            "mlp_scale": 2.0, "input_scales": (2.0, 1.0, 1.0, 1.0, 1.0),
         }[field]  # fmt: skip
     match field:
         case "weight":
@@ -204,6 +209,8 @@ def changed(part: Any, field: str) -> Any:
             return 0 if value else 256
         case "position_offset":
             return value + 1
+        case "input_scales":
+            return tuple(2 * x for x in value)
         case "short_factor" | "long_factor":
             return tuple(2 * x for x in value)  # their number depends on RoPE's size
         case "scores":
@@ -253,6 +260,8 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             continue  # other families choose by scores, of which a bias is a small part
         if f.name == "shared_scale" and not part.shared:
             continue  # a factor on nothing
+        if (f.name == "mlp_scale" and not part.mlp) or (f.name == "beside" and not part.mixer):
+            continue  # the layer does not have the part
         if is_dataclass(value):
             for inner, other in flips(value):
                 if isinstance(part, LatentAttention) and inner == "Rope.dim":
@@ -289,17 +298,8 @@ def with_field(part: Any, field: str, value: Any) -> Any:
 def other_kinds(part: Any, field: str) -> Iterator[Any]:
     """Return replacements for a nested part that need the same weights: nothing, or the simpler kind."""
     value = getattr(part, field)
-    if field in (
-        "qk_norm",
-        "post_norm",
-        "mlp_post_norm",
-        "embed_norm",
-        "rope",
-        "scaling",
-        "groups",
-        "shared",
-        "pattern",
-    ) or (field == "pre_norm" and isinstance(part, Layer)):
+    names = {"qk_norm", "post_norm", "mlp_post_norm", "embed_norm", "rope", "scaling", "groups", "shared", "pattern"}
+    if field in names or (field, type(part)) in (("pre_norm", Layer), ("norm", Mamba2)):
         yield None
     if isinstance(value, LayerNorm):
         yield RMSNorm(value.eps, value.offset, value.weight)
@@ -314,6 +314,8 @@ def reordered(layer: AnyLayer) -> Iterator[tuple[str, AnyLayer]]:
             yield "ParallelLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
     elif isinstance(layer, DeepNormLayer):
         yield "DeepNormLayer", Layer(layer.mixer, layer.mlp, layer.pre_norm)
+    elif isinstance(layer, Layer) and layer.beside:
+        return  # in the other arrangement, it would have a norm of its own
     elif isinstance(layer, Layer) and layer.mixer and layer.mlp and layer.pre_norm and not layer.post_norm:
         yield "Layer", ParallelLayer(layer.mixer, layer.mlp, layer.pre_norm)
 

@@ -96,6 +96,10 @@ MODELS = {
     "mamba beside attention": pair(Mamba(48, 8, 4, 5), replace(FULL, rope=None)),
     "mamba2 and experts": one(MAMBA2, SHARED),
     "mamba2 beside experts": pair(MAMBA2, LOCAL, None, SHARED),
+    "mamba2 and attention in parallel": Tiny((
+        Layer(replace(MAMBA2, norm=None, input_scales=(1.2, 0.9, 0.7, 1.4, 0.8)), None, NORM, residual_scale=0.7),
+        Layer(FULL, SWIGLU, NORM, beside=True, mlp_scale=0.6),
+    )),
     "gated delta": one(GatedDelta(4, 2, 8, 16, 4, SMALL)),
     "gated delta beside attention": pair(
         GatedDelta(4, 2, 8, 16, 4, SMALL), replace(FULL, qk_norm=SMALL, out_gate=True), pages="float32"

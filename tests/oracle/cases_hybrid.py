@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oracle.case import BIAS, EPS, OWN, PLAIN, TIED, VOCAB, Case, dims, family
+from oracle.case import BIAS, BIASES, EPS, OWN, PLAIN, TIED, VOCAB, Case, dims, family
 
 CASES: dict[str, Case] = {}
 
@@ -10,6 +10,7 @@ _bamba = family(CASES, "bamba", "BambaConfig")
 _granitemoe = family(CASES, "granitemoe", "GraniteMoeConfig")
 _granitemoeshared = family(CASES, "granitemoeshared", "GraniteMoeSharedConfig")
 _granitemoehybrid = family(CASES, "granitemoehybrid", "GraniteMoeHybridConfig")
+_falcon_h1 = family(CASES, "falcon_h1", "FalconH1Config")
 _nemotron_h = family(CASES, "nemotron_h", "NemotronHConfig")
 _lfm2_moe = family(CASES, "lfm2_moe", "Lfm2MoeConfig")
 
@@ -37,6 +38,39 @@ _bamba(
     dims(attn_layer_indices=[2], mlp_bias=True, mamba_proj_bias=True, mamba_conv_bias=False, **BIAS, **PLAIN)
     | _MAMBA
     | {"mamba_n_groups": 1, "mamba_n_heads": 16, "mamba_d_head": 8},
+)
+
+# falcon_h1 --------------------------------------------------------------------------------------------
+
+_FALCON_H1 = {
+    "mamba_d_ssm": 96, "mamba_n_heads": 8, "mamba_d_head": 12, "mamba_n_groups": 2, "mamba_d_state": 12,
+    "mamba_d_conv": 3, "mamba_chunk_size": 32, "head_dim": 24,
+}  # fmt: skip
+_FACTORS = {
+    "lm_head_multiplier": 0.7, "embedding_multiplier": 1.6, "mlp_multipliers": [0.8, 0.6], "key_multiplier": 0.6,
+    "attention_out_multiplier": 0.9, "attention_in_multiplier": 1.3, "ssm_multipliers": [1.2, 0.9, 0.7, 1.4, 0.8],
+    "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.7,
+}  # fmt: skip
+
+_falcon_h1(
+    "falcon_h1",
+    2,
+    "Mamba-2 beside attention in each of 4 layers; fourteen factors; no norm behind the state space; two groups",
+    dims(**_FALCON_H1, **_FACTORS, **OWN),
+    *({name: 1.0} for name in _FACTORS if not name.endswith("multipliers")),
+    {"mlp_multipliers": [1.0, 0.6]},
+    {"mlp_multipliers": [0.8, 1.0]},
+    *({"ssm_multipliers": [1.1 if i == j else f for j, f in enumerate(_FACTORS["ssm_multipliers"])]} for i in range(5)),
+    EPS,
+)
+_falcon_h1(
+    "falcon_h1_norm",
+    1,
+    "a norm after the gate; all biases; limited steps; no factor on what goes into the mixers",
+    dims(mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_proj_bias=True, projectors_bias=True, **BIASES, **OWN)
+    | _FALCON_H1
+    | _STEPS
+    | {"key_multiplier": 0.6, "ssm_multipliers": [1.2, 0.9, 0.7, 1.4, 0.8], "mamba_d_ssm": None, "mamba_d_head": 16},
 )
 
 # granite ----------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from ridgeline.nn.model import bind
+from ridgeline.nn.binding import bind
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Op, PagedKeyValues, Weights
 from ridgeline.ops.host.backend import NumpyBackend

@@ -19,6 +19,7 @@ from ridgeline.archs import (
     dense,
     diffusion_gemma,
     falcon,
+    falcon_h1,
     gemma,
     gemma4,
     glm,
@@ -60,7 +61,7 @@ from ridgeline.spec import ModelSpec, from_json
 MODULES = (
     llama, dense, gemma, gemma4, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi,
     bamba, granite, nemotron, sdar, llada2, llada, diffusion_gemma, routed, cohere, phi, gptj, opt,
-    falcon, bloom, windowed, hunyuan, ministral3, plain,
+    falcon, falcon_h1, bloom, windowed, hunyuan, ministral3, plain,
     llama4, longcat,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}

@@ -49,9 +49,15 @@ def bamba(c: Config) -> ModelSpec:
     return decoder(c, layers, norm, max_len=c.get_size("max_position_embeddings", 262_144))
 
 
-def mamba2_mixer(c: Config, norm: RMSNorm) -> Mamba2:
-    """Return Mamba-2 as the configs of Bamba and Granite 4 describe it."""
-    heads, inner = c.get_size("mamba_n_heads", 128), c.get_size("mamba_expand", 2) * c.get_size("hidden_size")
+def mamba2_mixer(c: Config, norm: RMSNorm | None, channels: int | None = None) -> Mamba2:
+    """Return Mamba-2 as the configs of Bamba, Granite 4 and Falcon-H1 describe it.
+
+    channels: the inner size; None: mamba_expand times the hidden size.
+    """
+    heads, inner = (
+        c.get_size("mamba_n_heads", 128),
+        channels or c.get_size("mamba_expand", 2) * c.get_size("hidden_size"),
+    )
     head_dim = c.get_auto("mamba_d_head", inner // heads)
     if heads * head_dim != inner:
         raise c.error("mamba_expand", f"gives {inner} channels, but mamba_n_heads x mamba_d_head is {heads * head_dim}")

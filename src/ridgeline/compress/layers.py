@@ -55,6 +55,8 @@ def parts(spec: ModelSpec) -> Iterator[Part]:
             or layer.mlp is None
             or layer.embedded
             or layer.out_scale
+            or layer.beside
+            or layer.mlp_scale is not None
         ):
             yield Part(i, "", spec, own)
             continue

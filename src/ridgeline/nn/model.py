@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ridgeline.errors import CheckpointError
 from ridgeline.nn.adapters import AdapterSlots
+from ridgeline.nn.binding import How, bound, mixer_norm, mixer_weights
 from ridgeline.nn.branches import Branch, OuterNorm, build_mlp
 from ridgeline.nn.canvas import Conditioning, Soften
-from ridgeline.nn.capture import EXPERTS, INPUT, Capture
+from ridgeline.nn.capture import Capture
 from ridgeline.nn.embedded import Branch as EmbeddedBranch
 from ridgeline.nn.embedded import EmbeddedInputs, embedded_branch
 from ridgeline.nn.group import Group, Ranks
@@ -89,7 +90,7 @@ class Model:
         self._conditioning: Conditioning | None = None
         if isinstance(spec.diffusion, CanvasDiffusion):
             own = {name: weights[name] for name in weights if name.startswith("conditioning")}
-            self._conditioning = Conditioning(spec.diffusion, spec.hidden_size, _bound(own, "conditioning", how), table)
+            self._conditioning = Conditioning(spec.diffusion, spec.hidden_size, bound(own, "conditioning", how), table)
             self.soften = Soften(spec, self.lookup, table)
         self._embed_norm = OuterNorm(spec.embed_norm, "embed_norm", weights, table)
         self._final_norm = OuterNorm(spec.norm, "norm", weights, table)
@@ -235,22 +236,6 @@ class Model:
         return EmbeddedInputs(self.spec, project, rows, how.table)
 
 
-class How(NamedTuple):
-    """How the matrices of a model are built."""
-
-    table: OpsTable
-    formats: FormatTable
-    low_rank: Mapping[str, Terms]
-    capture: Capture | None
-    kv_scales: Mapping[int, KVScales] = MappingProxyType({})
-    ranks: Ranks | None = None
-    adapters: AdapterSlots | None = None
-
-    def total(self, delta: Array) -> Array:
-        """Return the delta of a branch from this rank's part of it."""
-        return delta if self.ranks is None else self.ranks.total(delta)
-
-
 class PassingModel(Model):
     """A Model for few forward passes: each layer is built when a pass reaches it, and released after it."""
 
@@ -279,14 +264,16 @@ class _Block:
         self._rope = layer.mixer.rope if layer.mixer else None
         self._parallel = isinstance(layer, ParallelLayer)
         self._name = f"layers.{index}"
-        mixer, kv_scales = _mixer_weights(layer, weights, self._name, how), how.kv_scales.get(index, UNSCALED)
+        mixer, kv_scales = mixer_weights(spec, index, weights, how), how.kv_scales.get(index, UNSCALED)
         self._mixer = build_mixer(spec, index, mixer, table, previous_scale, kv_scales) if layer.mixer else None
-        scale = residual_scale(layer) if layer.mixer else previous_scale
+        self._before_scale = residual_scale(spec.layers[index - 1]) if spec.is_beside(index) else None
+        self._is_held = spec.is_beside(index + 1)
+        scale = mixer_scale(layer) if layer.mixer else previous_scale
         self._mlp: Branch | None = None
         self._aside: Branch | None = None
         if layer.mlp:
             norm = "mixer_norm" if isinstance(layer, ParallelLayer) and layer.one_norm else "mlp_norm"
-            mlp = _bound(weights, f"{self._name}.mlp", how, f"{self._name}.{norm}")
+            mlp = bound(weights, f"{self._name}.mlp", how, f"{self._name}.{norm}")
             self._mlp, self._aside = build_mlp(MLPBlock(layer.mlp, layer.pre_norm, scale), mlp, table)
         post, last = layer.post_norms if isinstance(layer, Layer) else (None, None)
         self._mixer_post = OuterNorm(post, f"{self._name}.mixer_post_norm", weights, table)
@@ -297,7 +284,7 @@ class _Block:
         self._canvas_scale = weights.get(f"{self._name}.canvas_scale.weight")
         self._embedded: EmbeddedBranch | None = None
         if spec.embedded(index):
-            own, norm_weight = _bound(weights, f"{self._name}.embedded", how), weights[EMBEDDED_NORM]
+            own, norm_weight = bound(weights, f"{self._name}.embedded", how), weights[EMBEDDED_NORM]
             self._embedded = embedded_branch(spec, index, own, norm_weight, table)
         self._embedded_post = OuterNorm(post, f"{self._name}.embedded_post_norm", weights, table)
 
@@ -308,6 +295,8 @@ class _Block:
         if self._mixer:
             rotary = rotaries[self._rope] if self._rope else None
             residual, delta, shared = self._mixer(stream, rotary, step)
+            if stream.held is not None and self._before_scale is not None:
+                residual = self._add(residual, stream.held, self._before_scale)
             if self._mlp and self._parallel:
                 _capture_branch(capture, f"{self._name}.mixer", delta)
                 _, other = self._mlp(residual, None)
@@ -317,6 +306,8 @@ class _Block:
             delta = self._total(delta)
             _capture_branch(capture, f"{self._name}.mixer", delta)
             delta = self._mixer_post(delta)
+        if self._is_held:
+            return stream._replace(residual=residual, delta=None, shared=shared, held=delta)
         if self._mlp:
             residual, delta = self._mlp(residual, delta)
             delta = self._total(delta)
@@ -330,7 +321,7 @@ class _Block:
         factor = self._out_scale if step.signal is None else self._canvas_scale
         if factor is not None:
             residual, delta = self._times(self._sum(residual, delta), factor), None
-        return stream._replace(residual=residual, delta=delta, shared=shared, aside=aside)
+        return stream._replace(residual=residual, delta=delta, shared=shared, aside=aside, held=None)
 
     def _sum(self, residual: Array, delta: Array | None) -> Array:
         return residual if delta is None else self._add(residual, delta, self._scale)
@@ -346,10 +337,10 @@ class _DeepNormBlock:
         assert isinstance(layer, DeepNormLayer)
         self._layer, self._previous_scale = layer, previous_scale
         self._name = f"layers.{index}"
-        mixer = _mixer_weights(layer, weights, self._name, how)
+        mixer = mixer_weights(spec, index, weights, how)
         self._total = how.total
         self._mixer = build_mixer(spec, index, mixer, table, 1.0, how.kv_scales.get(index, UNSCALED))
-        mlp = _bound(weights, f"{self._name}.mlp", how)
+        mlp = bound(weights, f"{self._name}.mlp", how)
         self._mlp = table.stage(api.MLP_BLOCK, MLPBlock(layer.mlp, None, 1.0), mlp)
         self._mixer_norm = OuterNorm(layer.pre_norm, f"{self._name}.mixer_norm", weights, table)
         self._mlp_norm = OuterNorm(layer.pre_norm, f"{self._name}.mlp_norm", weights, table)
@@ -382,65 +373,14 @@ def residual_scale(layer: AnyLayer) -> float:
     """Return the factor on the output of a layer's last branch where it is added to the stream."""
     if isinstance(layer, DeepNormLayer):
         return layer.mlp_beta
-    return 1.0 if isinstance(layer, ParallelLayer) else layer.residual_scale
+    if isinstance(layer, ParallelLayer):
+        return 1.0
+    return layer.residual_scale if layer.mlp_scale is None else layer.mlp_scale
 
 
-def bind(
-    weights: Mapping[str, Array], table: OpsTable, prefix: str, norm: str, formats: FormatTable = AS_STORED,
-    low_rank: Mapping[str, Terms] = MappingProxyType({}), capture: Capture | None = None,
-    adapters: AdapterSlots | None = None,
-) -> Weights:  # fmt: skip
-    """Collect the weights of one stage: matrices under `prefix` as Linear, everything else as arrays.
-
-    Matrices are stored as `formats` says. The weights of the stage's norm are named "norm".
-    low_rank, capture, adapters: see `Model`.
-    """
-
-    def watched(linear: Linear, name: str) -> Linear:
-        return linear if capture is None else capture.watched(linear, f"{prefix}.{name}{INPUT}")
-
-    linears: dict[str, Linear] = {}
-    experts: dict[str, list[Linear]] = {}
-    arrays: dict[str, Array] = {}
-    for name, array in weights.items():
-        if name.startswith(f"{norm}."):
-            arrays[f"norm.{name.removeprefix(f'{norm}.')}"] = array
-        elif name.startswith(f"{prefix}."):
-            module, _, kind = name.removeprefix(f"{prefix}.").rpartition(".")
-            bias = weights.get(f"{prefix}.{module}.bias")
-            own = formats.of(Weight(name, array.shape))
-            if kind == "weight" and len(array.shape) == 2:
-                linear = store(array, bias, table, own, stored_term(low_rank.get(name), table))
-                own_terms = linear if adapters is None else adapters.around(name, linear)
-                linears[module] = watched(own_terms, module)
-            elif kind == "weight" and module.startswith("experts."):
-                stack: Any = array, bias
-                kind = module.removeprefix("experts.")
-                experts[kind] = [
-                    watched(
-                        store(stack[0][e], None if bias is None else stack[1][e], table, own), f"{EXPERTS}.{e}.{kind}"
-                    )
-                    for e in range(array.shape[0])
-                ]
-            else:
-                arrays[f"{module}.{kind}" if module else kind] = array
-    return Weights(linears, arrays, experts)
-
-
-def _bound(weights: Mapping[str, Array], prefix: str, how: How, norm: str | None = None) -> Weights:
-    """Return the weights of the stage under `prefix`. norm: its norm's name; None: the prefix, and `_norm`."""
-    return bind(
-        weights, how.table, prefix, norm or f"{prefix}_norm", how.formats, how.low_rank, how.capture, how.adapters
-    )
-
-
-def _mixer_weights(layer: AnyLayer, weights: Mapping[str, Array], name: str, how: How) -> Weights:
-    """Return the weights of a layer's mixer; matrices within it that ranks divide along their inputs are summed."""
-    found = _bound(weights, f"{name}.mixer", how)
-    if how.ranks is None or layer.mixer is None:
-        return found
-    inner = {n: how.ranks.summed(found.linears[n]) for n in layer.mixer.summed_within}
-    return found._replace(linears={**found.linears, **inner})
+def mixer_scale(layer: AnyLayer) -> float:
+    """Return the factor on the output of a layer's mixer where it is added to the stream."""
+    return layer.residual_scale if isinstance(layer, Layer) else residual_scale(layer)
 
 
 def build_layer(
@@ -459,6 +399,8 @@ def _blocks(spec: ModelSpec, weights: Mapping[str, Array], how: How) -> Iterator
     scale = 1.0
     for i, layer in enumerate(spec.layers):
         names = [*by_layer[i], *((EMBEDDED_NORM,) if spec.embedded(i) else ())]
+        if spec.is_beside(i):
+            names += [name for name in by_layer[i - 1] if name.startswith(f"{mixer_norm(spec, i)}.")]
         with _named(f"layer {i}"):
             block = build_layer(i, spec, {name: weights[name] for name in names}, how, scale)
         yield block

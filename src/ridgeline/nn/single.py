@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ridgeline.nn.binding import How, mixer_norm
 from ridgeline.nn.capture import Capture
-from ridgeline.nn.model import How, Model, build_layer
+from ridgeline.nn.model import Model, build_layer
 from ridgeline.nn.step import Step, Stream
 from ridgeline.ops import OpsTable
 from ridgeline.ops.api import Array
@@ -29,5 +30,8 @@ def layer_block(
     """
     if spec.embedded(index):
         weights = {**weights, EMBEDDED_NORM: model.weights[EMBEDDED_NORM]}
+    if spec.is_beside(index):
+        own = f"{mixer_norm(spec, index)}."
+        weights = {**weights, **{name: model.weights[name] for name in model.weights if name.startswith(own)}}
     block = build_layer(index, spec, weights, How(table, AS_STORED, {}, capture, model.kv_scales), 1.0)
     return lambda stream, step: model.run_block(block, stream, step, model.rotaries(step))

@@ -30,7 +30,8 @@ class Stream(NamedTuple):
 
     shared: keys and values that later layers also read. embedded: the layers' own embeddings, if they read any. aux:
     streams [T, width] before chosen layers, in the order in which `Model.forward` was given their ids. aside: the
-    result of a shortcut, [T, width], which the next layer with a channel mixer adds to its delta.
+    result of a shortcut, [T, width], which the next layer with a channel mixer adds to its delta. held: the
+    result of the mixer before, which the next layer, beside it, adds after its own mixer.
     """
 
     residual: Array
@@ -39,6 +40,7 @@ class Stream(NamedTuple):
     embedded: Embedded | None = None
     aux: tuple[Array, ...] = ()
     aside: Array | None = None
+    held: Array | None = None
 
 
 class Step(Protocol):

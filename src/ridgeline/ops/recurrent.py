@@ -71,13 +71,13 @@ def inner_norm(case: Mamba, name: str, size: int, weights: Weights, table: Primi
 
 def _mamba2(case: Mamba2, weights: Weights, table: Primitives) -> Parts:
     split, conv = table.primitive(api.SPLIT), table.primitive(api.SHORT_CONV)
-    act, norm = table.primitive(api.ACTIVATION, case), table.primitive(api.GATED_NORM, case)
+    act, scaled, gated = table.primitive(api.ACTIVATION, case), _input_scales(case, table), _gated(case, weights, table)
     ssd = table.primitive(api.SSD, case)
     linears, arrays = weights.linears, weights.arrays
     shared = case.num_groups * case.state_size
 
     def before(x: Array) -> tuple[Arrays, Array]:
-        z, xbc, dt = split(linears["in"].apply(x), (case.inner_size, case.conv_channels, case.num_heads))
+        z, xbc, dt = scaled(*split(linears["in"].apply(x), (case.inner_size, case.conv_channels, case.num_heads)))
         return (xbc, dt), z
 
     def along(inputs: Arrays, states: Arrays, lengths: Array) -> tuple[Array, Arrays]:
@@ -87,7 +87,31 @@ def _mamba2(case: Mamba2, weights: Weights, table: Primitives) -> Parts:
         y, h = ssd(x, dt, arrays["dt_bias"], arrays["A_log"], b, c, arrays["D"], states[1], lengths)
         return y, (seen, h)
 
-    return Parts(before, along, lambda y, z: linears["out"].apply(norm(y, z, arrays["gate_norm.weight"])))
+    return Parts(before, along, lambda y, z: linears["out"].apply(gated(y, z)))
+
+
+def _gated(case: Mamba2, weights: Weights, table: Primitives) -> Callable[[Array, Array], Array]:
+    """Return the function of y and z whose result Mamba-2 projects: y silu(z), with a norm where the mixer has one."""
+    if case.norm is None:
+        return table.primitive(api.GATE)
+    norm, weight = table.primitive(api.GATED_NORM, case), weights.arrays["gate_norm.weight"]
+    return lambda y, z: norm(y, z, weight)
+
+
+def _input_scales(case: Mamba2, table: Primitives) -> Callable[[Array, Array, Array], Arrays]:
+    """Return the function that multiplies z, the joined x, B and C, and dt by the factors of Mamba-2."""
+    if case.input_scales is None:
+        return lambda *inputs: inputs
+    split, scale, join = table.primitive(api.SPLIT), table.primitive(api.SCALE), table.primitive(api.JOIN)
+    of_z, *of_xbc, of_dt = case.input_scales
+    shared = case.num_groups * case.state_size
+
+    def run(z: Array, xbc: Array, dt: Array) -> Arrays:
+        parts = split(xbc, (case.inner_size, shared, shared))
+        x, b, c = (scale(part, factor) for part, factor in zip(parts, of_xbc, strict=True))
+        return scale(z, of_z), join(join(x, b), c), scale(dt, of_dt)
+
+    return run
 
 
 def _short_convolution(case: ShortConvolution, weights: Weights, table: Primitives) -> Parts:

@@ -71,6 +71,12 @@ class MLPBlock:
     norm: Norm | None
     residual_scale: float
 
+    @property
+    def scales_gate(self) -> bool:
+        """Return whether a gate is multiplied by a factor before its activation."""
+        dense = (self.mlp, self.mlp.shared, self.mlp.dense if isinstance(self.mlp, PairedMLP) else None)
+        return any(isinstance(mlp, GatedMLP) and mlp.gate_scale != 1.0 for mlp in dense)
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
@@ -277,8 +283,10 @@ def _mlp(case: ChannelMixer, weights: Weights, table: Ops) -> Callable[[Array], 
         return lambda x: down.apply(bend(up.apply(x), *own))
     act = table.primitive(api.ACTIVATION, case)
     if isinstance(case, GatedMLP):
-        gate = weights.linears["gate"]
-        return lambda x: down.apply(act(gate.apply(x), up.apply(x)))
+        gate, scale, factor = weights.linears["gate"], table.primitive(api.SCALE), case.gate_scale
+        if factor == 1.0:
+            return lambda x: down.apply(act(gate.apply(x), up.apply(x)))
+        return lambda x: down.apply(act(scale(gate.apply(x), factor), up.apply(x)))
     return lambda x: down.apply(act(up.apply(x)))
 
 

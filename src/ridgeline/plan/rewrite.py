@@ -193,6 +193,8 @@ def with_layers(spec: ModelSpec, kept: Sequence[int]) -> ModelSpec:
     """
     if any(spec.state_layer(i) != i for i in range(len(spec.layers))):
         raise RequestError("layers that share keys and values cannot be pruned here; prune mlp or heads")
+    if any(spec.is_beside(i) for i in range(len(spec.layers))):
+        raise RequestError("layers whose mixers run in parallel cannot be pruned; prune mlp or heads")
     return replace(spec, layers=tuple(spec.layers[i] for i in kept))
 
 

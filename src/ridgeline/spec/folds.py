@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ridgeline.spec.attention import Attention, SharedAttention
 from ridgeline.spec.mlp import MLP, GatedMLP, MoE
-from ridgeline.spec.model import AnyLayer, ParallelLayer
+from ridgeline.spec.model import AnyLayer, Layer, ParallelLayer
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.weight import Weight
 
@@ -41,7 +41,7 @@ def mixer_folds(layer: AnyLayer, prefix: str) -> Iterator[Fold]:
     if isinstance(mixer, Attention):
         names += ["k"] if mixer.values_are_keys else ["k", "v"]
     readers = tuple((f"{prefix}.mixer.{name}.weight", None) for name in names)
-    if not _has_one_norm(layer):
+    if not _shares_norm(layer):
         yield Fold(f"{prefix}.mixer_norm", layer.pre_norm, readers)
     if isinstance(mixer, Attention) and not mixer.values_are_keys and mixer.value_eps is None:
         out = ((f"{prefix}.mixer.o.weight", None),)
@@ -70,6 +70,11 @@ def mlp_folds(layer: AnyLayer, prefix: str, weights: Sequence[Weight], hidden_si
     if isinstance(mlp, MoE) and isinstance(mlp.activation, str):
         for e in range(mlp.num_experts):
             yield Fold(f"{prefix}.mlp.experts.up", None, ((f"{prefix}.mlp.experts.down.weight", e),), expert=e)
+
+
+def _shares_norm(layer: AnyLayer) -> bool:
+    """Return whether the norm before a layer's mixer is read by another branch too."""
+    return _has_one_norm(layer) or (isinstance(layer, Layer) and layer.beside)
 
 
 def _has_one_norm(layer: AnyLayer) -> bool:

@@ -93,6 +93,9 @@ class Mamba2(RecurrentBase):
     Args:
         num_groups: Groups of heads. The heads of one group share B and C, and the norm is over one group.
         conv_size: Tokens that the convolution sees.
+        norm: None: y silu(z) has no norm.
+        out_bias: Whether `out` has a bias; None: as `bias` says.
+        input_scales: Factors on z, x, B, C and dt as `in` gives them (Falcon-H1).
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("in",)
@@ -102,12 +105,14 @@ class Mamba2(RecurrentBase):
     state_size: int
     num_groups: int
     conv_size: int
-    norm: RMSNorm
+    norm: RMSNorm | None
     activation: Activation = "silu"
     bias: bool = False
     conv_bias: bool = True
     dt_least: float = 0.0
     dt_most: float | None = None
+    out_bias: bool | None = None
+    input_scales: tuple[float, float, float, float, float] | None = None
 
     def __post_init__(self) -> None:
         require_positive(
@@ -136,8 +141,10 @@ class Mamba2(RecurrentBase):
         yield from convolution(self.conv_channels, self.conv_size, self.conv_bias, xbc)
         for name in ("dt_bias", "A_log", "D"):
             yield Weight(name, (self.num_heads,), "out")
-        yield from (replace(w, split="out") for w in self.norm.weights("gate_norm", self.inner_size))
-        yield from linear("out", self.inner_size, width, bias=self.bias, split="in")
+        if self.norm:
+            yield from (replace(w, split="out") for w in self.norm.weights("gate_norm", self.inner_size))
+        bias = self.bias if self.out_bias is None else self.out_bias
+        yield from linear("out", self.inner_size, width, bias=bias, split="in")
 
     def state(self) -> State:
         shapes = (self.conv_size - 1, self.conv_channels), (self.num_heads, self.head_dim, self.state_size)
@@ -157,7 +164,7 @@ class Mamba2(RecurrentBase):
 
     def scan_numbers(self, tokens: int, padded: int, seqs: int) -> int:
         chunked, chunks = in_chunks(tokens, padded, seqs)
-        inputs = 2 * tokens * (self.inner_size + self.conv_channels + self.num_heads)
+        inputs = (4 if self.input_scales else 2) * tokens * (self.inner_size + self.conv_channels + self.num_heads)
         along = 4 * padded * self.conv_channels + chunked * self.num_heads * (4 * self.state_size + 5 * self.head_dim)
         matrices = 5 * chunked * SSD_CHUNK * self.num_heads
         chunk_states = 4 * chunks * self.inner_size * self.state_size

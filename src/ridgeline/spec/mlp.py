@@ -82,11 +82,12 @@ class MLP(DenseMLP):
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP(DenseMLP):
-    """down(act(gate(x)) * up(x)) (arXiv:2002.05202)."""
+    """down(act(gate_scale * gate(x)) * up(x)) (arXiv:2002.05202). gate_scale: 1 but in Falcon-H1."""
 
     intermediate_size: int
     activation: Activation = "silu"
     bias: bool = False
+    gate_scale: float = 1.0
 
     gated_parts: ClassVar[tuple[str, ...]] = ("",)
 

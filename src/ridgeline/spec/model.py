@@ -28,7 +28,9 @@ class Layer:
     pre_norm only: Llama. Both: Gemma 2, GLM-4-0414. post_norm only: OLMo 2. residual_scale: Granite. embedded: a third
     branch, x += post(embedded(x)), which reads the layer's own embeddings of the tokens. out_scale: the stream after
     the layer is multiplied by a learned number (both Gemma 4). canvas_scale: a pass over a canvas has another number
-    (DiffusionGemma). mlp_post_norm: the norm after the channel mixer, in place of post_norm (A.X K1).
+    (DiffusionGemma). mlp_post_norm: the norm after the channel mixer, in place of post_norm (A.X K1). mlp_scale: the
+    factor of the channel mixer, in place of residual_scale. beside: the mixer runs in parallel with that of the layer
+    before: it reads the same stream, with the same norm, and both results are added to it (Falcon-H1).
     """
 
     mixer: TokenMixer | None
@@ -40,10 +42,16 @@ class Layer:
     out_scale: bool = False
     canvas_scale: bool = False
     mlp_post_norm: Norm | None = None
+    mlp_scale: float | None = None
+    beside: bool = False
 
     def __post_init__(self) -> None:
         if self.mixer is None and self.mlp is None:
             raise ValueError("a layer needs a mixer or an mlp")
+        if self.beside and self.mixer is None:
+            raise ValueError("a layer beside another needs a mixer, which reads the stream of the layer before")
+        if self.mlp_scale is not None and self.mlp is None:
+            raise ValueError("mlp_scale is the factor of an mlp, and the layer has none")
         if self.canvas_scale and not self.out_scale:
             raise ValueError("canvas_scale is another number in place of that of out_scale, which is off")
 
@@ -55,7 +63,7 @@ class Layer:
     def weights(self, width: int) -> Iterator[Weight]:
         post, last = self.post_norms
         if self.mixer:
-            yield from _branch_weights("mixer", self.mixer, self.pre_norm, post, width)
+            yield from _branch_weights("mixer", self.mixer, None if self.beside else self.pre_norm, post, width)
         if self.mlp:
             yield from _branch_weights("mlp", self.mlp, self.pre_norm, last, width)
         if self.embedded:
@@ -137,6 +145,15 @@ def _sharing_problem(layers: tuple[AnyLayer, ...], index: int, mixer: SharedAtte
     return misfit and f"{where}, which do not fit: {misfit}"
 
 
+def _beside_problem(layer: Layer, before: AnyLayer | None) -> str | None:
+    """Return why the mixer of a layer cannot run in parallel with that of the layer before; None if it can."""
+    if not isinstance(before, Layer) or before.mixer is None or not before.mixer.is_recurrent:
+        return "it runs beside the layer before, which must have a recurrent mixer"
+    if before.mlp or before.embedded or before.out_scale or before.beside:
+        return "it runs beside the layer before, which must have a mixer alone"
+    return None if layer.pre_norm == before.pre_norm else "it and the layer before, beside which it runs, share a norm"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Everything that a forward pass needs to know, and the only list of parameters.
@@ -188,6 +205,10 @@ class ModelSpec:
             if isinstance(m := layer.mixer, S4 | S4D) and m.channels != self.hidden_size:
                 rule = f"channels {m.channels} is not hidden_size {self.hidden_size}"
                 raise ValueError(f"layers[{i}].mixer: {rule}, and {type(m).__name__} has no projection before it")
+        for i, layer in enumerate(self.layers):
+            before = self.layers[i - 1] if i else None
+            if isinstance(layer, Layer) and layer.beside and (problem := _beside_problem(layer, before)):
+                raise ValueError(f"layers[{i}]: {problem}")
         self._check_sight()
         self._check_embeddings()
         self._check_shortcuts()
@@ -198,7 +219,8 @@ class ModelSpec:
             if not isinstance(layer.mlp, ShortcutMLP):
                 continue
             pair = self.layers[i : i + 2]
-            if len(pair) < 2 or not all(isinstance(x, Layer) and x.mlp and x.residual_scale == 1.0 for x in pair):
+            plain = (isinstance(x, Layer) and x.mlp and x.residual_scale == 1.0 and x.mlp_scale is None for x in pair)
+            if len(pair) < 2 or not all(plain):
                 raise ValueError(f"layers[{i}].mlp: a shortcut needs a plain layer with a channel mixer behind its own")
 
     def _check_embeddings(self) -> None:
@@ -217,6 +239,11 @@ class ModelSpec:
         """Return the branch of layer `index` that reads the layer's own embeddings; None without it."""
         layer = self.layers[index]
         return layer.embedded if isinstance(layer, Layer) else None
+
+    def is_beside(self, index: int) -> bool:
+        """Return whether the mixer of layer `index` runs in parallel with that of the layer before."""
+        layer = self.layers[index] if index < len(self.layers) else None
+        return isinstance(layer, Layer) and layer.beside
 
     def _check_sight(self) -> None:
         """Raise ValueError unless all layers see equally far ahead, and only a diffusion model sees ahead at all."""

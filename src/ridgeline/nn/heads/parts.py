@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ridgeline.nn.binding import bind
 from ridgeline.nn.held import HeldWeights
-from ridgeline.nn.model import bind
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, HeadStage, Product, Weights
 from ridgeline.ops.stages import Head

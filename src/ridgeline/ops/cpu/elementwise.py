@@ -87,6 +87,7 @@ def activation(case: Any, pool: Pool) -> Callable[..., Floats]:
 
 
 def gated_norm(case: Mamba2, pool: Pool) -> Callable[[Floats, Floats, Floats], Floats]:
+    assert case.norm is not None  # without a norm, the op is GATE
     offset, eps = np.float32(case.norm.offset), case.norm.eps
     moved = once(lambda weight: offset + weight)
 

@@ -104,6 +104,8 @@ def refuses_mlp(case: MLPBlock) -> str | None:
     mlp = case.mlp
     if isinstance(mlp, MLP) and isinstance(mlp.activation, XIELU):
         return "no kernel has activations with learned numbers"
+    if case.scales_gate:
+        return "no kernel multiplies a gate before its activation"
     if isinstance(mlp, MoE) and mlp.shared_scale != 1.0:
         return "no kernel multiplies the result of the shared expert"
     if isinstance(mlp, MoE) and mlp.identity:

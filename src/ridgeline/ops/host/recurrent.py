@@ -47,10 +47,13 @@ def sigmoid_gate(y: Ndarray, z: Ndarray) -> Ndarray:
 
 
 def gated_norm(case: Mamba2) -> Callable[[Ndarray, Ndarray, Ndarray], Ndarray]:
+    own = case.norm
+    assert own is not None  # without a norm, the op is GATE
+
     def normalize(y: Ndarray, z: Ndarray, weight: Ndarray) -> Ndarray:
         x = gate(y, z).reshape(*y.shape[:-1], case.num_groups, -1)
-        x /= np.sqrt(np.square(x).mean(-1, keepdims=True) + case.norm.eps)
-        return x.reshape(y.shape) * (case.norm.offset + weight)
+        x /= np.sqrt(np.square(x).mean(-1, keepdims=True) + own.eps)
+        return x.reshape(y.shape) * (own.offset + weight)
 
     return normalize
 

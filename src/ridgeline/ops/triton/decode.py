@@ -76,7 +76,9 @@ def delta(case: GatedDelta | KimiDelta, bound: Bound) -> OneToken:
 
 
 def ssd(case: Mamba2, bound: Bound) -> OneToken | None:
-    """Return Mamba-2 for one token; None if the norm of a group needs too many registers."""
+    """Return Mamba-2 for one token; None if it has no norm, or if that of a group needs too many registers."""
+    if (norm := case.norm) is None:
+        return None
     weights, before, _, launch = bound
     arrays, counters, bias = weights.arrays, Counters(), weights.vector("conv.bias")
     size = case.inner_size // case.num_groups
@@ -98,8 +100,8 @@ def ssd(case: Mamba2, bound: Bound) -> OneToken | None:
             weight=arrays["conv.weight"], bias=bias, dt_bias=arrays["dt_bias"], a_log=arrays["A_log"],
             skip=arrays["D"], norm_weight=arrays["gate_norm.weight"], y=y, kept=kept, pages=pages, **where(states),
             kept_page=kept.stride(0), page=pages.stride(0), arrived=counters(count * case.num_groups, y.device),
-            least=case.dt_least, most=float("inf") if case.dt_most is None else case.dt_most, offset=case.norm.offset,
-            eps=case.norm.eps, KEPT=kept.shape[1], SHARED=case.num_heads // case.num_groups, HEADS=case.num_heads,
+            least=case.dt_least, most=float("inf") if case.dt_most is None else case.dt_most, offset=norm.offset,
+            eps=norm.eps, KEPT=kept.shape[1], SHARED=case.num_heads // case.num_groups, HEADS=case.num_heads,
             WIDTH=case.head_dim, STATES=case.state_size, HAS_BIAS=bias is not None, NAME=case.activation,
             BLOCK_P=block, BLOCK_S=power_above(case.state_size), BLOCK_G=power_above(size),
         )  # fmt: skip

@@ -289,6 +289,8 @@ def refuses_block(case: MLPBlock) -> str | None:
     """Return why no kernel serves an MLP or experts; None if one does."""
     if isinstance(case.mlp, PairedMLP):
         return "no kernel serves experts beside a dense MLP"
+    if case.scales_gate:
+        return "no kernel multiplies a gate before its activation"
     if isinstance(case.mlp, MoE) and case.mlp.shared_scale != 1.0:
         return "no kernel multiplies the result of the shared expert"
     if isinstance(case.mlp, MLP) and isinstance(case.mlp.activation, XIELU):
