@@ -41,7 +41,9 @@ def _engine(*names: str, help: str) -> object:
 
 Model = Annotated[
     str,
-    _model("--model", "-m", help="A folder, a Hugging Face hub id, or pocket, the model that ships with Ridgeline."),
+    _model(
+        "--model", "-m", help="A checkpoint folder, a GGUF file, a Hugging Face hub id, or pocket, the built-in model."
+    ),
 ]
 TokenizerName = Annotated[
     str | None, _model("--tokenizer", help="Folder or hub id of the tokenizer. Default: the model's.")
@@ -111,7 +113,12 @@ BlockCache = Annotated[
     ),
 ]
 LoadFormat = Annotated[
-    str, _model("--load-format", help="Where weights come from: auto, safetensors, or dummy for random weights.")
+    str,
+    _model(
+        "--load-format",
+        help="Where weights come from: auto and safetensors read the checkpoint's files; dummy makes random weights, "
+        "to measure a model that has only a config.",
+    ),
 ]
 Revision = Annotated[str | None, _model("--revision", help="Branch, tag or commit on the hub. Default: main.")]
 Ops = Annotated[
@@ -134,7 +141,8 @@ MaxNumBatchedTokens = Annotated[
     int | None,
     _engine(
         "--max-num-batched-tokens",
-        help="Largest number of tokens in a step. Default: chosen from the calibration; explain shows it.",
+        help="Largest number of tokens in a step. Default: 512, or chosen from the calibration; explain shows it. "
+        "Raise it to compute long prompts in fewer steps; lower it for shorter pauses of running answers.",
     ),
 ]
 KVCacheDType = Annotated[
@@ -182,8 +190,8 @@ StepsInFlight = Annotated[
     int | None,
     _engine(
         "--steps-in-flight",
-        help="1: a step is planned after the one before it has ended. 2: it is planned while that one runs. "
-        "Default: chosen; explain shows it.",
+        help="Number of steps that are submitted before the oldest one is read. 1: a step is planned after the one "
+        "before it has ended. 2: it is planned while that one runs. Default: 1 on a CPU, 2 on a GPU.",
     ),
 ]
 NumSpeculativeTokens = Annotated[

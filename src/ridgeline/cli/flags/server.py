@@ -24,7 +24,7 @@ ModelArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL", show_default=DEFAULT_MODEL,
-        help="Model: a checkpoint folder, a Hugging Face hub id, or pocket, the built-in model.",
+        help="Model: a checkpoint folder, a GGUF file, a Hugging Face hub id, or pocket, the built-in model.",
     ),
 ]  # fmt: skip
 ModelOption = Annotated[
