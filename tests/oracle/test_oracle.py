@@ -40,6 +40,7 @@ from oracle.build import (
 from oracle.case import SPECIAL_TOKENS, VOCAB, Case, greedy_prompt, prompts
 from oracle.causal_types import EXCLUDED, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, unserved
 from oracle.families import CASES
+from oracle.page import published_rows, written_rows
 from pure.published import PUBLISHED
 from ridgeline.archs import FAMILIES, spec_from_config
 from shares import ONE_OF_EACH, daily
@@ -233,6 +234,16 @@ def test_the_float64_model_keeps_float32_frequencies(name: str) -> None:
     angles = positions[..., None].double() * single.inv_freq.double()
     expected = torch.cat((angles, angles), -1).cos()
     assert (cos / cos[0, 0, 0] - expected).abs().max() < 1e-14
+
+
+def test_the_published_models_of_the_page_are_those_of_the_catalog() -> None:
+    written, found = written_rows(), published_rows()
+    assert len(written) > 50 and written.items() <= found.items()
+
+
+@pytest.mark.nightly
+def test_the_page_has_the_largest_published_model_of_each_type() -> None:
+    assert written_rows() == published_rows(), "cd tests && python -m oracle.page writes the table"
 
 
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:
