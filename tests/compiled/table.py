@@ -71,8 +71,9 @@ def main() -> None:
     for name, dtype in (("bfloat16", torch.bfloat16), ("int8", torch.int8), ("fp8", torch.uint8)):
         (_, attended, _) = l.latents(deepseek, 2048, 2, dtype)
         cases.append((f"latents in {name}, 2 prompts of 1,024 tokens", attended))
-    for is_paged in (True, False):
-        cases += [("8 tokens, latents", x) for x in l.latent_input(deepseek, 7168, 8, is_paged=is_paged)[-1:]]
+    for tokens, is_paged, case in ((100, True, "100 tokens, latents"), (8, False, "8 tokens, latents"),
+                                   (8, True, "queries into latents, 8 tokens")):  # fmt: skip
+        cases += [(case, x) for x in l.latent_input(deepseek, 7168, tokens, is_paged=is_paged)[-1:]]
     cases += [("2 prompts of 1,024 tokens, descriptors", x)
               for x in l.attention(llama, 2048, 2, torch.bfloat16, 64, described=True)]  # fmt: skip
     for tokens in (8, 2048):
@@ -87,6 +88,8 @@ def main() -> None:
         for shape, step in (((8, 1), "8 sequences, 1 token each"), ((1, 512), "512 tokens")):
             launches = l.recurrent(mixer, width, *shape)
             cases += [(f"{name}, {step}", x) for x in launches if name_of(x) in ALONG]
+            ending = [x for x in launches if x.arguments.get("FINISH", ("",))[0] == "convolved"]
+            cases += [(f"{name}'s input, {step}", x) for x in ending]
     cases += [(label(launched), launched) for launched in l.rows()]
     seen: set[str] = set()
     print("| kernel | case | registers | stack, bytes | shared, KiB | 16-byte loads | unit |")

@@ -153,18 +153,21 @@ def test_latents(case: LatentAttention, tokens: int, sequences: int, dtype: torc
 @pytest.mark.slow
 @TARGETS
 def test_the_input_of_latents(target: GPUTarget) -> None:
-    """Three kernels follow, so attention with latents of queries starts 8. Products are seen by test_products."""
-    for is_paged, last in ((True, "absorb"), (False, "rotate_latents")):
-        launches = l.latent_input(DEEPSEEK, 7168, 8, is_paged=is_paged)
-        names = ["normalize", "dense_product", "normalize", "dense_product", last]
-        assert [launched.kernel.fn.__name__ for launched in launches] == names
+    """Up to 16 queries, the second product maps them into the space of latents: three kernels follow, so attention
+    with latents of queries starts 5 for 1 or 2 tokens, and 7 for up to 16. Products are seen by test_products.
+    """
+    begin = ["normalize", "dense_product", "normalize", "dense_product"]
+    for is_paged, tokens, last in ((True, 8, []), (True, 100, ["absorb"]), (False, 8, ["rotate_latents"])):
+        launches = l.latent_input(DEEPSEEK, 7168, tokens, is_paged=is_paged)
+        assert [launched.kernel.fn.__name__ for launched in launches] == [*begin, *last]
+        assert (launches[3].arguments["FINISH"][0] == "absorbed") == (not last)
         check(launches[2], target)
-        check(launches[4], target, "HGMMA" if is_paged else None)
+        check(launches[-1], target, "HGMMA" if is_paged else None)
     for tokens in (8, 100):
-        check(l.latent_input(DEEPSEEK, 7168, tokens, torch.int8)[4], target, "HGMMA")
+        check(l.latent_input(DEEPSEEK, 7168, tokens, torch.int8)[-1], target, "HGMMA")
     few = l.latent_input(DEEPSEEK, 7168, 2)
-    assert [launched.kernel.fn.__name__ for launched in few] == ["dense_product", "dense_product", "absorb"]
-    for launched in few[:2]:
+    assert [launched.kernel.fn.__name__ for launched in few] == ["dense_product", "dense_product"]
+    for launched in few:
         check(launched, target, "HGMMA")
 
 
@@ -242,7 +245,7 @@ def test_a_router_of_few_tokens(case: MoE, tokens: int, target: GPUTarget) -> No
 
 
 MIXERS = {  # a published model's mixer, its hidden size, and the launches of decode and of a prompt
-    "mamba": (Mamba(5120, 16, 4, 160), 2560, (7, 8)),
+    "mamba": (Mamba(5120, 16, 4, 160), 2560, (6, 8)),
     "mamba2": (Mamba2(80, 64, 128, 1, 4, RMSNorm()), 2560, (4, 6)),
     "gated delta": (GatedDelta(32, 16, 128, 128, 4, RMSNorm()), 2048, (4, 8)),
     "kimi delta": (KimiDelta(32, 128, 4, 128, RMSNorm()), 2304, (5, 9)),
@@ -280,6 +283,18 @@ def test_recurrences(name: str, shape: tuple[int, int], target: GPUTarget) -> No
         kernel = launched.kernel.fn.__name__
         if kernel in ALONG:
             check(launched, target, is_wide=kernel not in NARROW_ALONG)
+
+
+@pytest.mark.slow
+@TARGETS
+@pytest.mark.parametrize("sequences", [1, *nightly((8,), (64,), (256,))])
+def test_a_product_that_convolves(sequences: int, target: GPUTarget) -> None:
+    """The input of Mamba filters what it computes. With the norm before it, a layer and its MLP start 7 kernels."""
+    mixer, width, _ = MIXERS["mamba"]
+    launches = l.recurrent(mixer, width, sequences, 1)
+    (found,) = [x for x in launches if x.arguments.get("FINISH", ("rows",))[0] == "convolved"]
+    assert bool(found.arguments["NORM"]) == (len(launches) == 5) == (sequences == 1)
+    check(found, target, "HGMMA")
 
 
 @pytest.mark.nightly

@@ -252,7 +252,7 @@ def test_blocks_are_their_compositions_in_any_steps(name: str) -> None:
 
 
 ONE_TOKEN = {
-    "mamba": ["convolve", "selective_scan"], "mamba2": ["ssd_step"], "lightning": ["lightning_step"],
+    "mamba": ["selective_scan"], "mamba2": ["ssd_step"], "lightning": ["lightning_step"],
     "delta": ["delta_step"], "kimi": ["delta_step"], "short": ["convolution_step"], "gated": ["convolution_step"],
 }  # fmt: skip
 

@@ -149,12 +149,15 @@ def test_the_latent_of_a_token_is_the_same_alone_and_in_a_batch() -> None:
     ],
 )  # fmt: skip
 def test_queries_in_the_space_of_latents(tokens: int, dtype: torch.dtype, rope: Rope | None) -> None:
-    """One launch writes latents and maps queries, with the bits of kernels of their own."""
-    mixer, (residual, delta), turn = replace(LATENTS, q_lora_rank=50, rope=rope), inputs(tokens), rotary(10, tokens)
-    shapes = {"q_a": (50, WIDTH), "q_b": (90, 50), "kv_a": (47, WIDTH)}
-    vectors = {"norm.weight": WIDTH, "q_a_norm.weight": 50, "kv_a_norm.weight": 37}
+    """One launch writes latents and maps queries, with the bits of kernels of their own; it is the product of few
+    queries. Three heads of 96 numbers are two groups of whole blocks.
+    """
+    mixer = replace(LATENTS, num_heads=3, kv_lora_rank=70, qk_nope_head_dim=86, q_lora_rank=50, rope=rope)
+    (residual, delta), turn = inputs(tokens), rotary(10, tokens)
+    shapes = {"q_a": (50, WIDTH), "q_b": (288, 50), "kv_a": (80, WIDTH)}
+    vectors = {"norm.weight": WIDTH, "q_a_norm.weight": 50, "kv_a_norm.weight": 70}
     given = weights(TABLE, shapes, vectors, PLAIN)
-    kv_b = torch.randn(3, 28, 37, generator=torch.Generator().manual_seed(8)).bfloat16()
+    kv_b = torch.randn(3, 94, 70, generator=torch.Generator().manual_seed(8)).bfloat16()
     given = Weights(given.linears, {**given.arrays, "kv_b.weight": kv_b})
     row, at = mixer.row + 4 * (dtype == torch.int8), torch.arange(tokens)
     found = []
@@ -165,9 +168,13 @@ def test_queries_in_the_space_of_latents(tokens: int, dtype: torch.dtype, rope: 
         if reader == "triton":
             assert latents is None
             queries = q.queries
+            alone = stage(residual[-1:], delta[-1:], Rotary(turn.cos[-1:], turn.sin[-1:]), PageTarget(
+                (torch.zeros_like(target.parts[0]),), target.pages[-1:], target.slots[-1:], target.scales
+            ))[1]  # fmt: skip
+            assert torch.equal(alone.queries[0], queries[-1])
         else:
             TABLE.primitive(api.WRITE_PAGES, mixer)(target.parts, (latents,), target.pages, target.slots, target.scales)
-            queries = HeadProduct(guarded)(q, kv_b[:, :20].mT, 10)
+            queries = HeadProduct(guarded)(q, kv_b[:, :86].mT, 10)
         found.append((total, queries, target.parts[0].view(torch.uint8)))
     assert all(map(torch.equal, *found))
 

@@ -13,7 +13,8 @@ from ridgeline.ops.recurrent import inner_norm
 from ridgeline.ops.triton import one_token
 from ridgeline.ops.triton.launch import Compiled, Counters, Launch
 from ridgeline.ops.triton.paged import power_above
-from ridgeline.ops.triton.recurrent import CONV_CHANNELS, block_of, decays_of, flat, selective_scan, short_conv
+from ridgeline.ops.triton.products import Finish
+from ridgeline.ops.triton.recurrent import CONV_CHANNELS, block_of, decays_of, flat, selective_scan
 from ridgeline.ops.triton.state import StatesInPages
 from ridgeline.ops.triton.tokens import MOST_INSIDE
 from ridgeline.spec import GatedConvolution, GatedDelta, KimiDelta, LightningAttention, Mamba, Mamba2, ShortConvolution
@@ -158,17 +159,31 @@ def lightning(case: LightningAttention, bound: Bound) -> OneToken | None:
     return run
 
 
+def convolved(case: Mamba, weights: Weights) -> Callable[[States], Finish]:
+    """Return the end of the input's product for one token: its first rows are filtered, in pages of inputs."""
+    filters, bias = weights.arrays["conv.weight"], weights.vector("conv.bias")
+
+    def finish(states: States) -> Finish:
+        kept: Any = states[0]
+        how = "convolved", case.inner_size, kept.pages.shape[1], bias is not None, case.activation
+        return Finish(
+            how, keys=kept.pages, pages=kept.read, slots=kept.write, fresh=kept.fresh,
+            page_stride=kept.pages.stride(0), q_weight=filters, k_weight=bias,
+        )  # fmt: skip
+
+    return finish
+
+
 def mamba(case: Mamba, bound: Bound) -> OneToken:
-    """Return Mamba for one token: as its composition, but the recurrence also applies the gate."""
+    """Return Mamba for one token, whose input `convolved` filtered; the recurrence also applies the gate."""
     weights, before, table, launch = bound
-    linears, arrays, bias = weights.linears, weights.arrays, weights.vector("conv.bias")
-    conv, scan = short_conv(None, launch, case.activation), selective_scan(case, launch)
+    linears, arrays, scan = weights.linears, weights.arrays, selective_scan(case, launch)
     sizes = {"dt": case.dt_rank, "b": case.state_size, "c": case.state_size}
     norms = [inner_norm(case, name, size, weights, table) for name, size in sizes.items()]
 
     def run(x: Any, states: States, lengths: Tensor) -> Tensor:
         (own,), gate = before(x)
-        x, _ = conv(own[:, None], states[0], arrays["conv.weight"], bias, lengths)
+        x = own[:, None]
         parts = linears["x"].apply(x).split([*sizes.values()], -1)
         dt, b, c = (norm(part) for norm, part in zip(norms, parts, strict=True))
         y, _ = scan(x, linears["dt"].apply(dt), arrays["A_log"], b, c, arrays["D"], states[1], lengths, gate[:, None])
@@ -182,3 +197,5 @@ ONE_TOKEN: Mapping[type[Any], Callable[[Any, Bound], OneToken | None]] = {
     GatedDelta: delta, KimiDelta: delta, Mamba: mamba, Mamba2: ssd, LightningAttention: lightning,
     ShortConvolution: convolution, GatedConvolution: convolution,
 }  # fmt: skip
+# The same: a function that returns the end of the input's product, which is then a part of the mixer for one token.
+ENDING: Mapping[type[Any], Callable[[Any, Weights], Callable[[States], Finish]]] = {Mamba: convolved}

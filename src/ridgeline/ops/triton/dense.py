@@ -171,12 +171,13 @@ def sum_splits(
 @triton.jit
 def dense_product(
     x, beside, codes, scales, zero_points, bias, out, parts, arrived, cos, sin, keys, values, gates, pages, slots,
-    key_scales, value_scales, q_weight, k_weight, whole, finished, delta, total, norm_weight, norm_bias, tokens, rows,
-    columns, x_stride, tiles, groups, split_tiles, beside_row, page_stride, slot_stride, head_stride, scale_stride,
-    k_scale, v_scale, offset, eps, norm_scale, norm_offset, norm_eps, KIND: tl.constexpr, LOW: tl.constexpr,
-    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    HALVES: tl.constexpr, GROUP: tl.constexpr, SPLITS: tl.constexpr, APART: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_R: tl.constexpr, NORM: tl.constexpr, FINISH: tl.constexpr,
+    key_scales, value_scales, q_weight, k_weight, whole, finished, fresh, matrices, latents, delta, total, norm_weight,
+    norm_bias, tokens, rows, columns, x_stride, tiles, groups, split_tiles, beside_row, page_stride, slot_stride,
+    head_stride, scale_stride, matrix_stride, row_stride, column_stride, latents_stride, k_scale, v_scale, offset, eps,
+    norm_scale, norm_offset, norm_eps, KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS:
+    tl.constexpr, SLICES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP:
+    tl.constexpr, SPLITS: tl.constexpr, APART: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, NORM:
+    tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
     """Compute x[tokens, columns] @ matrix.T + bias, and store it as `finish.store` says.
 
@@ -205,5 +206,6 @@ def dense_product(
                 keys, values, key_scales, value_scales, pages, slots,
                 (page_stride, slot_stride, head_stride, scale_stride), (k_scale, v_scale),
             ),
-            (q_weight, k_weight, offset, eps), whole, finished, FINISH,
+            (q_weight, k_weight, offset, eps), whole, finished, fresh,
+            (matrices, (matrix_stride, row_stride, column_stride), latents, latents_stride), FINISH,
         )  # fmt: skip

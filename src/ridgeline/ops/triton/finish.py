@@ -1,4 +1,5 @@
-"""The end of a product before its results are stored: nothing, an activation, or norm and rotation of heads.
+"""The end of a product before its results are stored: nothing, an activation, norm and rotation of heads, or a
+convolution along each sequence.
 
 Rows of a matrix that belong together are packed as neighbors, 2i and 2i + 1: a gate and its up row, or the two numbers
 of a head that rotate together. So one program has both, in the products of every number of tokens. Where all numbers of
@@ -9,6 +10,7 @@ import triton
 import triton.language as tl
 
 from ridgeline.ops.triton.activation import activated
+from ridgeline.ops.triton.heads import head_product, rotated, write_latents
 from ridgeline.ops.triton.numbers import sum_pairs, tanh
 from ridgeline.ops.triton.rows import pairs_of, store_rows, to_pages
 
@@ -177,19 +179,111 @@ def store_whole_heads(
 
 
 @triton.jit
+def store_absorbed(
+    total, block, token, tokens, rows, out, turn, kept, norms, whole, finished, latent, FINISH: tl.constexpr
+):  # fmt: skip
+    """Store sums of a block of rows in whole [tokens, rows]. The program that ends last of those of some heads maps
+    these into the space of latents, as `heads.absorb` does: out [tokens, H, RANK + DIM]. Latents go into pages.
+
+    All tokens are in one block. FINISH: its name, H, numbers of a latent, numbers of a head before those that rotate,
+    those that rotate, whether they do, whether neighbors rotate together, how pages hold numbers, slices of queries,
+    powers of two that are at least DIM and at least a row of a page, and the rows and columns of a matrix that are
+    multiplied at once. latent: see `store`.
+    """
+    H: tl.constexpr = FINISH[1]
+    RANK: tl.constexpr = FINISH[2]
+    STILL: tl.constexpr = FINISH[3]
+    DIM: tl.constexpr = FINISH[4]
+    D: tl.constexpr = STILL + DIM
+    R: tl.constexpr = total.shape[0]
+    COMMON: tl.constexpr = (D & -D) if (D & -D) < R else R  # as in `store_whole_heads`
+    HEADS: tl.constexpr = R // COMMON
+    BLOCKS: tl.constexpr = D // COMMON
+    matrices, matrix_strides, latents, latents_stride = latent
+    keys, _, key_scales, _, pages, slots, strides, scales = kept
+    weight, _, offset, eps = norms
+    row, is_token = block * R + tl.arange(0, R), token < tokens
+    tl.store(whole + (token * rows)[None, :] + row[:, None], total, mask=(row < rows)[:, None] & is_token[None, :])
+    write_latents(
+        block, tokens, tl.num_programs(1), latents, latents_stride, weight, turn, offset, eps,
+        (keys, key_scales, pages, slots, (strides[0], strides[1], strides[3]), scales[0]),
+        RANK, DIM, FINISH[10], FINISH[7], FINISH[5], FINISH[6],
+    )  # fmt: skip
+    tl.debug_barrier()  # all threads have stored before one of them says so
+    group = block // BLOCKS
+    last = tl.minimum(BLOCKS, tl.num_programs(1) - group * BLOCKS) - 1
+    if tl.atomic_add(finished + group, 1, sem="acq_rel") == last:
+        for head in range(group * HEADS, tl.minimum((group + 1) * HEADS, H)):
+            mine, to = (whole + token * rows + head * D)[:, None], out + (token * H + head) * (RANK + DIM)
+            for begin in range(0, RANK, FINISH[11]):
+                head_product(
+                    mine, matrices + (tl.full([], 0, tl.int64) + head) * matrix_strides[0], to[None, :], token,
+                    begin + tl.arange(0, FINISH[11]), is_token, matrix_strides[1], matrix_strides[2], RANK, STILL,
+                    FINISH[8], FINISH[12], ".cg",
+                )  # fmt: skip
+            at = tl.arange(0, FINISH[9])[None, :]
+            inside = is_token[:, None] & (at < DIM)
+            end = rotated(
+                mine + STILL, at, inside, turn[0], turn[1], token[:, None], DIM, FINISH[5], FINISH[6], ".cg"
+            )  # fmt: skip
+            tl.store(to[:, None] + RANK + at, end, mask=inside)
+        tl.store(finished + group, 0)
+
+
+@triton.jit
+def convolved(total, row, token, is_token, states, filters, FINISH: tl.constexpr):
+    """Return total [rows, tokens] whose first rows are channels that are filtered and activated.
+
+    Each token is one of a sequence of its own. FINISH: its name, channels, inputs that a state keeps, whether filters
+    have a bias, and an activation. states: pages [KEPT, channels] of inputs, the pages that sequences read and write,
+    which sequences begin, and a stride. The arithmetic is that of `scans.filtered`.
+    """
+    CHANNELS: tl.constexpr = FINISH[1]
+    KEPT: tl.constexpr = FINISH[2]
+    kept, read, write, fresh, stride = states
+    weight, bias = filters
+    is_mine = (row < CHANNELS)[:, None] & is_token[None, :]
+    begins = tl.load(fresh + token, mask=is_token, other=1) != 0
+    source = kept + tl.load(read + token, mask=is_token, other=0).to(tl.int64)[None, :] * stride + row[:, None]
+    target = kept + tl.load(write + token, mask=is_token, other=0).to(tl.int64)[None, :] * stride + row[:, None]
+    found = tl.zeros([total.shape[0], total.shape[1]], tl.float32)
+    for j in tl.static_range(KEPT):
+        given = tl.load(source + j * CHANNELS, mask=is_mine & (begins == 0)[None, :], other=0.0)
+        found += given * tl.load(weight + row * (KEPT + 1) + j, mask=row < CHANNELS, other=0.0).to(tl.float32)[:, None]
+        if j > 0:  # row j was read, and becomes row j - 1, which was read before
+            tl.store(target + (j - 1) * CHANNELS, given, mask=is_mine)
+        tl.debug_barrier()  # all threads have read before one of them writes
+    tl.store(target + (KEPT - 1) * CHANNELS, total, mask=is_mine)
+    found += total * tl.load(weight + row * (KEPT + 1) + KEPT, mask=row < CHANNELS, other=0.0).to(tl.float32)[:, None]
+    if FINISH[3]:
+        found += tl.load(bias + row, mask=row < CHANNELS, other=0.0).to(tl.float32)[:, None]
+    if FINISH[4] != "none":
+        found = activated(found, FINISH[4])
+    return tl.where(is_mine, found, total)
+
+
+@triton.jit
 def store(
-    total, block, token, tokens, rows, out, gates, turn, kept, norms, whole, finished, FINISH: tl.constexpr
+    total, block, token, tokens, rows, out, gates, turn, kept, norms, whole, finished, fresh, latent,
+    FINISH: tl.constexpr,
 ):  # fmt: skip
     """Store sums [rows, tokens] of a block of rows.
 
     FINISH: "rows"; or "activated", a name and whether rows are pairs of a gate and an up row; or "logits", a factor and
-    a soft cap, 0 for none; or "heads" or "whole heads", and what `store_heads` or `store_whole_heads` takes.
+    a soft cap, 0 for none; or "heads", "whole heads", "convolved" or "absorbed", and what their functions take.
     turn: cosines and sines of angles. kept: arrays or pages of keys and values, their scales, the pages and slots of
     tokens, strides from a page, a slot, a head and the scales of a page to the next, and the scales of all keys and of
-    all values. norms: weights of queries and of keys, offset and eps.
+    all values. norms: weights of queries and of keys, offset and eps. latent: the matrices of heads, strides from a
+    matrix, a row and a column to the next, and latents with the keys behind them, in rows of a stride.
+
+    "convolved": `kept` has pages of inputs in place of keys, and pages that are read and written in place of pages and
+    slots; `norms` has filters and their biases in place of weights. "absorbed": keys are rows of latents, and the
+    weights of queries are those of latents.
     """
     if FINISH[0] == "heads":
         store_heads(total, block, token, token < tokens, out, gates, turn, kept, FINISH)
+    elif FINISH[0] == "absorbed":
+        store_absorbed(total, block, token, tokens, rows, out, turn, kept, norms, whole, finished, latent, FINISH)
     elif FINISH[0] == "whole heads":
         store_whole_heads(
             total, block, token, tokens, rows, out, gates, turn, kept, norms, whole, finished, FINISH
@@ -207,6 +301,11 @@ def store(
             if FINISH[2] > 0:
                 total = FINISH[2] * tanh(tl.div_rn(total, tl.zeros_like(total) + FINISH[2]))
         row = block * total.shape[0] + tl.arange(0, total.shape[0])
+        if FINISH[0] == "convolved":
+            inputs, _, _, _, read, write, strides, _ = kept
+            weight, bias, _, _ = norms
+            states = inputs, read, write, fresh, strides[0]
+            total = convolved(total, row, token, token < tokens, states, (weight, bias), FINISH)
         tl.store(
             out + token[None, :] * rows + row[:, None], total, mask=(row < rows)[:, None] & (token < tokens)[None, :]
         )  # fmt: skip

@@ -152,7 +152,8 @@ def multiply_shared(
             sizes[4], sizes[5], sizes[6], BESIDE, ROWS, BLOCK,
         )  # fmt: skip
         store(
-            found, tl.program_id(1), token, tokens, sizes[0], results, None, None, None, None, None, None, FINISH
+            found, tl.program_id(1), token, tokens, sizes[0], results, None, None, None, None, None, None, None, None,
+            FINISH,
         )  # fmt: skip
         if IS_DOWN:
             out, weights, gate, sums, arrived = summed

@@ -14,15 +14,18 @@ from ridgeline.ops.triton.rows import normalized, pairs_of, store_rows
 @triton.jit
 def head_product(
     x, matrices, to, token, row, is_token, row_stride, column_stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    SLICES: tl.constexpr, BLOCK_C: tl.constexpr,
+    SLICES: tl.constexpr, BLOCK_C: tl.constexpr, CACHE: tl.constexpr = "",
 ):  # fmt: skip
-    """Store products of one head. x: [T, 1], pointers to its first numbers; to: [1, T], to its results."""
+    """Store products of one head. x: [T, 1], pointers to its first numbers; to: [1, T], to its results.
+
+    CACHE: ".cg" where other programs of this launch wrote x.
+    """
     numbers_of_row, is_row = matrices + row * row_stride, row < ROWS
     total = tl.zeros([row.shape[0], token.shape[0]], tl.float32)
     for begin in range(0, COLUMNS, BLOCK_C):
         column = begin + tl.arange(0, BLOCK_C)
         inside = (column < COLUMNS)[None, :]
-        given = tl.load(x + column[None, :], mask=is_token[:, None] & inside, other=0.0)
+        given = tl.load(x + column[None, :], mask=is_token[:, None] & inside, other=0.0, cache_modifier=CACHE)
         numbers = tl.load(
             numbers_of_row[:, None] + column[None, :] * column_stride, mask=is_row[:, None] & inside, other=0.0
         )
@@ -62,12 +65,15 @@ def multiply_heads(
 
 
 @triton.jit
-def rotated(x, at, inside, cos, sin, token, DIM: tl.constexpr, ROTATES: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Return numbers x + at, rotated if they do. token: [T, 1], and at: [1, DIM] or more."""
-    found = tl.load(x + at, mask=inside, other=0.0)
+def rotated(
+    x, at, inside, cos, sin, token, DIM: tl.constexpr, ROTATES: tl.constexpr, INTERLEAVED: tl.constexpr,
+    CACHE: tl.constexpr = "",
+):  # fmt: skip
+    """Return numbers x + at, rotated if they do. token: [T, 1], and at: [1, DIM] or more. CACHE: see `head_product`."""
+    found = tl.load(x + at, mask=inside, other=0.0, cache_modifier=CACHE)
     if ROTATES:
         pair, is_first, other = pairs_of(at, DIM, INTERLEAVED)
-        b = tl.load(x + other, mask=inside, other=0.0)
+        b = tl.load(x + other, mask=inside, other=0.0, cache_modifier=CACHE)
         c = tl.load(cos + token * (DIM // 2) + pair, mask=inside, other=1.0)
         s = tl.load(sin + token * (DIM // 2) + pair, mask=inside, other=0.0)
         found = found * c + tl.where(is_first, -b, b) * s
@@ -85,6 +91,31 @@ def latents_of(
     is_key = (at >= RANK) & (at < RANK + DIM)
     number = tl.where(is_key, at - RANK, 0)
     return tl.where(at < RANK, latent, rotated(kept + RANK, number, is_key, cos, sin, token, DIM, ROTATES, INTERLEAVED))
+
+
+@triton.jit
+def write_latents(
+    first, end, step, kept, kept_stride, weight, turn, offset, eps, paged, RANK: tl.constexpr, DIM: tl.constexpr,
+    BLOCK: tl.constexpr, KIND: tl.constexpr, ROTATES: tl.constexpr, INTERLEAVED: tl.constexpr,
+):  # fmt: skip
+    """Write the rows of tokens first, first + step, and so on before `end` into pages.
+
+    paged: pages of rows, their scales, the pages and slots of tokens, strides from a page, a slot and the scales of a
+    page to the next, and the scale of all rows. BLOCK: a power of two that is at least a whole row.
+    """
+    keys, key_scales, pages, slots, strides, k_scale = paged
+    number, one = tl.arange(0, BLOCK), tl.arange(0, 1)
+    for i in range(0, end - first, step):
+        mine = first.to(tl.int64) + i
+        found = latents_of(
+            kept + mine * kept_stride, weight, turn[0], turn[1], mine, number, offset, eps, RANK, DIM, ROTATES,
+            INTERLEAVED,
+        )  # fmt: skip
+        page, slot = tl.load(pages + mine).to(tl.int64), tl.load(slots + mine)
+        store_rows(
+            found[None, :], keys, key_scales, one, one, one < 1, number, page * strides[0] + slot * strides[1],
+            page * strides[2] + slot, k_scale, RANK + DIM, KIND,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -118,19 +149,13 @@ def absorb(
             end = rotated(mine + STILL, at, inside, cos, sin, token[:, None], DIM, ROTATES, INTERLEAVED)
             tl.store(to[:, None] + RANK + at, end, mask=inside)
     else:
-        number = tl.arange(0, SHAPE[5])
-        begin, one = tl.program_id(0) * BLOCK_T + tl.program_id(1), tl.arange(0, 1)
-        end_token = tl.minimum((tl.program_id(0) + 1) * BLOCK_T, tokens)
-        for i in range(0, end_token - begin, tl.num_programs(1)):
-            mine = begin.to(tl.int64) + i
-            found = latents_of(
-                kept + mine * kept_stride, weight, cos, sin, mine, number, offset, eps, RANK, DIM, ROTATES, INTERLEAVED
-            )  # fmt: skip
-            page, slot = tl.load(pages + mine).to(tl.int64), tl.load(slots + mine)
-            store_rows(
-                found[None, :], keys, key_scales, one, one, one < 1, number, page * page_stride + slot * slot_stride,
-                page * scale_stride + slot, k_scale, RANK + DIM, KIND,
-            )  # fmt: skip
+        begin = tl.program_id(0) * BLOCK_T + tl.program_id(1)
+        write_latents(
+            begin, tl.minimum((tl.program_id(0) + 1) * BLOCK_T, tokens), tl.num_programs(1), kept, kept_stride, weight,
+            (cos, sin), offset, eps,
+            (keys, key_scales, pages, slots, (page_stride, slot_stride, scale_stride), k_scale),
+            RANK, DIM, SHAPE[5], KIND, ROTATES, INTERLEAVED,
+        )  # fmt: skip
 
 
 @triton.jit

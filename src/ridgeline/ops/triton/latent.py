@@ -19,7 +19,7 @@ from ridgeline.ops.table import GPU_BACKEND
 from ridgeline.ops.triton.heads import absorb, multiply_heads, rotate_latents
 from ridgeline.ops.triton.launch import Compiled, Launch
 from ridgeline.ops.triton.paged import LARGEST_HEAD, SLICES, Attend, Heads, power_above
-from ridgeline.ops.triton.products import StoredProduct
+from ridgeline.ops.triton.products import Finish, StoredProduct
 from ridgeline.ops.triton.stages import Begin, Stage, refuses_begin
 from ridgeline.ops.triton.tokens import Normalizer, in_pages
 from ridgeline.spec import LatentAttention, RMSNorm
@@ -125,7 +125,10 @@ class LatentStage:
         x, kept = both[:, : -m.row], both[:, -m.row :]
         if self._second is not None:
             normalize, multiply = self._second
-            x = multiply(normalize.before(multiply, x)[1])
+            begun = normalize.before(multiply, x)[1]
+            if target is not None and self._absorbs and multiply.dense and 0 < len(x) <= FEW_TOKENS:
+                return total, self._absorbed(multiply, begun, kept, rotary if m.rope else None, target), None
+            x = multiply(begun)
         turn = rotary if m.rope else None
         given = {
             "x": x, "kept": kept, "cos": turn and turn.cos, "sin": turn and turn.sin, "weight": self._weight,
@@ -143,6 +146,24 @@ class LatentStage:
                 BLOCKS=(power_above(m.qk_head_dim), row),
             )  # fmt: skip
         return total, q, latents
+
+    def _absorbed(
+        self, multiply: StoredProduct, x: Any, kept: Tensor, turn: Rotary | None, target: PageTarget
+    ) -> Absorbed:
+        """Do the same at the end of the product of few queries, which starts as many threads as `absorb` has."""
+        m, kv_b, pages = self._mixer, self._kv_b[:, : self._mixer.qk_nope_head_dim].mT, in_pages(target)
+        kind, whole = pages.pop("KIND"), multiply.room(x, multiply.rows)
+        how = (
+            "absorbed", m.num_heads, m.kv_lora_rank, m.qk_nope_head_dim, m.qk_rope_head_dim, turn is not None,
+            bool(m.rope and m.rope.interleaved), kind, SLICES, power_above(m.qk_rope_head_dim), power_above(m.row),
+            BLOCK_ROWS, BLOCK_COLUMNS,
+        )  # fmt: skip
+        finish = Finish(
+            how, turn and turn.cos, turn and turn.sin, **pages, q_weight=self._weight, offset=self._norm.offset,
+            eps=self._norm.eps, whole=whole, matrices=kv_b, matrix_stride=kv_b.stride(0), row_stride=kv_b.stride(1),
+            column_stride=kv_b.stride(2), latents=kept, latents_stride=kept.stride(0),
+        )  # fmt: skip
+        return Absorbed(multiply.into(x, m.num_heads, m.row, finish=finish))
 
     def _absorb(self, given: dict[str, Any], target: PageTarget) -> Absorbed:
         """Write latents into pages, and return queries in their space: one launch."""

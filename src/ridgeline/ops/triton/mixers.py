@@ -21,9 +21,9 @@ from ridgeline.ops.reference.backend import ReferenceBackend, TorchMemory
 from ridgeline.ops.reference.primitives import take
 from ridgeline.ops.reference.recurrent import gather
 from ridgeline.ops.stages import RecurrentBlock
-from ridgeline.ops.triton.decode import ONE_TOKEN, Bound
+from ridgeline.ops.triton.decode import ENDING, ONE_TOKEN, Bound
 from ridgeline.ops.triton.launch import Launch
-from ridgeline.ops.triton.products import StoredProduct, TwoProducts, refuses_together
+from ridgeline.ops.triton.products import STORED, Finish, StoredProduct, TwoProducts, refuses_together
 from ridgeline.ops.triton.recurrent import (
     RECURRENCES,
     ROWS,
@@ -130,10 +130,12 @@ class Products:
         (first, *others) = (*self._products, None)
         return first if len(others) == 1 and first is not None and first.dense is not None else None
 
-    def __call__(self, x: Any) -> list[Tensor]:
+    def __call__(self, x: Any, finish: Finish = STORED) -> list[Tensor]:
+        """Return the products of x with all matrices. finish: the end of each."""
         found: dict[int, Tensor] = {}
         for members, product in zip(self._alike, self._products, strict=True):
-            parts = product(x).split([self._rows[i] for i in members], -1)
+            results = product(x) if finish is STORED else product.into(x, product.rows, finish=finish)
+            parts = results.split([self._rows[i] for i in members], -1)
             found.update(zip(members, parts, strict=True))
         if self._second is not None:
             found.update(zip(self._pairs, self._second(*(found[i] for i in self._pairs)), strict=True))
@@ -160,12 +162,18 @@ def recurrent_block(case: RecurrentBlock, weights: Weights, launch: Launch) -> C
     follow = _follow_rectangle(parts.along, follow_segments(parts.along, take, gather))
     body, make = recurrent_body(first, parts, follow, take), ONE_TOKEN.get(type(case.mixer))
     decode = None if make is None else make(case.mixer, Bound(bound, parts.before, table, launch))
+    ending = ENDING.get(type(case.mixer))
+    finish = None if ending is None else ending(case.mixer, bound)
 
     def run(residual: Tensor, delta: Tensor | None, states: Any, kept: Any, segments: Segments) -> tuple[Any, ...]:
         is_in_pages = all(isinstance(state, StatesInPages) for state in states)
         if decode is None or kept or not is_in_pages or not _only_decodes(segments, len(residual)):
             return body(residual, delta, states, kept, segments)
-        total, x = first(residual, delta)
+        if finish is None:
+            total, x = first(residual, delta)
+        else:
+            total, x = begin(residual, delta)
+            x = products(x, finish(states))
         return total, decode(x, states, segments.buckets[0].lengths), states, ()
 
     return run

@@ -59,6 +59,13 @@ class Finish(NamedTuple):
     offset: float = 0.0
     eps: float = 0.0
     whole: Tensor | None = None
+    fresh: Tensor | None = None
+    matrices: Tensor | None = None
+    matrix_stride: int = 0
+    row_stride: int = 0
+    column_stride: int = 0
+    latents: Tensor | None = None
+    latents_stride: int = 0
 
     def arguments(self, counters: Counters, programs: int) -> dict[str, Any]:
         """Return the arguments of a kernel that multiplies with so many programs."""

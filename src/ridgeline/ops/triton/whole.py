@@ -126,11 +126,12 @@ def whole_chain(
 @triton.jit
 def whole_product(
     x, token_scales, codes, scales, zero_points, bias, out, cos, sin, keys, values, gates, pages, slots, key_scales,
-    value_scales, q_weight, k_weight, whole, finished, tokens, rows, columns, x_stride, tiles, groups, given,
-    page_stride, slot_stride, head_stride, scale_stride, k_scale, v_scale, offset, eps, KIND: tl.constexpr,
-    LOW: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT: tl.constexpr, ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, FINISH: tl.constexpr,
+    value_scales, q_weight, k_weight, whole, finished, fresh, matrices, latents, tokens, rows, columns, x_stride, tiles,
+    groups, given, page_stride, slot_stride, head_stride, scale_stride, matrix_stride, row_stride, column_stride,
+    latents_stride, k_scale, v_scale, offset, eps, KIND: tl.constexpr, LOW: tl.constexpr, HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, HALVES: tl.constexpr, GROUP: tl.constexpr, UNIT:
+    tl.constexpr, ROUNDS: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R:
+    tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
     """Compute token scale * whole_chain + bias, and store it as `finish.store` says.
 
@@ -154,5 +155,6 @@ def whole_product(
             keys, values, key_scales, value_scales, pages, slots,
             (page_stride, slot_stride, head_stride, scale_stride), (k_scale, v_scale),
         ),
-        (q_weight, k_weight, offset, eps), whole, finished, FINISH,
+        (q_weight, k_weight, offset, eps), whole, finished, fresh,
+        (matrices, (matrix_stride, row_stride, column_stride), latents, latents_stride), FINISH,
     )  # fmt: skip
