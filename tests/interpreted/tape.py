@@ -115,10 +115,21 @@ class Memory(TorchMemory):
         return super().get(array).copy()
 
 
-def taped(start: Launch = guarded) -> tuple[OpsTable, Tape]:
+class GpuMemory(Memory):
+    """CPU tensors as `Memory` has them, with the settings of a GPU that has 1 GiB."""
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__(tape)
+        self.on_host = False
+
+    def free_bytes(self) -> int:
+        return 1 << 30
+
+
+def taped(start: Launch = guarded, memory: type[Memory] = Memory) -> tuple[OpsTable, Tape]:
     """Return the table of device cuda over CPU tensors, which records steps, and the tape."""
     tape = Tape(start)
     launch = CountingLaunch(tape.launch)
     backends = TritonBackend(launch), SdpaBackend(), ReferenceBackend()
     driver = GpuDriver(torch.device("cpu"), launch, lambda: tape)
-    return OpsTable(Memory(tape), backends, driver=driver), tape
+    return OpsTable(memory(tape), backends, driver=driver), tape

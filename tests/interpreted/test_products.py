@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from interpreted.guarded import guarded, interpreted, reference, serves
+from interpreted.guarded import guarded, interpreted, nightly, reference, serves
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.triton import products
 from ridgeline.ops.triton.launch import Compiled
@@ -147,7 +147,7 @@ def test_two_products_are_one_launch_with_the_same_bits(rows: int, launched: int
     assert len(count) == 2 * launched
 
 
-@pytest.mark.parametrize("name", ["auto", "int8", "int4-128"])
+@pytest.mark.parametrize("name", ["auto", "int4-128", *nightly(("int8",))])
 def test_tilings_change_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Splits are programs of their own, in blocks of fewer tokens than a step has, and in wide ones."""
     monkeypatch.setattr(products, "SPLIT_TILES", 1)
