@@ -24,7 +24,7 @@ from ridgeline.nn import Capture
 from ridgeline.nn.step import Stream
 from ridgeline.runtime.load import LoadedModel, LoadOptions, pass_model
 
-FAMILIES = ("llama_gqa", "gpt2", "gemma2", "gpt_neox", "qwen3_moe", "deepseek_v3", "bamba", "olmo2", "qwen3_next")
+FAMILIES = ("llama_gqa", "gpt2", "gemma2", "gpt_neox", "qwen3_moe", "deepseek_v3", "falcon_h1", "olmo2", "qwen3_next")
 SEQUENCES = [[(7 * i * i + 3 * j + i * j) % 90 + 3 for i in range(40)] for j in range(8)]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from ridgeline.archs import spec_from_config
+from ridgeline.archs.falcon_h1 import NAMES
 from ridgeline.errors import ConfigError
 from ridgeline.spec import MLP, Attention, ExpertGroups, GatedMLP, Layer, Mamba2, ModelSpec, MoE, RMSNorm, Ungated
 
@@ -25,6 +28,11 @@ GRANITE: dict[str, Any] = {
 BAMBA: dict[str, Any] = {
     "model_type": "bamba", "vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 48,
     "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_n_heads": 8, "attn_layer_indices": [2],
+}  # fmt: skip
+FALCON: dict[str, Any] = {
+    "model_type": "falcon_h1", "vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 48,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "mamba_d_ssm": 96,
+    "mamba_n_heads": 8, "mamba_d_state": 8,
 }  # fmt: skip
 LFM2: dict[str, Any] = {
     "model_type": "lfm2_moe", "vocab_size": 32, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -90,6 +98,40 @@ def test_layers_of_bamba_and_lfm2_moe() -> None:
     assert read(LFM2, num_dense_layers=0, use_expert_bias=False).layers[0].mlp == MoE(32, 4, 24, scores="sigmoid")
 
 
+def test_layers_of_falcon_h1() -> None:
+    """One layer of the checkpoint is two of ours; the factor on attention's input is in its scale and its result."""
+    factors = {"attention_in_multiplier": 2.0, "attention_out_multiplier": 0.5, "key_multiplier": 0.25}
+    spec = read(FALCON, **factors, ssm_in_multiplier=2.0, ssm_out_multiplier=0.75, mlp_multipliers=[0.5, 3.0])
+    mamba, beside = spec.layers[:2]
+    own = Mamba2(8, 12, 8, 1, 4, None, out_bias=False, input_scales=(2.0,) * 5)
+    assert mamba == Layer(own, None, NORM, residual_scale=0.75)
+    full = Attention(4, 2, 16, 16**-0.5, spec.ropes()[0])
+    mlp = GatedMLP(48, gate_scale=0.5)
+    assert beside == Layer(full, mlp, NORM, residual_scale=1.0, mlp_scale=3.0, beside=True)
+    assert spec.layers == (mamba, beside) * 2
+    names = NAMES.reads(spec)
+    assert names["layers.3.mixer.q.weight"].keys == ("model.layers.1.self_attn.q_proj.weight",)
+    assert "layers.3.mixer_norm.weight" not in names and "layers.3.mlp_norm.weight" in names
+
+
+def test_mixers_in_parallel_need_a_recurrent_one_before() -> None:
+    spec = read(FALCON)
+    mamba, beside = spec.layers[:2]
+    for layers, problem in (
+        ((beside,), "layers[0]: it runs beside the layer before, which must have a recurrent mixer"),
+        ((beside, beside), "layers[0]: it runs"),
+        ((mamba, beside, beside), "layers[2]: it runs beside the layer before, which must have a recurrent mixer"),
+        ((replace(mamba, mlp=beside.mlp), beside), "which must have a mixer alone"),
+        ((replace(mamba, pre_norm=RMSNorm(0.5)), beside), "share a norm"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(problem)):
+            replace(spec, layers=layers)
+    with pytest.raises(ValueError, match="a layer beside another needs a mixer"):
+        replace(beside, mixer=None)
+    with pytest.raises(ValueError, match="mlp_scale is the factor of an mlp"):
+        replace(beside, mlp=None)
+
+
 @pytest.mark.parametrize(
     ("config", "fields", "message"),
     [
@@ -108,6 +150,10 @@ def test_layers_of_bamba_and_lfm2_moe() -> None:
         (GRANITE, {"shared_intermediate_size": 0, "num_local_experts": 0}, "intermediate_size must be positive"),
         (BAMBA, {"attn_rotary_emb": 4}, "attn_rotary_emb is 4"),
         (LFM2, {"layer_types": None}, "layer_types is null"),
+        (FALCON, {"attention_bias": True, "attention_in_multiplier": 2.0}, "attention_in_multiplier is 2.0"),
+        (FALCON, {"mamba_proj_bias": True, "ssm_in_multiplier": 2.0}, "ssm_in_multiplier is 2.0"),
+        (FALCON, {"mamba_rms_norm": True}, "mamba_norm_before_gate is true"),
+        (FALCON, {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers is [1.0, 1.0, 1.0, 1.0]; it must be a list of 5"),
     ],
 )
 def test_configs_that_are_refused(config: dict[str, Any], fields: dict[str, Any], message: str) -> None:

@@ -111,7 +111,7 @@ def unchanging_part(spec: ModelSpec) -> str | None:
     if spec.embed_norm:
         return "a norm of the embeddings"
     if any(spec.is_beside(i) for i in range(len(spec.layers))):
-        return "mixers in parallel, which share a norm"
+        return "mixers in parallel"
     if any(own.alibi is not None for own in spec.attentions(shared=True)):
         return "slopes of heads (alibi), which follow from the number of heads"
     beside = any(isinstance(layer.mlp, PairedMLP | ShortcutMLP) for layer in spec.layers)
