@@ -114,6 +114,7 @@ SHAPED = {
 ONE_WAY = {
     "ModelSpec.num_position_embeddings": "a table that most models do not have",
     "ModelSpec.tie_word_embeddings": "a head that tied models do not have",
+    "ModelSpec.sinusoids": "a table that such models do not have",
     "Attention.values_are_keys": "a matrix of values that such layers do not have",
     "ParallelLayer.one_norm": "a second norm that such layers do not have",
     "Layer.beside": "a norm that such layers do not have",
@@ -248,7 +249,7 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             continue  # they must be equal
         if f.name == "pattern" and part.window is None:
             continue  # keys outside a window that does not exist
-        if f.name == "position_offset" and not part.num_position_embeddings:
+        if f.name in ("position_offset", "sinusoids") and not part.num_position_embeddings:
             continue  # a row of a table that does not exist
         if f.name == "qk_norm_over" and (not part.qk_norm or part.norms_rotated):
             continue  # a norm over something that does not exist, or that must be one of each head

@@ -146,6 +146,8 @@ class Float64(TorchFunctionMode):
     ) -> Any:
         if func is torch.Tensor.float:
             return args[0].double()
+        if func is torch.full and isinstance(args[1], float):  # XGLM fills a new number with the lowest of a type
+            kwargs = {"dtype": torch.float64, **(kwargs or {})}
         args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
         kwargs = {key: torch.float64 if arg is torch.float32 else arg for key, arg in (kwargs or {}).items()}
         return func(*args, **kwargs)

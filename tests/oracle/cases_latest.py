@@ -29,6 +29,7 @@ _sw3 = family(CASES, "gpt-sw3", "GPT2Config")
 _lara = family(CASES, "lara_mini", "LaraMiniConfig")
 _llama4_text = family(CASES, "llama4_text", "Llama4TextConfig")
 _llama4 = family(CASES, "llama4", "Llama4Config")
+_xglm = family(CASES, "xglm", "XGLMConfig")
 _compass = family(CASES, "cohere_compass_text", "CohereCompassTextConfig")
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
@@ -132,3 +133,22 @@ _llama4(
         "tie_word_embeddings": False, "vision_config": _EYES,
     },
 )  # fmt: skip
+
+# xglm -------------------------------------------------------------------------------------------------
+
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def _xglm_dims(**more: object) -> dict[str, object]:
+    return {
+        "vocab_size": VOCAB, "d_model": 64, "ffn_dim": 88, "num_layers": 4, "attention_heads": 4,
+        "max_position_embeddings": 256, "tie_word_embeddings": False, **_TOKENS, **more,
+    }  # fmt: skip
+
+
+_xglm(
+    "xglm", 15, "sines and cosines of positions, which the file does not hold; scaled embeddings; untied",
+    _xglm_dims(), {"activation_function": "relu"}, {"scale_embedding": False},
+)  # fmt: skip
+_xglm("xglm_tied", 1, "tied, as published; embeddings are not scaled", _xglm_dims(scale_embedding=False, **TIED),
+      greedy_tokens=0)  # fmt: skip

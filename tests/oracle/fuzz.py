@@ -123,10 +123,13 @@ class Subject:
         return model, logits
 
     def _tokens(self, config: Mapping[str, Any]) -> list[int]:
-        """Return the sequence, limited to the vocabulary."""
+        """Return the sequence, limited to the vocabulary, and to the positions of XGLM, whose class grows its table."""
         inner = config.get(family_of(config).within or "", config)
-        size = inner.get("vocab_size")
-        return [t % size for t in self.tokens] if type(size) is int and size > 0 else self.tokens
+        size, positions = inner.get("vocab_size"), inner.get("max_position_embeddings")
+        kept = self.tokens
+        if inner.get("model_type") == "xglm" and type(positions) is int and positions > 0:
+            kept = kept[:positions]
+        return [t % size for t in kept] if type(size) is int and size > 0 else kept
 
     def _run_ours(self, spec: Any, config: Mapping[str, Any], folder: Path) -> np.ndarray:
         memory = self._table.memory

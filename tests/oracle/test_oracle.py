@@ -48,7 +48,7 @@ from shares import ONE_OF_EACH, daily
 # Families without a field of rotations.
 ROTATES_NOTHING = (
     "gpt2", "mamba", "falcon_mamba", "mamba2", "jamba", "kimi_linear", "nemotron_h", "gptj", "codegen", "gpt_bigcode",
-    "opt", "biogpt", "gpt_neo", "bloom", "mpt", "gpt-sw3",
+    "opt", "biogpt", "gpt_neo", "bloom", "mpt", "gpt-sw3", "xglm",
 )  # fmt: skip
 ENCODERS = re.compile(r"vision_tower|vision_model|multi_modal_projector")  # encoders of images are not loaded
 TOLERANCE = 1e-4  # for our float32 logits against transformers' float64

@@ -37,6 +37,7 @@ UNSERVED: Final[tuple[tuple[str, str], ...]] = (
     (r"no token sees another", "Without mamba and attention, a model computes each token from itself alone."),
     (r"layers are described|to which|that it could change", "Two fields contradict each other."),
     (r"^tie_word_embeddings: .*lacks .*lm_head", "Published files without the field have a head of their own."),
+    (r"whose row of the table of positions is zero", "A padding token would erase a position of texts."),
     (r"^per_layer_config: .*has shape", "With a null, transformers reads its own file in another way."),
 )  # fmt: skip
 
@@ -59,6 +60,7 @@ LENIENT: Final[tuple[tuple[str, str], ...]] = (
         "The sequence of the test is longer than such a table.",
     ),
     (r"'NoneType' object is not subscriptable \(modeling_gemma4", "The class cuts embeddings that it does not have."),
+    ("Without a limit, nothing is limited; the class has no such case.",),
     (r"stride divisible by 2", "It is a limit of a view in transformers; the sizes are sound."),
     (r"is not a multiple of the number of attention", "With head_dim given, the hidden size need not be a multiple."),
 )

@@ -1,4 +1,4 @@
-"""OPT, BioGPT and GPT-Neo: learned positions beside the usual fields."""
+"""OPT, BioGPT, XGLM and GPT-Neo: tables of positions beside the usual fields."""
 
 from __future__ import annotations
 
@@ -50,9 +50,21 @@ def gpt_neo(c: Config) -> ModelSpec:
     return _model(c, hidden, layers, norm, 0)
 
 
-def _sizes(c: Config, name: str) -> tuple[int, Heads]:
-    hidden, count = c.get_size("hidden_size"), c.get_size(name)
-    c.divide("hidden_size", hidden, name, count)
+def xglm(c: Config) -> ModelSpec:
+    """XGLM: sines and cosines of positions, and scaled embeddings (arXiv:2112.10668)."""
+    hidden, heads = _sizes(c, "attention_heads", "d_model")
+    if (pad := c.get_int("pad_token_id", 1, None)) is not None and pad >= OPT_OFFSET:
+        raise c.error("pad_token_id", f"is {pad}, whose row of the table of positions is zero; it must be below 2")
+    norm, mixer = LayerNorm(1e-5), attention(heads, None, qkv_bias=True, out_bias=True)
+    mlp = MLP(c.get_size("ffn_dim"), c.get_activation("activation_function", "gelu"), bias=True)
+    spec = _model(c, hidden, (Layer(mixer, mlp, norm),) * c.get_layer_count("num_layers"), norm, OPT_OFFSET)
+    scale = hidden**0.5 if c.get_bool("scale_embedding", True) else 1.0
+    return replace(spec, embedding_scale=scale, sinusoids=True)
+
+
+def _sizes(c: Config, name: str, width: str = "hidden_size") -> tuple[int, Heads]:
+    hidden, count = c.get_size(width), c.get_size(name)
+    c.divide(width, hidden, name, count)
     return hidden, Heads(count, count, hidden // count)
 
 
@@ -119,6 +131,12 @@ BIOGPT_NAMES = OPT_NAMES.with_parts(
     layer="layers.{i}.",
     optional_prefix="biogpt.",
 )
+XGLM_NAMES = OPT_NAMES.with_parts(
+    root={"embed": "embed_tokens", "norm": "layer_norm", "head": "lm_head"},
+    layer="layers.{i}.",
+    optional_prefix="model.",
+    ignore=(r"^embed_positions\.",),
+)
 NEO_NAMES = Names(
     root={"embed": "wte", "position_embed": "wpe", "norm": "ln_f", "head": "lm_head"},
     layer="h.{i}.",
@@ -145,5 +163,6 @@ _BIOGPT_HARMLESS = (
 FAMILIES = (
     Family("opt", opt, OPT_NAMES, ("dropout", "layerdrop", "init_std", "activation_dropout")),
     Family("biogpt", biogpt, BIOGPT_NAMES, _BIOGPT_HARMLESS),
+    Family("xglm", xglm, XGLM_NAMES, ("dropout", "layerdrop", "init_std", "activation_dropout")),
     Family("gpt_neo", gpt_neo, NEO_NAMES, _NEO_HARMLESS),
 )

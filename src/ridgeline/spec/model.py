@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ridgeline.errors import RequestError
 from ridgeline.spec.attention import Attention, SharedAttention
@@ -18,7 +19,7 @@ from ridgeline.spec.rope import Rope
 from ridgeline.spec.s4 import S4, S4D
 from ridgeline.spec.shortcut import ShortcutMLP
 from ridgeline.spec.sight import BEYOND, CAUSAL, Sight
-from ridgeline.spec.weight import Weight, linear
+from ridgeline.spec.weight import SINUSOIDS, Weight, linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,8 @@ class ModelSpec:
 
     family: the name of the architecture in messages. max_position_embeddings: the longest context that it can
     serve, in tokens, stretched rotations included. num_position_embeddings: rows of a learned position
-    table, 0 for none (GPT-2). position_offset: row of the first position (OPT). embedding_scale and logit_scale
+    table, 0 for none (GPT-2). position_offset: row of the first position (OPT). sinusoids: the rows of that table are
+    sines and cosines, which no checkpoint holds (XGLM, `nn.held.sinusoids`). embedding_scale and logit_scale
     multiply the embeddings and the logits (Gemma, Granite); logit_softcap bounds the logits (Gemma 2). head_bias:
     whether a number is added to each logit (Phi). diffusion: how a diffusion language model fills an answer; None for
     autoregressive models. layer_embeddings: embeddings of the tokens for each layer (Gemma 4). encoder: the
@@ -188,6 +190,7 @@ class ModelSpec:
     rank: int = 0
     ranks: int = 1
     embed_norm: Norm | None = None
+    sinusoids: bool = False
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
@@ -289,13 +292,14 @@ class ModelSpec:
         return (w for w in self._vectors_and_matrices() if w.constant is None)
 
     def constants(self) -> Iterator[Weight]:
-        """Yield vectors that modules take like weights, and that no checkpoint has: those of norms without weights."""
+        """Yield what modules take like weights and no checkpoint has: vectors of norms without weights, sinusoids."""
         return (w for w in self._vectors_and_matrices() if w.constant is not None)
 
     def _vectors_and_matrices(self) -> Iterator[Weight]:
         yield Weight("embed.weight", (self.vocab_rows, self.hidden_size), "out")
         if self.num_position_embeddings:
-            yield Weight("position_embed.weight", (self.num_position_embeddings, self.hidden_size))
+            constant: Literal["sinusoids"] | None = SINUSOIDS if self.sinusoids else None
+            yield Weight("position_embed.weight", (self.num_position_embeddings, self.hidden_size), constant=constant)
         if self.encoder:
             yield from self.encoder.weights(self.hidden_size)
         if self.embed_norm:

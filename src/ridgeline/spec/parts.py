@@ -108,6 +108,8 @@ def unchanging_part(spec: ModelSpec) -> str | None:
         return "embeddings of the tokens for each layer"
     if any(own.values_are_keys or own.value_eps is not None for own in spec.attentions(shared=False)):
         return "values that are keys, or that have a norm"
+    if spec.sinusoids:
+        return "positions that follow from the hidden size"
     if spec.embed_norm:
         return "a norm of the embeddings"
     if any(spec.is_beside(i) for i in range(len(spec.layers))):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Final, Literal
 
 # Small matrices that are never rounded: their results decide something (which expert, how fast a state decays).
 DECIDING = frozenset(("router", "shared_gate", "decay", "decay_a", "decay_b", "beta", "dt", "x"))
+SINUSOIDS: Final[Literal["sinusoids"]] = "sinusoids"
 SplitAxis = Literal["out", "in", "head", None]  # head: the first axis of [head, out, in]
 
 
@@ -18,14 +19,14 @@ class Weight:
     biases [expert, out], a matrix per head is [head, out, in].
 
     fused: rows of the parts that the first axis consists of, each of which ranks divide by itself; (): it is one part.
-    constant: the value of every number, which then no checkpoint holds; None: a parameter.
+    constant: the value of every number, or SINUSOIDS, which then no checkpoint holds; None: a parameter.
     """
 
     name: str
     shape: tuple[int, ...]
     split: SplitAxis = None
     fused: tuple[int, ...] = ()
-    constant: float | None = None
+    constant: float | Literal["sinusoids"] | None = None
 
     @property
     def num_params(self) -> int:

@@ -55,8 +55,7 @@ def flops_per_token(spec: ModelSpec, context: int) -> float:
     multiplied = spec.num_active_params()
     if not spec.tie_word_embeddings:  # a tied matrix is multiplied once, as the head; an untied embedding is only read
         multiplied -= spec.vocab_size * spec.hidden_size
-    multiplied -= spec.num_position_embeddings * spec.hidden_size
-    multiplied -= sum(w.num_params for w in spec.weights() if w.name == TABLE)
+    multiplied -= sum(w.num_params for w in spec.weights() if w.name in (TABLE, "position_embed.weight"))
     attention = sum(layer.mixer.work(context, context) for layer in spec.layers if layer.mixer) / context
     return 6.0 * (multiplied + attention)
 
