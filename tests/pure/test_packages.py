@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -49,3 +50,14 @@ def test_the_workflows_run_the_daily_check_and_build_wheels() -> None:
     platforms = wheels["wheels"]["strategy"]["matrix"]["os"]
     assert [re.sub(r"-[\d.]+", "", name) for name in platforms] == ["ubuntu", "ubuntu-arm", "macos", "windows"]
     assert any("cibuildwheel" in step.get("uses", "") for step in wheels["wheels"]["steps"])
+
+
+def test_zig_knows_each_processor_that_the_kernels_of_arm_are_compiled_for() -> None:
+    at = importlib.util.spec_from_file_location("wheels", ROOT / ".ci/wheels.py")
+    assert at is not None and at.loader is not None
+    at.loader.exec_module(wheels := importlib.util.module_from_spec(at))
+    named = re.findall(r"-march=arm\S+(?=\))", (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"))
+    assert sorted(named) == sorted(wheels.FEATURES)
+    images = SETTINGS["tool"]["cibuildwheel"]
+    assert {images[f"manylinux-{machine}-image"] for machine in wheels.MACHINES} == {"manylinux2014"}  # glibc 2.17
+    assert wheels.PLATFORM == "manylinux_2_17"
