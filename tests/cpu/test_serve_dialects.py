@@ -249,6 +249,17 @@ def test_each_api_has_its_own_errors() -> None:
 # Ollama ------------------------------------------------------------------------------------------------
 
 
+def test_a_plain_curl_needs_no_content_type_and_a_page_of_another_site_does(server: Server) -> None:
+    body = {"model": "pocket", "prompt": "import", "stream": False, "options": GREEDY}
+
+    def send(**headers: str) -> int:
+        form = "application/x-www-form-urlencoded"
+        return server.ask("POST", "/api/generate", body, x_api_key=KEY, **{"content-type": form}, **headers)[0]
+
+    assert send() == 200
+    assert send(origin="https://example.org") == send(origin="null") == send(sec_fetch_site="cross-site") == 400
+
+
 def test_ollama_chats(server: Server, llama: ollama.Client) -> None:
     told = content(server, max_tokens=8)["content"]
     whole = llama.chat("pocket", HELLO, options=GREEDY, logprobs=True, top_logprobs=2)

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.types import Scope
 
 from ridgeline.errors import RequestError
 from ridgeline.serve.helpers.parse import parse
@@ -19,6 +20,8 @@ from ridgeline.serve.service import Service
 
 SMALL_BODY = 1 << 16  # bytes of a body up to which parsing takes no noticeable time
 LARGE_BODY = 1 << 20  # bytes of a body that a helper parses
+CURL = b"application/x-www-form-urlencoded"  # the type of a body that `curl -d` sends unless it is told another
+BROWSERS = frozenset({b"origin", b"sec-fetch-site"})  # headers that a browser adds, and no page can leave out
 
 
 class _Request(Request):
@@ -53,12 +56,26 @@ class BodyRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            one = _Request(request.scope, request.receive)
+            one = _Request(_of_curl(request.scope), request.receive)
             if request.app.state.service.options.unknown_fields == "error":
                 return await handler(one)
             return await _forgiving(handler, one)
 
         return handle
+
+
+def _of_curl(scope: Scope) -> Scope:
+    """Return a request in which the body of a plain `curl -d` is JSON, as curl's users mean it.
+
+    A browser sends a body of this type for a page of any site without asking the server first, so requests of browsers
+    stay as they are.
+    """
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    names = {name for name, _ in headers}
+    if names & BROWSERS or (b"content-type", CURL) not in headers:
+        return scope
+    others = [one for one in headers if one[0] != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}
 
 
 async def _forgiving(handler: Callable[[Request], Coroutine[Any, Any, Response]], request: _Request) -> Response:
