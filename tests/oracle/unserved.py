@@ -60,7 +60,6 @@ LENIENT: Final[tuple[tuple[str, str], ...]] = (
         "The sequence of the test is longer than such a table.",
     ),
     (r"'NoneType' object is not subscriptable \(modeling_gemma4", "The class cuts embeddings that it does not have."),
-    ("Without a limit, nothing is limited; the class has no such case.",),
     (r"stride divisible by 2", "It is a limit of a view in transformers; the sizes are sound."),
     (r"is not a multiple of the number of attention", "With head_dim given, the hidden size need not be a multiple."),
 )
