@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import sys
+from inspect import cleandoc
 from typing import Annotated, TextIO
 
 import typer
@@ -81,6 +82,10 @@ app.command("lab")(lab.lab)
 app.command("man")(man.man)
 bench.app.command("serve")(bench_serve.bench_serve)
 bench.app.command("replay")(with_spec(replay.replay))
+for command in (*app.registered_commands, *bench.app.registered_commands):
+    # Typer keeps a docstring's line breaks, which a terminal of another width would show in the middle of a sentence.
+    paragraphs = cleandoc(getattr(command.callback, "__doc__", None) or "").split("\n\n")
+    command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 app.add_typer(bench.app, name="bench")
 
 
