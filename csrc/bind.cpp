@@ -27,6 +27,7 @@ NB_MODULE(_kernels, m) {
     bind_experts(m);
     bind_latent(m);
     bind_recurrent(m);
+    bind_selection(m);
     bind_elementwise(m);
     bind_low_rank(m);
     bind_tokens(m);

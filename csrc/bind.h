@@ -90,6 +90,7 @@ void bind_linear(nb::module_& m);
 void bind_experts(nb::module_& m);
 void bind_latent(nb::module_& m);
 void bind_recurrent(nb::module_& m);
+void bind_selection(nb::module_& m);
 void bind_elementwise(nb::module_& m);
 void bind_low_rank(nb::module_& m);
 

@@ -305,6 +305,13 @@ def move_rows(
     """Move rows of pages, as write_pages lays them out, one after the other. Raises IndexError, and moves nothing, for
     a page or slot that does not exist."""
 
+def select_keys(
+    pool: Pool, q: Floats, weights: Floats, keys: Floats, limits: Ints, seen: Ints | None, ids: Ints, counts: Ints
+) -> None:
+    """Choose the best keys of n queries of one sequence. q: [n, heads, numbers]; weights: [n, heads]; keys: [S,
+    numbers]; limits: [n], the keys before which each query sees; seen: [n, S], 1 for keys that it sees, or None for
+    all -> ids [n, k], ascending, and counts [n]."""
+
 class Attention:
     """Attention of one layer; see spec.Attention."""
 

@@ -73,6 +73,8 @@ SHAPED = {
     "LatentAttention.qk_rope_head_dim": "rows of kv_a",
     "LatentAttention.v_head_dim": "rows of kv_b",
     "LatentAttention.q_lora_rank": "rows of q_a",
+    "Indexer.num_heads": "rows of index_q",
+    "Indexer.head_dim": "rows of index_q",
     "MLP.intermediate_size": "rows of up",
     "GatedMLP.intermediate_size": "rows of gate and up",
     "MoE.intermediate_size": "rows of gate and up",

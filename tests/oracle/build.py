@@ -261,7 +261,7 @@ def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
         best = values.topk(count + 1).values
         return float((best[:, -2] - best[:, -1]).min())
 
-    two_best = config.model_type in ("deepseek_v3", "kimi_linear", "nemotron_h")
+    two_best = config.model_type in ("deepseek_v3", "deepseek_v32", "kimi_linear", "nemotron_h")
     limited = two_best or getattr(config, "topk_method", "") == "group_limited_greedy"
     if limited and config.topk_group < config.n_group:
         groups = rated.unflatten(-1, (config.n_group, -1))

@@ -120,3 +120,19 @@ _longcat(
     {"routed_scaling_factor": 1.0},
     rope(3000.0, "yarn", **_SCALE),
 )
+
+# deepseek_v32 -----------------------------------------------------------------------------------------
+
+_deepseek_v32 = family(CASES, "deepseek_v32", "DeepseekV32Config")
+_INDEXED = {"index_topk": 20, "index_head_dim": 24, "index_n_heads": 12, "q_lora_rank": 24}
+
+_deepseek_v32(
+    "deepseek_v32",
+    3,
+    "an indexer selects 20 keys, fewer than the longer sequences have; halves rotate in it, pairs elsewhere; yarn",
+    dims(kv=4, **_LATENT, **_MANY, **_LIMITED | {"first_k_dense_replace": 3}, **_INDEXED, **_ONE_SCALE),
+    {"index_topk": 21},
+    {"norm_topk_prob": False},
+    {"routed_scaling_factor": 1.0},
+    EPS,
+)

@@ -8,7 +8,18 @@ from ridgeline.archs.config import REQUIRED, Config
 from ridgeline.archs.family import Family, decoder, expert_groups, gated_mlp, rms_norm
 from ridgeline.archs.names import LLAMA, Each, Flat, Tensor
 from ridgeline.archs.rope import SCALINGS, Rotation, Scalings, read_rope, yarn_temperature
-from ridgeline.spec import GatedMLP, LatentAttention, Layer, ModelSpec, MoE, Norm, RMSNorm
+from ridgeline.spec import (
+    GatedMLP,
+    IndexedAttention,
+    Indexer,
+    LatentAttention,
+    Layer,
+    LayerNorm,
+    ModelSpec,
+    MoE,
+    Norm,
+    RMSNorm,
+)
 
 
 def latent_attention(
@@ -136,6 +147,27 @@ def glm4_moe_lite(c: Config) -> ModelSpec:
     return replace(spec, layers=tuple(replace(own, mlp=dense) if kind == "dense" else own for kind, own in layers))
 
 
+def deepseek_v32(c: Config) -> ModelSpec:
+    """DeepSeek-V3.2: an indexer selects the keys of each query (arXiv:2512.02556)."""
+    if c.is_null("q_lora_rank"):
+        raise c.error("q_lora_rank", "is null, which has no meaning here")
+    count, names = c.get_layer_count(), ("dense", "sparse")
+    first = c.get_int("first_k_dense_replace", 3)
+    kinds = c.get_choices("mlp_layer_types", count, names)
+    kinds = kinds or ["dense" if i < first else "sparse" for i in range(count)]
+    c.get_choices("layer_types", count, ("indexed_attention",))
+    c.expect("rope_interleave", True)
+    c.expect("mlp_bias", False)
+    spec, dense = _third(c, 0), gated_mlp(c)
+    own = spec.layers[0]
+    assert isinstance(own, Layer) and isinstance(own.mixer, LatentAttention)
+    heads, size = c.get_size("index_n_heads", 64), c.get_size("index_head_dim", 128)
+    mixer = IndexedAttention(own.mixer, Indexer(heads, size, c.get_size("index_topk", 2048), LayerNorm(1e-6)))
+    sparse = replace(own, mixer=mixer)
+    plain = replace(sparse, mlp=dense)
+    return replace(spec, layers=tuple(plain if kind == "dense" else sparse for kind in kinds))
+
+
 def axk1(c: Config) -> ModelSpec:
     """A.X K1: DeepSeek-V3 with a norm after the experts; `mlp_layer_types` says which layers have them."""
     if c.is_null("q_lora_rank"):
@@ -203,6 +235,14 @@ V3_NAMES = V2_NAMES.with_parts(
     ignore=(*LLAMA.ignore, r"^model\.layers\.{layers}\."),
 )
 
+V32_NAMES = V3_NAMES.with_parts(
+    parts={
+        "mixer.index_q": "self_attn.indexer.wq_b",
+        "mixer.index_k": "self_attn.indexer.wk",
+        "mixer.index_k_norm": "self_attn.indexer.k_norm",
+        "mixer.index_weights": "self_attn.indexer.weights_proj",
+    }
+)
 AXK1_NAMES = V3_NAMES.with_parts(parts={"mlp_post_norm": "post_mlp_layernorm"})
 # Other fields give the head sizes; load balancing matters in training only; ep_size is about placement.
 _HARMLESS = ("num_key_value_heads", "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size")
@@ -214,5 +254,6 @@ FAMILIES = (
     Family("sarvam_mla", sarvam_mla, V3_NAMES, (*_HARMLESS, *_MTP, "q_head_dim")),
     Family("youtu", youtu, V3_NAMES, (*_HARMLESS, "embedding_initializer_range")),
     Family("minicpm3", minicpm3, V2_NAMES, _HARMLESS),
+    Family("deepseek_v32", deepseek_v32, V32_NAMES, (*_HARMLESS, *_MTP)),
     Family("deepseek_v3", deepseek_v3, V3_NAMES, (*_HARMLESS, *_MTP)),
 )

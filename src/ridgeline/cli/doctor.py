@@ -185,6 +185,16 @@ def op_rows(table: OpsTable) -> list[dict[str, Any]]:
     return rows
 
 
+def _indexed() -> dict[str, list[tuple[str, object]]]:
+    from ridgeline.ops.indexed import IndexedInput
+    from ridgeline.spec import IndexedAttention, Indexer, LatentAttention, LayerNorm, RMSNorm, Rope
+
+    latent = LatentAttention(16, 512, 128, 64, 128, 192**-0.5, RMSNorm(), q_lora_rank=1536, rope=Rope(64))
+    case = IndexedAttention(latent, Indexer(64, 128, 2048, LayerNorm()))
+    both: dict[str, list[tuple[str, object]]] = {n: [("indexed", case)] for n in ("select_keys", "indexed_attention")}
+    return {**both, "indexed_input": [("indexed", IndexedInput(case, RMSNorm(), 1.0))]}
+
+
 def _cases() -> Iterator[tuple[Any, str, object]]:
     from ridgeline.ops import api
     from ridgeline.ops.stages import AttentionInput, Head, LatentInput, MLPBlock, RecurrentBlock
@@ -226,6 +236,7 @@ def _cases() -> Iterator[tuple[Any, str, object]]:
         **{name: [("int8", FORMATS["int8"])] for name in ("quantize", "dequantize", "quantized_linear")},
         **{name: [("grouped", AttentionInput(plain, rms, 1.0))] for name in ("attention_input", "query_input")},
         "latent_input": [("latent", LatentInput(latent, rms, 1.0))],
+        **_indexed(),
         "attention_output": [("grouped", plain)],
         "mlp_block": [(type(m).__name__, MLPBlock(m, rms, 1.0)) for m in (GatedMLP(1024), MoE(8, 2, 1024))],
         "selective_scan": [("Mamba", mamba)],

@@ -7,8 +7,18 @@ from collections.abc import Callable
 from ridgeline.nn.step import Rows, Shared, Step, Stream
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, DenseKeyValues, DenseRows, PagedKeyValues, Rotary, Weights
+from ridgeline.ops.indexed import IndexedInput
 from ridgeline.ops.stages import AttentionInput, LatentInput, RecurrentBlock
-from ridgeline.spec import Attention, DeepNormLayer, LatentAttention, ModelSpec, Norm, RecurrentMixer, SharedAttention
+from ridgeline.spec import (
+    Attention,
+    DeepNormLayer,
+    IndexedAttention,
+    LatentAttention,
+    ModelSpec,
+    Norm,
+    RecurrentMixer,
+    SharedAttention,
+)
 from ridgeline.spec.storage import UNSCALED, KVScales
 
 # (stream, rotary or None, step) -> residual and delta, both [T, width], and the keys and values that layers share
@@ -40,6 +50,8 @@ def build_mixer(
             return _shared_attention(mixer, norm, weights, table, scale)
         case LatentAttention():
             return _latent_attention(layer, mixer, norm, weights, table, scale, kv_scales)
+        case IndexedAttention():
+            return _indexed_attention(layer, mixer, norm, weights, table, scale, kv_scales)
         case _:
             return _recurrent(layer, mixer, norm, weights, table, scale)
 
@@ -131,6 +143,25 @@ def _latent_attention(
         state = step.append_kv(layer, write, kv_scales, *parts)
         attended = dense(q, state, kv_b) if isinstance(state, DenseRows) else paged(q, state, kv_b)
         return residual, after(attended, None), stream.shared
+
+    return run
+
+
+def _indexed_attention(
+    layer: int, mixer: IndexedAttention, norm: Norm | None, weights: Weights, table: OpsTable, scale: float,
+    kv_scales: KVScales,
+) -> Mixer:  # fmt: skip
+    into, out = weights.parted("o")
+    before = table.stage(api.INDEXED_INPUT, IndexedInput(mixer, norm, scale), into)
+    select, attend = table.primitive(api.SELECT_KEYS, mixer), table.primitive(api.INDEXED_ATTENTION, mixer)
+    write, after = table.primitive(api.WRITE_PAGES, mixer), table.stage(api.ATTENTION_OUTPUT, mixer.latent, out)
+    kv_b = weights.arrays["kv_b.weight"]
+
+    def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
+        residual, q, latents, keys, index_q, index_weights = before(stream.residual, stream.delta, rotary)
+        state = step.append_kv(layer, write, kv_scales, latents, keys)
+        chosen = select(index_q, index_weights, state)
+        return residual, after(attend(q, state, kv_b, chosen), None), stream.shared
 
     return run
 

@@ -34,6 +34,7 @@ from ridgeline.ops.paged import PagedKeyValues as PagedKeyValues
 from ridgeline.ops.paged import PagedLayout as PagedLayout
 from ridgeline.ops.paged import PagedRows as PagedRows
 from ridgeline.ops.paged import PageTarget as PageTarget
+from ridgeline.ops.paged import Selection as Selection
 from ridgeline.spec.dtype import DType
 from ridgeline.spec.quant import Format
 from ridgeline.spec.storage import KVScales, StateDType
@@ -168,6 +169,13 @@ PAGED_ATTENTION: Op[Callable[[Array, PagedKeyValues, Array | None], Array]] = Op
 LATENT_ATTENTION: Op[Callable[[Array, DenseRows, Array], Array]] = Op("latent_attention", "primitive")
 # (q, latents in pages, kv_b) -> [T, H * value]: causal, each query over its own sequence [LatentAttention]
 PAGED_LATENT_ATTENTION: Op[Callable[[Array, PagedRows, Array], Array]] = Op("paged_latent_attention", "primitive")
+# (the indexer's queries [T, H, D], its weights [T, H], the layer's state) -> the chosen keys of each query among those
+# of its sequence up to its own [IndexedAttention]
+SELECT_KEYS: Op[Callable[[Array, Array, DenseRows | PagedRows], Selection]] = Op("select_keys", "primitive")
+# (q [T, H, nope + rope], the layer's state, kv_b, the chosen keys) -> [T, H * value] [IndexedAttention]
+INDEXED_ATTENTION: Op[Callable[[Array, DenseRows | PagedRows, Array, Selection], Array]] = Op(
+    "indexed_attention", "primitive"
+)
 # (each part's pages [pages, page_tokens, *shape], each part [T, *shape], write pages [T], write slots [T], scales of
 # fp8) -> None, written in place [Attention, LatentAttention]
 WRITE_PAGES: Op[Callable[[Sequence[Array], Sequence[Array], Array, Array, KVScales], None]] = Op(
@@ -312,6 +320,9 @@ QUERY_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, Arra
 LATENT_INPUT: Op[
     Callable[[Array, Array | None, Rotary | None, PageTarget | None], tuple[Array, Array, Array | None]]
 ] = Op("latent_input", "stage")
+# (residual, delta or None, rotary or None) -> residual, q [T, H, nope + rope], latents [T, 1, rank + rope], the
+# indexer's keys [T, 1, D], queries [T, heads, D] and weights [T, heads] [ops.indexed.IndexedInput]
+INDEXED_INPUT: Op[Callable[[Array, Array | None, Rotary | None], tuple[Array, ...]]] = Op("indexed_input", "stage")
 # (attended [T, H * D], its gate or None) -> delta [T, width] [Attention or LatentAttention]
 ATTENTION_OUTPUT: Op[Callable[[Array, Array | None], Array]] = Op("attention_output", "stage")
 # (residual, delta or None, states, kept inputs of R tokens, segments) -> residual, delta [T, width], states, inputs of
@@ -330,7 +341,7 @@ HEAD: Op[HeadStage] = Op("head", "stage")
 
 PRIMITIVES: tuple[Op[Any], ...] = (
     EMBEDDING, LINEAR, NORM, ROTARY, ROPE, GROW_QUERIES, SPLIT_HEADS, ATTENTION, PAGED_ATTENTION,
-    LATENT_ATTENTION, PAGED_LATENT_ATTENTION,
+    LATENT_ATTENTION, PAGED_LATENT_ATTENTION, SELECT_KEYS, INDEXED_ATTENTION,
     WRITE_PAGES, MOVE_ROWS, STORE_ROWS, ACTIVATION, XIELU, CLAMP, MIX, ADD, ADD_TERMS, SCALE, SOFTCAP, TAKE, CUT,
     JOIN,
     ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR, QUANTIZED_ROWS,
@@ -339,8 +350,8 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     DELTA_RULE, NORM_GATE, DECODE_LAYOUT, KNOWN_TOKENS, KEEP_TOKENS, BEST, DRAW, ACCEPT,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (
-    ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, PRODUCT, EXPERT_BLOCK, MLP_BLOCK,
-    HEAD,
+    ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, INDEXED_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, PRODUCT,
+    EXPERT_BLOCK, MLP_BLOCK, HEAD,
 )  # fmt: skip
 
 

@@ -114,6 +114,16 @@ class PagedRows(NamedTuple):
     scales: KVScales = UNSCALED
 
 
+class Selection(NamedTuple):
+    """Keys that an indexer has chosen for each of a step's T queries.
+
+    ids: [T, k], slots of the keys in their sequence, ascending; those behind the count are undefined. counts: [T].
+    """
+
+    ids: Array
+    counts: Array
+
+
 class PageTarget(NamedTuple):
     """Where the keys and values of a step's T tokens are written; see WRITE_PAGES."""
 

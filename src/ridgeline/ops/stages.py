@@ -10,6 +10,7 @@ from typing import Any
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Op, PageTarget, QuantizedMatrix, Rotary, Weights
 from ridgeline.ops.codes import check_codes
+from ridgeline.ops.indexed import indexed_input
 from ridgeline.ops.parts import Ops, follow_segments, recurrent_body
 from ridgeline.ops.recurrent import bind_mixer
 from ridgeline.spec import (
@@ -407,6 +408,7 @@ _COMPOSITIONS: Mapping[str, Callable[[Any, Weights, Ops], Callable[..., Any]]] =
     api.ATTENTION_INPUT.name: _attention_input,
     api.QUERY_INPUT.name: _query_input,
     api.LATENT_INPUT.name: _latent_input,
+    api.INDEXED_INPUT.name: indexed_input,
     api.ATTENTION_OUTPUT.name: _attention_output,
     api.RECURRENT_BLOCK.name: _recurrent_block,
     api.PRODUCT.name: _product,

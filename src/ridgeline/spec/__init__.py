@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ridgeline.spec.delta import DeltaMixer, GatedDelta, KimiDelta
     from ridgeline.spec.diffusion import CanvasDiffusion, Diffusion, MaskedDiffusion
     from ridgeline.spec.encoder import Encoder, LabelHead
+    from ridgeline.spec.indexed import IndexedAttention, Indexer
     from ridgeline.spec.latent import LatentAttention
     from ridgeline.spec.lightning import LightningAttention
     from ridgeline.spec.mamba import Mamba, Mamba2
@@ -77,6 +78,8 @@ __all__ = [
     "GatedDelta",
     "GatedMLP",
     "IdentityExperts",
+    "IndexedAttention",
+    "Indexer",
     "KimiDelta",
     "LabelHead",
     "LatentAttention",
@@ -130,6 +133,7 @@ _HOMES = {
     "delta": ("DeltaMixer", "GatedDelta", "KimiDelta"),
     "diffusion": ("CanvasDiffusion", "Diffusion", "MaskedDiffusion"),
     "encoder": ("Encoder", "LabelHead"),
+    "indexed": ("IndexedAttention", "Indexer"),
     "latent": ("LatentAttention",),
     "lightning": ("LightningAttention",),
     "mamba": ("Mamba", "Mamba2"),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ridgeline.errors import RequestError
 from ridgeline.spec.attention import Attention, SharedAttention
+from ridgeline.spec.indexed import IndexedAttention
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.mamba import Mamba, Mamba2
 from ridgeline.spec.mixers import TokenMixer
@@ -110,6 +111,8 @@ def unchanging_part(spec: ModelSpec) -> str | None:
         return "values that are keys, or that have a norm"
     if spec.sinusoids:
         return "positions that follow from the hidden size"
+    if any(isinstance(layer.mixer, IndexedAttention) for layer in spec.layers):
+        return "keys that an indexer selects"
     if spec.embed_norm:
         return "a norm of the embeddings"
     if any(spec.is_beside(i) for i in range(len(spec.layers))):

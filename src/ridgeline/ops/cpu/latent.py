@@ -30,7 +30,7 @@ class Up(NamedTuple):
 
 
 def latent_attention(case: LatentAttention, pool: Pool) -> Callable[[Floats, DenseRows, Ndarray], Floats]:
-    bound, absorbed = bind(case), _absorbed(case, pool)
+    bound, absorbed = bind(case), absorbed_form(case, pool)
 
     def run(q: Floats, kv: DenseRows, kv_b: Ndarray) -> Floats:
         rows, lengths, scale = for_kernels(kv.parts[0]), np.array(kv.lengths, np.int64), kv.scales[0]
@@ -40,7 +40,7 @@ def latent_attention(case: LatentAttention, pool: Pool) -> Callable[[Floats, Den
 
 
 def paged_latent_attention(case: LatentAttention, pool: Pool) -> Callable[[Floats, PagedRows, Ndarray], Floats]:
-    bound, absorbed = bind(case), _absorbed(case, pool)
+    bound, absorbed = bind(case), absorbed_form(case, pool)
 
     def run(q: Floats, kv: PagedRows, kv_b: Ndarray) -> Floats:
         pages, where, scale = for_kernels(kv.parts[0]), page_tables(kv.layout), kv.scales[0]
@@ -60,7 +60,7 @@ def bind(case: LatentAttention) -> Attention:
     return Attention(case.num_heads, groups, case.row, case.kv_lora_rank, case.scale, 0.0, 0, "", 0)
 
 
-def _absorbed(
+def absorbed_form(
     case: LatentAttention, pool: Pool
 ) -> Callable[[Floats, Ndarray, Callable[[Floats, Floats], None]], Floats]:
     """Return a function of q [T, H, nope + rope], kv_b, and attention over latents that gives [T, H * value]."""

@@ -6,6 +6,7 @@ from ridgeline.ops.cpu import (
     attention,
     elementwise,
     experts,
+    indexed,
     latent,
     linear,
     low_rank,
@@ -17,6 +18,7 @@ from ridgeline.ops.cpu import (
 from ridgeline.ops.cpu.kernel import Kernels
 
 KERNELS: Kernels = {
-    **linear.KERNELS, **attention.KERNELS, **latent.KERNELS, **recurrent.KERNELS, **state_space.KERNELS,
+    **linear.KERNELS, **attention.KERNELS, **latent.KERNELS, **indexed.KERNELS, **recurrent.KERNELS,
+    **state_space.KERNELS,
     **state.KERNELS, **elementwise.KERNELS, **low_rank.KERNELS, **experts.KERNELS, **tokens.KERNELS,
 }  # fmt: skip

@@ -136,7 +136,8 @@ def write_pages(case: Attention | LatentAttention) -> Callable[..., None]:
         pages: Sequence[Ndarray], parts: Sequence[Ndarray], write_page: Ndarray, write_slot: Ndarray,
         scales: KVScales = UNSCALED,
     ) -> None:  # fmt: skip
-        write_rows(latents_of(pages[0]), parts[0], write_page, write_slot, True, scales[0])
+        for view, x, scale in zip(pages, parts, scales, strict=False):
+            write_rows(latents_of(view), x, write_page, write_slot, True, scale)
 
     return write if isinstance(case, Attention) else write_latents
 

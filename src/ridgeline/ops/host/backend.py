@@ -14,7 +14,7 @@ from ridgeline.ops.api import Backend, Memory, Op, Weights
 from ridgeline.ops.draws import accept, draw
 from ridgeline.ops.driver import Driver
 from ridgeline.ops.host import attention as a
-from ridgeline.ops.host import delta, latent, quant, s4, stored
+from ridgeline.ops.host import delta, indexed, latent, quant, s4, stored
 from ridgeline.ops.host import experts as e
 from ridgeline.ops.host import primitives as p
 from ridgeline.ops.host import recurrent as r
@@ -36,6 +36,7 @@ _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,
     api.WRITE_PAGES: a.write_pages, api.MOVE_ROWS: a.move_rows, api.STORE_ROWS: stored.store_rows,
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
+    api.SELECT_KEYS: indexed.select_keys, api.INDEXED_ATTENTION: indexed.indexed_attention,
     api.ACTIVATION: p.activation, api.XIELU: p.xielu,
     api.ROUTE: e.route, api.EXPERTS: e.experts,
     api.QUANTIZE: quant.quantize, api.DEQUANTIZE: quant.dequantize, api.QUANTIZED_LINEAR: quant.quantized_linear,

@@ -37,8 +37,8 @@ def latent_attention(case: LatentAttention) -> Callable[[Ndarray, DenseRows, Nda
         outputs, start = [], 0
         for n in kv.lengths:
             keys_at = np.arange(n)[None]
-            context = Context(latents[None, start : start + n, 0], partial(_causal, keys_at))
-            outputs.append(_attend(case, q[None, start : start + n], context, kv_b)[0])
+            context = Context(latents[None, start : start + n, 0], partial(causal, keys_at))
+            outputs.append(attend_in_form(case, q[None, start : start + n], context, kv_b)[0])
             start += n
         return np.concatenate(outputs)
 
@@ -51,14 +51,14 @@ def paged_latent_attention(case: LatentAttention) -> Callable[[Ndarray, PagedRow
         outputs = []
         for bucket in kv.layout.buckets:
             for part in parts_of(bucket, pages.shape[1], max(case.num_heads, case.row)):
-                out = _attend(case, q[part.rows], _gather(pages, part, kv.scales[0]), kv_b)
+                out = attend_in_form(case, q[part.rows], gather(pages, part, kv.scales[0]), kv_b)
                 outputs.append(out.reshape(-1, out.shape[-1]))
         return in_order(outputs, kv.layout.order)
 
     return attend
 
 
-def _gather(pages: Ndarray, b: BucketPart, scale: float) -> Context:
+def gather(pages: Ndarray, b: BucketPart, scale: float) -> Context:
     """Gather the keys of a bucket. Keys that no query attends to become 0: they may be NaN, and 0 x NaN is NaN."""
     keys_at, held = key_positions(b, pages.shape[1])
     rows = read_rows(latents_of(pages), b.pages, True, scale)[:, :, 0]  # a copy, [n, S, rank + rope]
@@ -66,13 +66,13 @@ def _gather(pages: Ndarray, b: BucketPart, scale: float) -> Context:
     return Context(rows, lambda at: bucket_sees(None, b, at, keys_at) & held[:, None])
 
 
-def _causal(keys_at: Ndarray, at: slice) -> Ndarray:
+def causal(keys_at: Ndarray, at: slice) -> Ndarray:
     """Return which keys [n, S] some queries at the same positions attend to."""
     seen: Ndarray = keys_at[:, None] <= keys_at[:, at, None]
     return seen
 
 
-def _attend(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray) -> Ndarray:
+def attend_in_form(case: LatentAttention, q: Ndarray, context: Context, kv_b: Ndarray) -> Ndarray:
     """Attend: q [n, m, H, nope + rope] -> [n, m, H * value], some heads at a time to bound memory."""
     n, m, num_heads = q.shape[:3]
     size = context.rows.shape[1]

@@ -16,7 +16,7 @@ from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, QuantizedMatrix, Weights
 from ridgeline.ops.arrays import ARRAYS
-from ridgeline.ops.reference import delta, latent, paged, quant, s4, stored
+from ridgeline.ops.reference import delta, indexed, latent, paged, quant, s4, stored
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
 from ridgeline.ops.reference.failures import said_in_one_line
@@ -45,6 +45,7 @@ _BY_CASE = {
     api.WRITE_PAGES: paged.write_pages, api.MOVE_ROWS: paged.move_rows,
     api.STORE_ROWS: stored.store_rows,
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,
+    api.SELECT_KEYS: indexed.select_keys, api.INDEXED_ATTENTION: indexed.indexed_attention,
     api.ACTIVATION: p.activation, api.XIELU: p.xielu,
     api.ROUTE: p.route, api.EXPERTS: p.experts,
     api.QUANTIZE: quant.quantize, api.DEQUANTIZE: quant.dequantize, api.QUANTIZED_LINEAR: quant.quantized_linear,

@@ -37,8 +37,8 @@ def latent_attention(case: LatentAttention):
             *(x.split(list(kv.lengths)) for x in (q, as_floats(kv.parts[0], q.dtype, kv.scales[0]))), strict=True
         ):
             keys_at = torch.arange(len(rows), device=q.device)[None]
-            context = Context(rows[:, 0][None], partial(_causal, keys_at))
-            outputs.append(_attend(case, queries[None], context, kv_b)[0])
+            context = Context(rows[:, 0][None], partial(causal, keys_at))
+            outputs.append(attend_in_form(case, queries[None], context, kv_b)[0])
         return torch.cat(outputs)
 
     return attend
@@ -50,14 +50,14 @@ def paged_latent_attention(case: LatentAttention):
         outputs = []
         for bucket in kv.layout.buckets:
             for part in parts_of(bucket, pages, max(case.num_heads, case.row)):
-                out = _attend(case, q[part.rows], _gather(pages, part, q.dtype, kv.scales[0]), kv_b)
+                out = attend_in_form(case, q[part.rows], gather(pages, part, q.dtype, kv.scales[0]), kv_b)
                 outputs.append(out.flatten(0, 1))
         return torch.cat(outputs)[kv.layout.order]
 
     return attend
 
 
-def _gather(pages: Tensor, b: Bucket, dtype: torch.dtype, scale: float) -> Context:
+def gather(pages: Tensor, b: Bucket, dtype: torch.dtype, scale: float) -> Context:
     """Gather the keys of a bucket. Keys that no query attends to become 0: they may be NaN, and 0 x NaN is NaN."""
     keys_at, held = key_positions(b, pages.shape[1])
     used = held & (keys_at <= last_slots(b))
@@ -66,12 +66,12 @@ def _gather(pages: Tensor, b: Bucket, dtype: torch.dtype, scale: float) -> Conte
     return Context(rows, lambda at, count: bucket_sees(None, b, at, count, keys_at) & held[:, None])
 
 
-def _causal(keys_at: Tensor, at: int, count: int) -> Tensor:
+def causal(keys_at: Tensor, at: int, count: int) -> Tensor:
     """Return which keys [n, S] some queries at the same positions attend to."""
     return keys_at[:, None] <= keys_at[:, at : at + count, None]
 
 
-def _attend(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) -> Tensor:
+def attend_in_form(case: LatentAttention, q: Tensor, context: Context, kv_b: Tensor) -> Tensor:
     """Attend: q [n, m, H, nope + rope] -> [n, m, H * value], some heads at a time to bound memory."""
     n, m = q.shape[:2]
     size = context.rows.shape[1]

@@ -22,7 +22,7 @@ from ridgeline.ops.triton.paged import paged_attention, refuses_attention
 from ridgeline.ops.triton.products import refuses_linear, refuses_together
 from ridgeline.ops.triton.record import GpuDriver
 from ridgeline.ops.triton.stages import TOGETHER, Stage
-from ridgeline.ops.triton.tokens import accept, best, draw, norm, write_pages
+from ridgeline.ops.triton.tokens import accept, best, draw, norm, refuses_pages, write_pages
 
 LEAST_CAPABILITY = 8, 0  # older GPUs have no products of bfloat16
 
@@ -42,7 +42,7 @@ PRIMITIVES: Mapping[Op[Any], Primitive] = {
     api.PAGED_ATTENTION: Primitive(refuses_attention, paged_attention),
     api.PAGED_LATENT_ATTENTION: Primitive(latent.refuses_latents, latent.paged_latent_attention),
     api.NORM: Primitive(never, norm),
-    api.WRITE_PAGES: Primitive(never, write_pages),
+    api.WRITE_PAGES: Primitive(refuses_pages, write_pages),
     api.BEST: Primitive(never, lambda case, launch: best(launch)),
     api.DRAW: Primitive(never, lambda case, launch: draw(launch)),
     api.ACCEPT: Primitive(never, lambda case, launch: accept(launch)),

@@ -18,7 +18,7 @@ from ridgeline.ops.triton.packing import Packed
 from ridgeline.ops.triton.paged import KINDS, power_above, views_of
 from ridgeline.ops.triton.products import NORM_TOKENS, Rounded, StoredProduct, Unnormalized
 from ridgeline.ops.triton.rows import best_of_parts, best_of_rows, normalize, write_rows
-from ridgeline.spec import Attention, LatentAttention, LayerNorm, RMSNorm
+from ridgeline.spec import Attention, IndexedAttention, LatentAttention, LayerNorm, RMSNorm
 from ridgeline.spec.storage import UNSCALED, KVScales
 
 BEST_BLOCK = 4096  # logits of a part
@@ -121,6 +121,11 @@ def norm(case: RMSNorm | LayerNorm, launch: Launch) -> Callable[..., Tensor]:
         return out.view(x.shape)
 
     return run
+
+
+def refuses_pages(case: object) -> str | None:
+    """Return why no kernel writes this state into pages; None if one does."""
+    return "no kernel writes the keys of an indexer" if isinstance(case, IndexedAttention) else None
 
 
 def write_pages(case: Attention | LatentAttention, launch: Launch) -> Callable[..., None]:
