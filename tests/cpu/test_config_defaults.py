@@ -70,6 +70,14 @@ INSTEAD: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": 1000, "hidden_size": 64 * 24, "n_layer": 30, "n_head": 64},
     "mpt": {"vocab_size": 1000, "d_model": 64 * 24, "n_layers": 30, "n_heads": 64, "max_seq_len": 12_000},
     "opt": {name: size for name, size in SIZES.items() if name != "intermediate_size"} | {"ffn_dim": 3000},
+    "longcat_flash": {
+        "vocab_size": 1000,
+        "hidden_size": 64 * 24,
+        "ffn_hidden_size": 3000,
+        "num_layers": 15,
+        "num_attention_heads": 64,
+        "max_position_embeddings": 12_000,
+    },
     "xglm": {
         "vocab_size": 1000,
         "d_model": 64 * 24,
