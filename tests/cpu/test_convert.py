@@ -127,7 +127,7 @@ def test_trained_heads_lose_less_than_random_ones(tmp_path: Path) -> None:
         (("--to", "kv_heads=3"), "--to kv_heads=3: layer 0 has 2 KV heads; use one of 1, 2"),
         (("--to", "kv_heads=0"), "write kv_heads=2"),
         (("--to", "heads=2"), "use kv_heads, hybrid, cla, mla, window"),
-        (("--to", "cla=1"), "at least 2 layers share keys"),
+        (("--to", "cla=1"), "it must be at least 2"),
         (("--to", "cla=5"), "qwen3 has 4 with equal attention; use at most 4"),
         (("--to", "cla=2", "--tie", "fit"), "name some with --calibrate, or take --tie mean"),
         (("--to", "cla=2:1"), "write cla=2"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.nn.model import bind
+from ridgeline.nn.binding import bind
 from ridgeline.ops import api, open_table
 from ridgeline.ops.stages import MLPBlock
 from ridgeline.spec import ClampedSwiGLU, IdentityExperts, MoE, Ungated

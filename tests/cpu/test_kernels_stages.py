@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from oracle.problems import expert_weights
-from ridgeline.nn.model import bind
+from ridgeline.nn.binding import bind
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Op, Rotary, Weights
 from ridgeline.ops.host.memory import NumpyMemory

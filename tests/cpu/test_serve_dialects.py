@@ -163,7 +163,7 @@ SOUND = {"type": "input_audio", "input_audio": {"data": "eA==", "format": "wav"}
 def test_images_and_sound_are_refused_in_each_dialect(server: Server, path: str, fields: dict[str, Any]) -> None:
     model = {} if path in ("/completion", "/apply-template") else {"model": "pocket"}
     status, found = ask(server, "POST", path, {**model, **fields})
-    assert status == 400 and "this server reads text alone" in json.dumps(found), found
+    assert status == 400 and "this server reads only text" in json.dumps(found), found
 
 
 def test_a_key_is_needed(server: Server) -> None:

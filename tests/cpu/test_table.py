@@ -12,7 +12,7 @@ import torch
 
 from ridgeline.errors import DeviceError
 from ridgeline.nn import Model
-from ridgeline.nn.model import bind
+from ridgeline.nn.binding import bind
 from ridgeline.ops import Choice, OpsTable, api, open_table
 from ridgeline.ops.api import Op, Weights
 from ridgeline.ops.reference.backend import ReferenceBackend, SdpaBackend, TorchMemory

@@ -26,8 +26,7 @@ from ridgeline.errors import CheckpointError, RequestError
 from ridgeline.evals import encode_texts, measure_divergence, price
 from ridgeline.evals.documents import Text
 from ridgeline.llm import LLM
-from ridgeline.nn import Model, PassingModel
-from ridgeline.nn import model as nn_model
+from ridgeline.nn import Model, PassingModel, binding
 from ridgeline.ops import OpsTable, open_table
 from ridgeline.ops.host.backend import NumpyBackend
 from ridgeline.quant import store
@@ -123,9 +122,9 @@ def test_it_is_the_model_with_rounded_matrices_and_tokens(
     numpy = OpsTable(loaded.table.memory, (NumpyBackend(),))
     found = [logits(spec, weights, table, format) for table in (loaded.table, numpy)]
     exact, rounded = Defined(rounds_tokens=False), Defined(rounds_tokens=True)
-    monkeypatch.setattr(nn_model, "store", rounded)
+    monkeypatch.setattr(binding, "store", rounded)
     wanted = logits(spec, weights, numpy, format)
-    monkeypatch.setattr(nn_model, "store", exact)
+    monkeypatch.setattr(binding, "store", exact)
     without = logits(spec, weights, numpy, format)
     assert rounded.count == exact.count > 2 * len(spec.layers)
     size = float(np.std(wanted))

@@ -122,7 +122,7 @@ def _message(message: dict[str, Any], index: int) -> dict[str, Any]:
 def _text(part: dict[str, Any], index: int) -> str:
     if part.get("type") not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
         raise RequestError(
-            f"messages[{index}] has a part of type {part.get('type')!r:.40}; this server reads text alone, so leave "
+            f"messages[{index}] has a part of type {part.get('type')!r:.40}; this server reads only text, so leave "
             "images, sound and files out"
         )
     return str(part["text"])
