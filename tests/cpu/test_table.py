@@ -159,7 +159,7 @@ def test_a_stage_without_a_fused_kernel_is_composed() -> None:
     x = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights.arrays["norm.weight"]
     gate, up, down = (weights.linears[n].dequantize() for n in ("gate", "up", "down"))
     torch.testing.assert_close(mlp, (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T)
-    assert t.choices()[-1].op in ("norm", "activation", "add")  # the parts were chosen from the table as well
+    assert t.choices()[-1].op in ("norm", "activation", "add", "scale")  # the parts were chosen from the table as well
 
 
 def test_a_fused_stage_is_used() -> None:
@@ -236,8 +236,8 @@ def test_a_model_runs_on_the_choices_of_the_table() -> None:
     torch.testing.assert_close(fused, plain + 1000)
     by_op = {c.op: c.backend for c in t.choices()}
     assert by_op["head"] == "loud"
-    # No stage serves layers that share another layer's keys, keep latents or a summary, or have experts.
-    absent = {"query_input", "latent_input", "recurrent_block", "expert_block"}
+    # No stage serves layers that share another layer's keys, keep latents or a summary, select keys or have experts.
+    absent = {"query_input", "latent_input", "indexed_input", "recurrent_block", "expert_block"}
     assert not absent & set(by_op)
     others = {op.name for op in api.STAGES} - absent - {"head"}
     assert {by_op[name] for name in others} == {"composed"}
