@@ -319,3 +319,54 @@ def _check_mlp(intermediate_size: int, activation: str | ClampedSwiGLU | Ungated
     require(intermediate_size > 0, f"intermediate_size must be positive, not {intermediate_size}")
     if isinstance(activation, str):
         check_activation(activation)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWithExperts:
+    """A dense MLP and a mixture of experts: the base of the channel mixers that combine both.
+
+    Args:
+        dense: The MLP that every token visits.
+        moe: The experts and their router.
+    """
+
+    dense: GatedMLP
+    moe: MoE
+
+    shared: ClassVar[None] = None
+
+    @property
+    def num_experts(self) -> int:
+        return self.moe.num_experts
+
+    @property
+    def num_experts_per_tok(self) -> int:
+        return self.moe.num_experts_per_tok
+
+    @property
+    def choices(self) -> int:
+        return self.moe.choices
+
+    @property
+    def visits(self) -> float:
+        return self.moe.visits
+
+    @property
+    def intermediate_size(self) -> int:
+        """Return the larger size of the two."""
+        return max(self.dense.intermediate_size, self.moe.intermediate_size)
+
+    @property
+    def gated_parts(self) -> tuple[str, ...]:
+        """Return the prefixes of a gate and an up matrix that kernels interleave."""
+        return ("dense.", *self.moe.gated_parts)
+
+    def weights(self, width: int) -> Iterator[Weight]:
+        """Yield the weights; a class that has norms besides adds them."""
+        yield from (replace(w, name=f"dense.{w.name}") for w in self.dense.weights(width))
+        yield from self.moe.weights(width)
+
+    def active_params(self, width: int) -> int:
+        """Return the largest number of parameters that one token is multiplied with."""
+        whole = sum(w.num_params for w in self.weights(width))
+        return whole - sum(w.num_params for w in self.moe.weights(width)) + self.moe.active_params(width)

@@ -11,10 +11,8 @@ from ridgeline.spec.indexed import IndexedAttention
 from ridgeline.spec.latent import LatentAttention
 from ridgeline.spec.mamba import Mamba, Mamba2
 from ridgeline.spec.mixers import TokenMixer
-from ridgeline.spec.mlp import MoE
+from ridgeline.spec.mlp import DenseWithExperts, MoE
 from ridgeline.spec.model import AnyLayer, ModelSpec
-from ridgeline.spec.paired import PairedMLP
-from ridgeline.spec.shortcut import ShortcutMLP
 
 # Parts of a layer whose sizes can change: neurons of its MLP or of each expert, neurons of the MLP beside experts,
 # experts, query heads, KV heads with their query heads, and heads (Mamba: channels) of a state space.
@@ -24,7 +22,7 @@ PARTS: tuple[Part, ...] = ("mlp", "shared", "experts", "heads", "kv_heads", "sta
 
 def size_of(layer: AnyLayer, part: Part) -> int:
     """Return the size of a part of a layer; 0 if the layer has no such part."""
-    if isinstance(layer.mlp, PairedMLP | ShortcutMLP) and part in ("mlp", "shared", "experts"):
+    if isinstance(layer.mlp, DenseWithExperts) and part in ("mlp", "shared", "experts"):
         return 0  # its two parts do not change yet
     if part in ("mlp", "shared", "experts"):
         mlp: Any = layer.mlp if part != "shared" or not layer.mlp else layer.mlp.shared
@@ -48,7 +46,7 @@ def with_size(layer: AnyLayer, part: Part, size: int) -> AnyLayer:
     """
     mixer, mlp = layer.mixer, layer.mlp
     try:
-        if part == "mlp" and mlp is not None and not isinstance(mlp, PairedMLP | ShortcutMLP):
+        if part == "mlp" and mlp is not None and not isinstance(mlp, DenseWithExperts):
             return replace(layer, mlp=replace(mlp, intermediate_size=size))
         if isinstance(mlp, MoE) and part == "experts":
             return replace(layer, mlp=replace(mlp, num_experts=size))
@@ -119,7 +117,7 @@ def unchanging_part(spec: ModelSpec) -> str | None:
         return "mixers in parallel"
     if any(own.alibi is not None for own in spec.attentions(shared=True)):
         return "slopes of heads (alibi), which follow from the number of heads"
-    beside = any(isinstance(layer.mlp, PairedMLP | ShortcutMLP) for layer in spec.layers)
+    beside = any(isinstance(layer.mlp, DenseWithExperts) for layer in spec.layers)
     return "experts beside a dense MLP" if beside else None
 
 
