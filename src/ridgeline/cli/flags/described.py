@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, signature
 from typing import Annotated, Any
 
 import typer
 
+from ridgeline.cli.flags.groups import with_arguments
 from ridgeline.cli.flags.options import DEFAULT_MODEL
 
 # Parameters that name the model of a command: the last two are those of serve and run-batch.
@@ -33,14 +33,12 @@ def with_spec(command: Callable[..., None]) -> Callable[..., None]:
         if one.name in (MODEL, ARGUMENT):
             arguments.append(Parameter("spec", Parameter.KEYWORD_ONLY, annotation=Spec, default=None))
 
-    @wraps(command)
     def run(*, spec: str | None, **given: Any) -> None:
         if spec is not None:
             given |= _described(spec, given)
         command(**given)
 
-    run.__signature__ = Signature(arguments)  # type: ignore[attr-defined]  # which typer reads
-    return run
+    return with_arguments(run, command, arguments)
 
 
 def _described(spec: str, given: dict[str, Any]) -> dict[str, Any]:

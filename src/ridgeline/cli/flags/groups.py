@@ -87,6 +87,15 @@ def values_of(*groups: Any, **more: Any) -> dict[str, Any]:
     return {name: value for group in groups for name, value in asdict(group).items()} | more
 
 
+def with_arguments(
+    run: Callable[..., None], command: Callable[..., None], arguments: list[Parameter]
+) -> Callable[..., None]:
+    """Return `run` as typer should see it: with the name and the text of `command`, and with these arguments."""
+    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+    vars(run)["__signature__"] = Signature(arguments)  # typer reads it in place of run's own
+    return run
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """Return a typer command with the options of `command`'s groups in place of the groups."""
     arguments: list[Parameter] = []
@@ -110,9 +119,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = make({member: given.pop(member) for member in members})
         command(**given)
 
-    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
-    run.__signature__ = Signature(arguments)  # type: ignore[attr-defined]  # which typer reads
-    return run
+    return with_arguments(run, command, arguments)
 
 
 @cache
