@@ -204,10 +204,10 @@ def test_commands_read_a_description(model: Path, description: dict[str, Any], t
 
 
 def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Return a change of the field at a path whose parts are separated by slashes."""
+    """Return a change of the field at a path whose parts are separated by spaces."""
 
     def change(description: dict[str, Any]) -> None:
-        *parents, last = path.split("/")
+        *parents, last = path.split()
         for name in parents:
             description = description[name]
         description[last] = value
@@ -217,7 +217,7 @@ def put(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 def drop(path: str) -> Callable[[dict[str, Any]], None]:
     def change(description: dict[str, Any]) -> None:
-        *parents, last = path.split("/")
+        *parents, last = path.split()
         for name in parents:
             description = description[name]
         del description[last]
@@ -225,18 +225,18 @@ def drop(path: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-Q = "names/parts/mixer.q"
+Q = "names parts mixer.q"
 FUSED = {"type": "FusedRows", "module": "self_attn.q_proj", "names": ["mixer.q"]}
 BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "no spec": (drop("spec"), 'a model spec is an object with "layers"'),
     "an unknown field": (put("nmaes", {}), "nmaes"),
-    "an unknown field of names": (put("names/rot", {}), "names has the unknown field 'rot'; it may have root, layer"),
-    "an unknown field of the spec": (put("spec/colour", 1), "spec: ModelSpec has no field colour"),
+    "an unknown field of names": (put("names rot", {}), "names has the unknown field 'rot'; it may have root, layer"),
+    "an unknown field of the spec": (put("spec colour", 1), "spec: ModelSpec has no field colour"),
     "names that are a list": (put("names", []), r"names is \[\]; it must be an object with root"),
-    "parts that are a text": (put("names/parts", "x"), "names.parts is 'x'; it must be an object from our names"),
+    "parts that are a text": (put("names parts", "x"), "names.parts is 'x'; it must be an object from our names"),
     "a weight without a name": (drop(Q), r"no name for layers.0.mixer.q.weight of shape .*; add 'mixer.q' to"),
-    "a name of no weight": (put("names/parts/mixer.qq", "x"), "names.parts.mixer.qq: the spec has no such weight; did"),
-    "an unknown root": (put("names/root/hed", "x"), "names.root.hed: the spec has no such weight; did you mean head?"),
+    "a name of no weight": (put("names parts mixer.qq", "x"), "names.parts.mixer.qq: the spec has no such weight; did"),
+    "an unknown root": (put("names root hed", "x"), "names.root.hed: the spec has no such weight; did you mean head?"),
     "a number": (put(Q, 7), "names.parts.mixer.q: 7 is not str"),
     "a kind that is not there": (put(Q, {"type": "Rows"}), "names.parts.mixer.q: type 'Rows' is none of FusedRows, "),
     "a kind without a field": (put(Q, {"type": "Each"}), "names.parts.mixer.q: Each needs module"),
@@ -246,30 +246,30 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         put(Q, {"type": "HeadPart", "module": "x", "index": 3, "count": 3}), "index 3 must be at least 0 and less than",
     ),
     "heads of an mlp": (
-        put("names/parts/mlp.up", {"type": "HeadPart", "module": "x", "index": 0, "count": 1}), "only attention has",
+        put("names parts mlp.up", {"type": "HeadPart", "module": "x", "index": 0, "count": 1}), "only attention has",
     ),
     "no groups": (put(Q, {"type": "Groups", "module": "x", "names": ["mixer.q"], "count": 0}), "count is 0; it must"),
     "odd groups": (
         put(Q, {"type": "Groups", "module": "x", "names": ["mixer.q"], "count": 7}), "cannot be cut into 7 equal",
     ),
-    "experts of a norm": (put("names/parts/mlp_norm", {"type": "Each", "module": "x.{e}"}), "no axis of experts"),
+    "experts of a norm": (put("names parts mlp_norm", {"type": "Each", "module": "x.{e}"}), "no axis of experts"),
     "one tensor for two": (put(Q, "self_attn.k_proj"), "is given to both layers.0.mixer.q.weight and layers.0.mixer.k"),
     "braces": (put(Q, "a.{e.__class__}"), "braces are not allowed here"),
-    "a wide number": (put("names/layer", "model.{i}.{i:999999999}"), r"only \{i\} may be in braces"),
-    "a prefix without a number": (put("names/layer", "model."), r"must contain \{i\}"),
-    "no prefix": (drop("names/layer"), "names.layer is missing; give the prefix"),
+    "a wide number": (put("names layer", "model.{i}.{i:999999999}"), r"only \{i\} may be in braces"),
+    "a prefix without a number": (put("names layer", "model."), r"must contain \{i\}"),
+    "no prefix": (drop("names layer"), "names.layer is missing; give the prefix"),
     "a long name": (put(Q, "x" * 401), "it must be a text of at most 400 characters"),
     "many axes": (put(Q, {"type": "Tensor", "name": "x", "axes": [9, 0]}), "each number must be from 0 to 4"),
     "three axes": (put(Q, {"type": "Tensor", "name": "x", "axes": [0, 0, 0]}), r"axes: \[0, 0, 0\] is not tuple"),
-    "transposed of nothing": (put("names/transposed", ["nobody"]), "names.transposed: no entry reads 'nobody'"),
-    "ignore that is a text": (put("names/ignore", "x"), "names.ignore is 'x'; it must be a list of texts"),
-    "layers that are not there": (put("names/some_layers", [{"layers": [99], "parts": {}}]), "99 is no layer; the"),
-    "layers without a change": (put("names/some_layers", [{"layers": [1], "parts": {}}]), "changes nothing in layer 1"),
-    "negative layers": (put("names/some_layers", [{"layers": [-1]}]), "must be a list of numbers of layers, from 0"),
+    "transposed of nothing": (put("names transposed", ["nobody"]), "names.transposed: no entry reads 'nobody'"),
+    "ignore that is a text": (put("names ignore", "x"), "names.ignore is 'x'; it must be a list of texts"),
+    "layers that are not there": (put("names some_layers", [{"layers": [99], "parts": {}}]), "99 is no layer; the"),
+    "layers without a change": (put("names some_layers", [{"layers": [1], "parts": {}}]), "changes nothing in layer 1"),
+    "negative layers": (put("names some_layers", [{"layers": [-1]}]), "must be a list of numbers of layers, from 0"),
     "too many layers": (
         lambda d: d["spec"]["layers"].extend([{**d["spec"]["layers"][0], "count": 9999}] * 3), "more than 10000 layers",
     ),
-    "another size": (put("spec/hidden_size", 128), "has shape .* correct the sizes in spec, or names"),
+    "another size": (put("spec hidden_size", 128), "has shape .* correct the sizes in spec, or names"),
     "a name that the checkpoint lacks": (
         put(Q, "self_attn.query"), r"lacks model.layers.0.self_attn.query.weight.*correct the name of layers.0.mixer.q",
     ),

@@ -56,7 +56,9 @@ class Sequence:
 
 
 def attend(table: Any, s: Sequence, rows: Any, some: slice = slice(None)) -> tuple[Any, np.ndarray, np.ndarray]:
-    put = lambda x: table.memory.put(np.ascontiguousarray(x), "float32", "float32")  # noqa: E731
+    def put(x: np.ndarray) -> Any:
+        return table.memory.put(np.ascontiguousarray(x), "float32", "float32")
+
     chosen = table.primitive(api.SELECT_KEYS, CASE)(put(s.q[some]), put(s.weights[some]), rows)
     found = table.primitive(api.INDEXED_ATTENTION, CASE)(put(s.queries[some]), rows, put(s.kv_b), chosen)
     ids, counts = np.asarray(chosen.ids), np.asarray(chosen.counts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -78,7 +77,7 @@ def _folder_of(folder: Path, config: Mapping[str, Any]) -> Path:
                 (hidden / name).symlink_to(folder / name)
             (hidden / CONFIG).write_text(text, encoding="utf-8")
             hidden.chmod(0o755)
-            os.rename(hidden, target)  # noqa: PTH104 - fails if another process was faster
+            hidden.rename(target)  # fails if another process was faster, because its folder is not empty
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
