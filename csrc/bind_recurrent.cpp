@@ -142,9 +142,9 @@ void lightning_scan(Pool& pool, const Input& q, const Input& k, const Input& v, 
     perform(pool, pool, [scan](Pool::Hold& hold) { run(hold, scan); }, q, k, v, before, lengths, y, h, read, write);
 }
 
-void delta_scan(Pool& pool, int64_t key_heads, const Input& q, const Input& k, const Input& v, const Input& decay,
-                const Input& beta, const Input& rate, const Input& dt_bias, const Input& before, const Ids& lengths,
-                const Output& y, const Output& h, const PageIds& read, const PageIds& write) {
+void delta_scan(Pool& pool, int64_t key_heads, float reach, const Input& q, const Input& k, const Input& v,
+                const Input& decay, const Input& beta, const Input& rate, const Input& dt_bias, const Input& before,
+                const Ids& lengths, const Output& y, const Output& h, const PageIds& read, const PageIds& write) {
     const Sequences s = sequences_of(lengths, q);
     const int64_t heads = columns_of(beta);
     if (heads < 1 || key_heads < 1 || heads % key_heads || columns_of(q) % key_heads || columns_of(v) % heads)
@@ -158,6 +158,7 @@ void delta_scan(Pool& pool, int64_t key_heads, const Input& q, const Input& k, c
                          .dim = dim,
                          .width = width,
                          .by_channel = by_channel,
+                         .reach = reach,
                          .q = rows(q, "q", s, key_heads * dim),
                          .k = rows(k, "k", s, key_heads * dim),
                          .v = rows(v, "v", s, heads * width),
@@ -263,9 +264,9 @@ void bind_recurrent(nb::module_& m) {
           array("lengths"), array("y"), array("h"), array("read").none(), array("write").none());
     m.def("lightning_scan", lightning_scan, nb::arg("pool"), array("q"), array("k"), array("v"), array("decay"),
           array("before"), array("lengths"), array("y"), array("h"), array("read").none(), array("write").none());
-    m.def("delta_scan", delta_scan, nb::arg("pool"), nb::arg("key_heads"), array("q"), array("k"), array("v"),
-          array("decay"), array("beta"), array("rate"), array("dt_bias"), array("before"), array("lengths"), array("y"),
-          array("h"), array("read").none(), array("write").none());
+    m.def("delta_scan", delta_scan, nb::arg("pool"), nb::arg("key_heads"), nb::arg("reach"), array("q"), array("k"),
+          array("v"), array("decay"), array("beta"), array("rate"), array("dt_bias"), array("before"), array("lengths"),
+          array("y"), array("h"), array("read").none(), array("write").none());
     m.def("begin_states", begin_states, nb::arg("pool"), array("pages"), array("read"), array("fresh"), array("write"),
           array("found"));
     m.def("norm_gate", norm_gate, nb::arg("pool"), nb::arg("silu"), nb::arg("eps"), array("y"), array("z"),

@@ -5,11 +5,12 @@
 namespace ridgeline {
 
 // S = a S; S = S + beta k (v - S^T k)^T; y = S^T q, where q and k are made unit vectors, q is divided by sqrt(dim),
-// a = exp(rate softplus(decay + dt_bias)) and beta is given before its sigmoid.
+// a = exp(rate softplus(decay + dt_bias)), and beta is given before its sigmoid, which is multiplied by reach.
 struct DeltaScan {
     Sequences s;
     int64_t heads, key_heads, dim, width;  // heads of values; heads of queries and keys; size of a key; size of a value
     bool by_channel;                       // a has a number for each channel of a key, otherwise for each head
+    float reach;                           // the largest beta
     Matrix2<const float> q, k, v;          // rows [key_heads * dim], the same, [heads * width]
     Matrix2<const float> decay, beta;      // rows [heads] or [heads * dim], [heads]
     const float *rate, *dt_bias;           // [heads], negative; the size of decay

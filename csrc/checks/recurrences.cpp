@@ -144,8 +144,8 @@ void delta(Pool& pool, Results& results, Random& random, bool by_channel) {
         beta(random, heads, 3);
     const std::vector<float> rate = negative(random.floats(heads)), bias = random.floats(decays);
     State state(random, heads * dim * width);
-    DeltaScan s{SEQUENCES, heads,        key_heads,   dim,         width,       by_channel,     q.view(), k.view(),
-                v.view(),  decay.view(), beta.view(), rate.data(), bias.data(), state.before(), {},       {}};
+    DeltaScan s{SEQUENCES, heads,    key_heads,    dim,         width,       by_channel,  1.5f,           q.view(),
+                k.view(),  v.view(), decay.view(), beta.view(), rate.data(), bias.data(), state.before(), {}, {}};
     run_scan(pool, results, by_channel ? "delta scan by channel" : "delta scan", s, state, heads * width);
 }
 

@@ -54,7 +54,7 @@ void make_ready(const DeltaScan& s, int64_t head, int64_t row, int64_t tokens, c
         if (!s.by_channel) decays[t] = s.decay.row(row + t)[head];
     }
     for (int64_t t = 0; t < CHUNK; t += W) {
-        store(r.beta + t, sigmoid(load(betas + t)));
+        store(r.beta + t, set(s.reach) * sigmoid(load(betas + t)));
         if (!s.by_channel) store(decays + t, decay_of(load(decays + t), set(s.dt_bias[head]), rate));
     }
     for (int64_t t = 0; t < tokens; ++t) {

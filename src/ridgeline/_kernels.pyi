@@ -465,6 +465,7 @@ def lightning_scan(
 def delta_scan(
     pool: Pool,
     key_heads: int,
+    reach: float,
     q: Floats,
     k: Floats,
     v: Floats,

@@ -78,6 +78,7 @@ INSTEAD: dict[str, dict[str, Any]] = {
         "num_attention_heads": 64,
         "max_position_embeddings": 12_000,
     },
+    "dbrx": {"vocab_size": 1000, "d_model": 64 * 24, "n_heads": 64, "n_layers": 30, "max_seq_len": 12_000},
     "xglm": {
         "vocab_size": 1000,
         "d_model": 64 * 24,

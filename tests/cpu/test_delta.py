@@ -22,7 +22,7 @@ from ridgeline.spec import (
 from ridgeline.train.module import LanguageModel
 
 GROUPED = GatedDelta(num_heads=4, num_key_heads=2, key_dim=6, head_dim=5, conv_size=4, norm=RMSNorm())
-SINGLE = GatedDelta(num_heads=3, num_key_heads=3, key_dim=4, head_dim=7, conv_size=4, norm=RMSNorm())
+SINGLE = GatedDelta(num_heads=3, num_key_heads=3, key_dim=4, head_dim=7, conv_size=4, norm=RMSNorm(), reach=1.5)
 BY_CHANNEL = KimiDelta(num_heads=3, head_dim=6, conv_size=4, rank=4, norm=RMSNorm())
 CASES = pytest.mark.parametrize("case", [GROUPED, SINGLE, BY_CHANNEL], ids=["grouped", "single", "by channel"])
 SIZES = (1, 2, 63, 64, 100, 257)
@@ -58,7 +58,7 @@ def by_definition(case: DeltaMixer, v: dict[str, Tensor]) -> tuple[Tensor, Tenso
     per_key = case.num_heads // case.num_key_heads
     for t in range(v["q"].shape[1]):
         q, k = (v[name][:, t].unflatten(-1, (case.num_key_heads, -1)) for name in "qk")
-        value, beta = v["v"][:, t].unflatten(-1, (case.num_heads, -1)), v["beta"][:, t].sigmoid()
+        value, beta = v["v"][:, t].unflatten(-1, (case.num_heads, -1)), case.reach * v["beta"][:, t].sigmoid()
         steps = torch.log1p((v["decay"][:, t] + v["dt_bias"]).exp()).unflatten(-1, (case.num_heads, -1))
         y = []
         for i in range(case.num_heads):

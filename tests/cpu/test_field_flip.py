@@ -194,6 +194,8 @@ def changed(part: Any, field: str) -> Any:
             return "relu" if value == "silu" else "silu"  # the two gelus differ too little
         case "dim":
             return value - 2
+        case "reach":
+            return 3.0 - value  # 1 and 2
         case "ahead":
             return value + 1
         case "source":

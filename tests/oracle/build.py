@@ -249,7 +249,8 @@ def router_gap(model: nn.Module, sequences: Sequence[Sequence[int]]) -> float:
 
 def _num_chosen(config: Any) -> int:
     """Return the number of experts of a token; 0 without experts."""
-    return getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None) or 0
+    own = getattr(getattr(config, "ffn_config", None), "moe_top_k", None)
+    return own or getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None) or 0
 
 
 def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:

@@ -13,6 +13,7 @@ from oracle import (
     cases_gemma,
     cases_hybrid,
     cases_kin,
+    cases_late,
     cases_latest,
     cases_layer_norm,
     cases_linear,
@@ -38,6 +39,7 @@ CASES: dict[str, Case] = (
     | cases_delta.CASES
     | cases_hybrid.CASES
     | cases_latest.CASES
+    | cases_late.CASES
 )
 
 

@@ -100,7 +100,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), SIZES | {"attn_type_list": [0, 0, 0, 1]}),
     "deepseek_v2": SIZES | EXPERTS,
     "deepseek_v3": SIZES,
-    "deepseek_v32": SIZES,
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "olmo_hybrid"), SIZES),
+    "dbrx": {"vocab_size": 32, "d_model": 64, "n_heads": 4, "n_layers": 4, "max_seq_len": 128},
     "longcat_flash": {
         "vocab_size": 32,
         "hidden_size": 64,
@@ -840,7 +841,7 @@ def test_every_weight_has_its_rows_in_the_checkpoint(family: str) -> None:
             family.startswith("granitemoe") and ".experts.down" in weight.name
         )  # [expert, out, in] in the checkpoint, too
         every = (r.every is not None and weight.is_matrix) or r.expert_rows is not None
-        assert (r.stacked or r.flat or every) == (len(weight.shape) == 3 and not kept)
+        assert (r.stacked or r.flat or every or r.blocks is not None) == (len(weight.shape) == 3 and not kept)
         for key in r.keys:
             assert key not in whole
             if r.every is not None:

@@ -15,6 +15,7 @@ from ridgeline.archs import (
     bert,
     bloom,
     cohere,
+    dbrx,
     deepseek,
     dense,
     diffusion_gemma,
@@ -62,7 +63,7 @@ MODULES = (
     llama, dense, gemma, gemma4, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi,
     bamba, granite, nemotron, sdar, llada2, llada, diffusion_gemma, routed, cohere, phi, gptj, opt,
     falcon, falcon_h1, bloom, windowed, hunyuan, ministral3, plain,
-    llama4, longcat,
+    llama4, longcat, dbrx,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 ENCODERS: Mapping[str, Family] = {family.model_type: family for module in (bert,) for family in module.FAMILIES}

@@ -147,8 +147,10 @@ def glm4_moe_lite(c: Config) -> ModelSpec:
     return replace(spec, layers=tuple(replace(own, mlp=dense) if kind == "dense" else own for kind, own in layers))
 
 
-def deepseek_v32(c: Config) -> ModelSpec:
-    """DeepSeek-V3.2: an indexer selects the keys of each query (arXiv:2512.02556)."""
+def deepseek_v32(c: Config, interleaved: bool = False) -> ModelSpec:
+    """DeepSeek-V3.2: an indexer selects the keys of each query (arXiv:2512.02556). interleaved: whether neighboring
+    numbers of the indexer rotate together.
+    """
     if c.is_null("q_lora_rank"):
         raise c.error("q_lora_rank", "is null, which has no meaning here")
     count, names = c.get_layer_count(), ("dense", "sparse")
@@ -162,10 +164,23 @@ def deepseek_v32(c: Config) -> ModelSpec:
     own = spec.layers[0]
     assert isinstance(own, Layer) and isinstance(own.mixer, LatentAttention)
     heads, size = c.get_size("index_n_heads", 64), c.get_size("index_head_dim", 128)
-    mixer = IndexedAttention(own.mixer, Indexer(heads, size, c.get_size("index_topk", 2048), LayerNorm(1e-6)))
+    mixer = IndexedAttention(
+        own.mixer, Indexer(heads, size, c.get_size("index_topk", 2048), LayerNorm(1e-6), interleaved)
+    )
     sparse = replace(own, mixer=mixer)
     plain = replace(sparse, mlp=dense)
     return replace(spec, layers=tuple(plain if kind == "dense" else sparse for kind in kinds))
+
+
+def glm_moe_dsa(c: Config) -> ModelSpec:
+    """GLM 5: DeepSeek-V3.2 in other sizes; neighboring numbers of the indexer rotate together (arXiv:2602.15763)."""
+    sizes = {"q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256, "index_n_heads": 32}
+    c.assume({**sizes, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5})
+    c.get_choices("indexer_types", c.get_layer_count(), ("full",))
+    c.expect("index_topk_freq", 0, 1)  # other numbers mean layers that take the choice of the layer before
+    c.expect("index_topk_pattern")
+    c.expect("indexer_rope_interleave", True)
+    return deepseek_v32(c, interleaved=True)
 
 
 def axk1(c: Config) -> ModelSpec:
@@ -255,5 +270,6 @@ FAMILIES = (
     Family("youtu", youtu, V3_NAMES, (*_HARMLESS, "embedding_initializer_range")),
     Family("minicpm3", minicpm3, V2_NAMES, _HARMLESS),
     Family("deepseek_v32", deepseek_v32, V32_NAMES, (*_HARMLESS, *_MTP)),
+    Family("glm_moe_dsa", glm_moe_dsa, V32_NAMES, (*_HARMLESS, *_MTP, "index_skip_topk_offset")),
     Family("deepseek_v3", deepseek_v3, V3_NAMES, (*_HARMLESS, *_MTP)),
 )

@@ -2,8 +2,8 @@
 
 A table maps our module names to the checkpoint's. A value is either a module name, or it describes another layout:
 several of our weights in one tensor (`FusedRows`, `HeadPart`, `GroupPart`, `Groups`, `AllExperts`, `ExpertPart`), one
-of our weights in several tensors (`Each`), other axes (`Flat`), a module of another layer (`Before`), or a complete
-tensor name (`Tensor`).
+of our weights in several tensors (`Each`), other axes (`Flat`, `ExpertRows`), a module of another layer (`Before`), or
+a complete tensor name (`Tensor`).
 """
 
 from __future__ import annotations
@@ -118,6 +118,16 @@ class ExpertPart:
     transposed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """The matrices [out, in] of all experts, one below the other, under a complete tensor name (DBRX). transposed: they
+    are [in, out].
+    """
+
+    name: str
+    transposed: bool = False
+
+
 Source = (
     str
     | FusedRows
@@ -131,6 +141,7 @@ Source = (
     | Before
     | AllExperts
     | ExpertPart
+    | ExpertRows
 )
 
 
@@ -142,8 +153,9 @@ class Read:
     stacked: whether there is one key per entry of the first axis. transpose: whether to swap the last two axes.
     total_rows: rows that a fused tensor must have after the transpose. head_part: (index, count, head_dim). flat:
     whether the checkpoint joins our first two axes. every: (index, count) of an expert's outputs. group_rows: (groups,
-    first, last) of each group of rows. expert_rows: (first, last, all) of each expert. axes: numbers of axes of size 1
-    that the checkpoint has before and after ours.
+    first, last) of each group of rows. expert_rows: (first, last, all) of each expert. blocks: number of
+    equal blocks of rows that are transposed one by one. axes: numbers of axes of size 1 that the checkpoint has before
+    and after ours.
     """
 
     keys: tuple[str, ...]
@@ -156,6 +168,7 @@ class Read:
     every: tuple[int, int] | None = None
     group_rows: tuple[int, int, int] | None = None
     expert_rows: tuple[int, int, int] | None = None
+    blocks: int | None = None
     axes: tuple[int, int] = (0, 0)
 
 
@@ -266,6 +279,9 @@ class Names:
             return Read((f"{own}.{suffix}",))
         if isinstance(source, Tensor):
             return Read((f"{prefix}{source.name}",), axes=source.axes)
+        if isinstance(source, ExpertRows):
+            own = f"{prefix}{source.name}"
+            return Read((own,), blocks=shape[0]) if source.transposed else Read((own,), flat=True)
         if isinstance(source, AllExperts):
             key = f"{prefix}{source.module}" + ("" if suffix == "weight" else f"_{suffix}")
             return Read((key,), transpose=suffix == "weight", every=(source.index, source.count))

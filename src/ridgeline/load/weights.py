@@ -331,6 +331,8 @@ def stored_shape(weight: Weight, read: Read) -> tuple[int, ...]:
     shape = weight.shape[1:] if read.stacked else weight.shape
     if read.flat:
         shape = (shape[0] * shape[1], *shape[2:])
+    if read.blocks is not None:
+        shape = (shape[0] * shape[2], shape[1])
     if read.total_rows is not None:
         shape = (read.total_rows, *shape[1:])
     if read.every is not None:
@@ -348,6 +350,8 @@ def _cut(data: np.ndarray[Any, Any], read: Read, shape: tuple[int, ...]) -> np.n
 
 def part_of(data: np.ndarray[Any, Any], read: Read) -> np.ndarray[Any, Any]:
     """Return a view of the part of a stored tensor that a read takes. Parts of heads or groups keep that axis."""
+    if read.blocks is not None:
+        return data.reshape(read.blocks, -1, data.shape[-1]).swapaxes(-1, -2)
     if read.transpose:
         data = data.swapaxes(-1, -2)
     if read.rows is not None:

@@ -20,12 +20,13 @@ class GatedDelta(RecurrentBase):
 
     q, k, v = act(conv(in(x))), each with its own filter; q and k become unit vectors, and q is divided by
     sqrt(key_dim). S = a S; S = S + beta k (v - S^T k)^T; y = S^T q; out(norm(y) silu(gate(x))), the norm over a head.
-    a = exp(-exp(A_log) softplus(decay(x) + dt_bias)) and beta = sigmoid(beta(x)) are one number for each head.
+    a = exp(-exp(A_log) softplus(decay(x) + dt_bias)) and beta = reach sigmoid(beta(x)) are one number for each head.
 
     Args:
         num_heads, head_dim: Heads of values, and their size.
         num_key_heads, key_dim: Heads of queries and keys, and their size. Each serves num_heads / num_key_heads heads.
         conv_size: Tokens that a convolution sees.
+        reach: The largest beta. With 2, a token can turn what its key finds around (arXiv:2411.12537).
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("in_q", "in_k", "in_v", "decay", "beta", "gate")
@@ -37,12 +38,14 @@ class GatedDelta(RecurrentBase):
     conv_size: int
     norm: RMSNorm
     activation: Activation = "silu"
+    reach: float = 1.0
 
     def __post_init__(self) -> None:
         _check(
             self.activation, num_heads=self.num_heads, num_key_heads=self.num_key_heads, key_dim=self.key_dim,
             head_dim=self.head_dim, conv_size=self.conv_size,
         )  # fmt: skip
+        require(0 < self.reach <= 2, f"reach must be above 0 and at most 2, not {self.reach}")
         heads, key_heads = self.num_heads, self.num_key_heads
         require(heads % key_heads == 0, f"num_heads {heads} is not a multiple of num_key_heads {key_heads}")
 
@@ -100,6 +103,8 @@ class KimiDelta(RecurrentBase):
     rank: int
     norm: RMSNorm
     activation: Activation = "silu"
+
+    reach: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         _check(

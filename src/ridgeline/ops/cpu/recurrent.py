@@ -100,7 +100,7 @@ def delta_rule(case: GatedDelta | KimiDelta, pool: Pool) -> Callable[..., tuple[
         y, (left, at) = empty(pool, *v.shape), locate(h)
         inputs = rows_of(q), rows_of(k), rows_of(v), rows_of(decay), rows_of(beta), rate(a_log), dt_bias
         _kernels.delta_scan(
-            pool, case.num_key_heads, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write
+            pool, case.num_key_heads, case.reach, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write
         )
         return y, left
 

@@ -28,7 +28,7 @@ def delta_rule(case: GatedDelta | KimiDelta) -> Scan:
         # One decay for each head, or for each channel of its keys. Padding neither decays nor writes.
         rates = _heads(softplus(decay + dt_bias), case.num_heads)
         logs = steps(-np.exp(a_log)[:, None] * rates, lengths)
-        beta = steps(sigmoid(beta), lengths)
+        beta = steps(case.reach * sigmoid(beta), lengths)
         y, h = (_token if v.shape[1] == 1 else _chunked)(q, k, _heads(v, case.num_heads), logs, beta, h)
         return y.reshape(*y.shape[:2], -1), h
 

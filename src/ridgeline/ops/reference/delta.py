@@ -27,7 +27,7 @@ def delta_rule(case: GatedDelta | KimiDelta):
         # One decay for each head, or for each channel of its keys. Padding neither decays nor writes.
         steps = F.softplus(decay + dt_bias).unflatten(-1, (case.num_heads, -1))
         logs = _steps(-a_log.exp()[:, None] * steps, lengths)
-        beta = _steps(beta.sigmoid(), lengths)
+        beta = _steps(case.reach * beta.sigmoid(), lengths)
         y, h = (_token if v.shape[1] == 1 else _chunked)(q * scale, k, v, logs, beta, h)
         return y.flatten(2), h
 

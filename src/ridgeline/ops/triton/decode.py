@@ -65,11 +65,11 @@ def delta(case: GatedDelta | KimiDelta, bound: Bound) -> OneToken:
             a_log=arrays["A_log"], dt_bias=arrays["dt_bias"], norm_weight=arrays["gate_norm.weight"], y=y,
             q_pages=pages[0], k_pages=pages[1], v_pages=pages[2], pages=pages[3], **where(states),
             **{name: x.stride(0) for name, x in zip(names, pages, strict=True)},
-            arrived=counters(len(v) * keys, v.device), scale=case.key_dim**-0.5, offset=case.norm.offset,
-            eps=case.norm.eps, KEPT=pages[0].shape[1], SHARED=case.num_heads // keys, HEADS=case.num_heads,
-            KEYS=case.key_dim, WIDTH=case.head_dim, BY_CHANNEL=isinstance(case, KimiDelta), NAME=case.activation,
-            GATE="sigmoid" if isinstance(case, KimiDelta) else "silu", BLOCK_P=block, BLOCK_K=power_above(case.key_dim),
-            BLOCK_W=power_above(case.head_dim),
+            arrived=counters(len(v) * keys, v.device), scale=case.key_dim**-0.5, reach=case.reach,
+            offset=case.norm.offset, eps=case.norm.eps, KEPT=pages[0].shape[1], SHARED=case.num_heads // keys,
+            HEADS=case.num_heads, KEYS=case.key_dim, WIDTH=case.head_dim, BY_CHANNEL=isinstance(case, KimiDelta),
+            NAME=case.activation, GATE="sigmoid" if isinstance(case, KimiDelta) else "silu", BLOCK_P=block,
+            BLOCK_K=power_above(case.key_dim), BLOCK_W=power_above(case.head_dim),
         )  # fmt: skip
         return weights.linears["out"].apply(y)
 

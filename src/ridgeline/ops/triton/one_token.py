@@ -60,7 +60,7 @@ def keep(x, pages, where, at, inside, stride, channels, KEPT: tl.constexpr):
 def delta_step(
     q, k, v, decay, beta, z, q_weight, k_weight, v_weight, a_log, dt_bias, norm_weight, y, q_pages, k_pages, v_pages,
     pages, read, fresh, write, arrived, q_stride, k_stride, v_stride, decay_stride, beta_stride, z_stride, q_page,
-    k_page, v_page, page, scale, offset, eps, KEPT: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr,
+    k_page, v_page, page, scale, reach, offset, eps, KEPT: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr,
     KEYS: tl.constexpr, WIDTH: tl.constexpr, BY_CHANNEL: tl.constexpr, NAME: tl.constexpr, GATE: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
@@ -85,7 +85,7 @@ def delta_step(
     plus = tl.load(dt_bias + of_decay, mask=is_s, other=0.0).to(tl.float32)
     step = softplus(tl.load(decay + sequence * decay_stride + of_decay, mask=is_s, other=0.0) + plus)
     q_here, k_here, beta = unit(q_here) * scale, unit(k_here), beta + sequence * beta_stride + head
-    h, found = delta_of(h, q_here, k_here, v_here, rate * step, beta)
+    h, found = delta_of(h, q_here, k_here, v_here, rate * step, beta, reach)
     y, z = y + sequence * (HEADS * WIDTH), z + sequence * z_stride
     tl.store(y + of_value, found, mask=is_p)
     tl.debug_barrier()  # all threads have read the state before, which may be in the same page

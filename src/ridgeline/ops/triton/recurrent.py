@@ -163,9 +163,9 @@ def delta_rule(case: GatedDelta | KimiDelta, launch: Launch) -> Scan:
         launch(
             scans.delta_scan, (-(-case.head_dim // block), case.num_heads, v.shape[0]), Compiled(4),
             **inputs, **strides, a_log=a_log, dt_bias=dt_bias, y=y, **at.arguments(), lengths=lengths, m=v.shape[1],
-            scale=case.key_dim**-0.5, SHARED=case.num_heads // case.num_key_heads, HEADS=case.num_heads,
-            KEYS=case.key_dim, WIDTH=case.head_dim, BY_CHANNEL=isinstance(case, KimiDelta), BLOCK_P=block,
-            BLOCK_K=power_above(case.key_dim),
+            scale=case.key_dim**-0.5, reach=case.reach, SHARED=case.num_heads // case.num_key_heads,
+            HEADS=case.num_heads, KEYS=case.key_dim, WIDTH=case.head_dim, BY_CHANNEL=isinstance(case, KimiDelta),
+            BLOCK_P=block, BLOCK_K=power_above(case.key_dim),
         )  # fmt: skip
         return y, left
 

@@ -208,11 +208,11 @@ def unit(x):
 
 
 @triton.jit
-def delta_of(h, q, k, v, decay, beta):
+def delta_of(h, q, k, v, decay, beta, reach):
     """Return the state [values, keys] after one token of the delta rule, and its result [values]. beta: a pointer."""
     h = tl.exp(decay)[None, :] * h
     error = v - sum_pairs(h * k[None, :])
-    error *= sigmoid(tl.load(beta))
+    error *= reach * sigmoid(tl.load(beta))
     h += k[None, :] * error[:, None]
     return h, sum_pairs(h * q[None, :])
 
@@ -220,7 +220,7 @@ def delta_of(h, q, k, v, decay, beta):
 @triton.jit
 def delta_scan(
     q, k, v, decay, beta, a_log, dt_bias, y, before, after, read, fresh, write, lengths, m, q_stride, k_stride,
-    v_stride, decay_stride, beta_stride, before_stride, after_stride, scale, SHARED: tl.constexpr,
+    v_stride, decay_stride, beta_stride, before_stride, after_stride, scale, reach, SHARED: tl.constexpr,
     HEADS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, BY_CHANNEL: tl.constexpr, IN_PAGES: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -243,7 +243,7 @@ def delta_scan(
         k_here = unit(tl.load(k + row * k_stride + of_key + s, mask=is_s, other=0.0))
         v_here = tl.load(v + row * v_stride + head * WIDTH + p, mask=is_p, other=0.0)
         step = softplus(tl.load(decay + row * decay_stride + of_decay, mask=is_s, other=0.0) + plus)
-        h, found = delta_of(h, q_here, k_here, v_here, rate * step, beta + row * beta_stride + head)
+        h, found = delta_of(h, q_here, k_here, v_here, rate * step, beta + row * beta_stride + head, reach)
         tl.store(y + row * (HEADS * WIDTH) + head * WIDTH + p, found, mask=is_p)
     tl.debug_barrier()  # all threads have read the state before, which may be in the same page
     tl.store(state_of(after, write, sequence, after_stride, IN_PAGES) + cell, h, mask=inside)
