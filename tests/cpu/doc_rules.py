@@ -82,6 +82,7 @@ RULES = (
     ),
     Rule(r"ridgeline convert ", How.RUN, SIZES, words("--sequence-length 32")),
     Rule(r"ridgeline serve$", How.SERVER, "port 8000 may be taken, and other blocks ask this one", slow=True),
+    Rule(r"ridgeline serve .*--ray", How.PARSE, "it needs Ray, and tests/cpu/test_ray.py runs it"),
     Rule(r"ridgeline serve ", How.SERVE, "a server does not end by itself", words("--port 0"), slow=True),
     Rule(
         r"ridgeline bench serve .*--concurrency",

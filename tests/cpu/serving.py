@@ -32,7 +32,9 @@ def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
 class Server:
     """Runs `ridgeline serve` with some arguments, and sends requests to it."""
 
-    def __init__(self, *args: str, env: dict[str, str] | None = None, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *args: str, env: dict[str, str] | None = None, prefix: Sequence[str] = (), start_s: float = START_SECONDS
+    ) -> None:
         command = [*prefix, sys.executable, "-m", "ridgeline", "serve", *args, "--port", "0"]
         self._log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115 - a pipe that nobody reads would fill up
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
@@ -40,14 +42,14 @@ class Server:
         self.trusted: ssl.SSLContext | None = None  # set for a server that uses TLS
         self._socks: list[socket.socket] = []
         try:
-            self.port = self._port()
+            self.port = self._port(start_s)
         except BaseException:
             self.stop(signal.SIGKILL)
             raise
 
-    def _port(self) -> int:
+    def _port(self, seconds: float) -> int:
         """Wait until the server listens, and return its port."""
-        end = time.monotonic() + START_SECONDS
+        end = time.monotonic() + seconds
         while not (found := re.search(r"serving .* at https?://(?:127\.0\.0\.1|0\.0\.0\.0):(\d+)", self.said())):
             assert self.process.poll() is None and time.monotonic() < end, self.said()
             time.sleep(0.05)
@@ -144,9 +146,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*args: str, env: dict[str, str] | None = None, prefix: Sequence[str] = ()) -> Iterator[Server]:
+def serving(
+    *args: str, env: dict[str, str] | None = None, prefix: Sequence[str] = (), start_s: float = START_SECONDS
+) -> Iterator[Server]:
     """Run a server, and stop it when the context ends."""
-    server = Server(*args, env=env, prefix=prefix)
+    server = Server(*args, env=env, prefix=prefix, start_s=start_s)
     try:
         yield server
     finally:

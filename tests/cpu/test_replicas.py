@@ -237,7 +237,7 @@ CASES: tuple[dict[str, Any], ...] = (
 )
 
 
-def _stream(client: httpx.Client, number: int) -> list[Any]:
+def stream_of(client: httpx.Client, number: int) -> list[Any]:
     """Return the text, the tokens' log probabilities and the reason of each answer."""
     body = {"prompt": f"def f{number}(", "max_tokens": 300, "ignore_eos": True, "stream": True}
     found: list[Any] = [["", [], None] for _ in range(2)]
@@ -259,9 +259,9 @@ def _stream(client: httpx.Client, number: int) -> list[Any]:
 def test_nobody_notices_that_an_engine_is_killed(server: Server) -> None:
     """kill -9 of each engine in turn while ten streams run: no error, and the bits of a run without."""
     with ThreadPoolExecutor(10) as pool, httpx.Client(base_url=server.url, timeout=120) as client:
-        wanted = list(pool.map(lambda i: _stream(client, i), range(10)))
+        wanted = list(pool.map(lambda i: stream_of(client, i), range(10)))
         for round in range(2):
-            running = [pool.submit(_stream, client, i) for i in range(10)]
+            running = [pool.submit(stream_of, client, i) for i in range(10)]
             moved = server.metric("ridgeline:replica_moved_total")
             until(lambda: server.metric("vllm:num_requests_running") >= 4)
             os.kill(server.engine_pids()[round], signal.SIGKILL)

@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, frozenset[str] | None] = {
     "serve": frozenset(
         {"spec", "load", "sched", "cost", "plan", "settings", "sample", "runtime", "llm", "measure", "__init__"}
     ),
-    "dist": frozenset({"spec", "ops", "sched", "runtime", "serve"}),
+    "dist": frozenset({"spec", "ops", "sched", "runtime", "serve", "__init__"}),
     "cli": None,
     "__init__": None,  # the top level, which re-exports
     "__main__": None,
@@ -123,6 +123,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "lab": frozenset({"numpy", "matplotlib"}),
     "serve": frozenset({"numpy", "fastapi", "starlette", "pydantic", "uvicorn", "opentelemetry"}),
     "sim": frozenset({"numpy", "matplotlib"}),
+    "dist": frozenset({"ray"}),
     "cli": frozenset({"filelock", "typer", "rich", "yaml"}),
     "system": frozenset({"psutil"}),
 }
@@ -400,6 +401,7 @@ def modules_after(code: str) -> set[str]:
         ("import ridgeline.runtime.load, ridgeline.runtime.step", {"torch"}),
         ("from ridgeline import LLM, SamplingParams", {"torch", "triton"}),
         ("import ridgeline.cli.main", {"torch", "triton"}),
+        ("import ridgeline.dist.ray_cluster, ridgeline.dist.ray_process", {"torch", "ray"}),
         ("from ridgeline.ops import open_table; open_table('cpu')", {"torch", "triton"}),
     ],
 )

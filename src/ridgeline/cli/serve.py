@@ -33,7 +33,7 @@ def serve(
 
     from ridgeline.cli.flags.loading import find
     from ridgeline.cli.show.report import say
-    from ridgeline.dist.local import opener
+    from ridgeline.dist import local, ray_cluster
     from ridgeline.serve.server import run
 
     options = serve_options(served, server, seed)
@@ -42,10 +42,14 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of every malformed request
     if server.quiet:
         logging.getLogger("ridgeline.serve.http.guard").setLevel(logging.WARNING)
+    if server.ray is None:
+        open_engine = local.opener(arguments, server.replicas)
+    else:
+        open_engine = ray_cluster.opener(server.ray, server.replicas)
     find(served.model, load.revision, load.load_format)  # downloads the model with a progress bar, or fails early
     run(
         served.model, arguments, options, on_loading=lambda loading: None, on_ready=_say_ready,
-        open_engine=opener(arguments, server.replicas),
+        open_engine=open_engine,
         on_bound=lambda url: say(f"loading {options.names[0]}; it will be served at {url}"),
     )  # fmt: skip
 

@@ -35,10 +35,15 @@ def opener(options: Mapping[str, Any], replicas: int) -> OpenEngine:
     return fleet
 
 
-def options_of_replicas(options: Mapping[str, Any], replicas: int) -> list[dict[str, Any]]:
-    """Return the arguments of LLM for each replica."""
+def check_replicas(replicas: int) -> None:
+    """Raise RequestError for a number of replicas that is not possible."""
     if not 1 <= replicas <= MAX_REPLICAS:
         raise RequestError(f"--replicas is {replicas}; it must be 1 to {MAX_REPLICAS}")
+
+
+def options_of_replicas(options: Mapping[str, Any], replicas: int) -> list[dict[str, Any]]:
+    """Return the arguments of LLM for each replica."""
+    check_replicas(replicas)
     if replicas == 1:
         return [dict(options)]
     device = resolve_device(options.get("device", "auto"))

@@ -76,6 +76,15 @@ Replicas = Annotated[
         "each has its own. Raise it with several GPUs or sockets.",
     ),
 ]
+RayAddress = Annotated[
+    str | None,
+    _server(
+        "--ray",
+        metavar="ADDRESS",
+        help="Ray cluster whose machines run the replicas: HOST:PORT, auto for the cluster of this machine, or local, "
+        "which starts Ray on this machine alone. Default: engines on this machine, without Ray.",
+    ),
+]
 ChatTemplateFile = Annotated[
     str | None,
     _server("--chat-template", help="File with a chat template in Jinja. Default: the model's own chat template."),

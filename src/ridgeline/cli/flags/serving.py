@@ -51,6 +51,7 @@ class ServerFlags:
     host: s.Host = "127.0.0.1"
     port: s.Port = 8000
     replicas: s.Replicas = 1
+    ray: s.RayAddress = None
     root_path: s.RootPath = ""
     ssl_keyfile: s.KeyFile = None
     ssl_certfile: s.CertFile = None

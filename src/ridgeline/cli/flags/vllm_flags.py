@@ -95,7 +95,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag(("--data-parallel-size", "-dp"), "it sets --replicas", takes_value=True, translate=_replicas),
     _on("--enable-expert-parallel", says="with --tensor-parallel-size each rank has a share of the neurons of every "
         "expert, and otherwise one process has all experts"),
-    _value("--distributed-executor-backend", says="Ridgeline starts its own processes, on this machine"),
+    _value("--distributed-executor-backend",
+           says="Ridgeline starts its own processes, on this machine or with --ray on several"),
     _on("--disable-custom-all-reduce", says="the parts of ranks are always added in the order of the ranks"),
     _on("--disable-frontend-multiprocessing", says="the HTTP server and the engine are always separate processes"),
     # The model and its tokenizer.

@@ -158,6 +158,7 @@ class EngineClient:
         self._answers: dict[int, Answers] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._process: EngineProcess | None = None
+        self._ahead_s = 0.0  # of the clock of the engine's machine, before ours
         self._supervisor: asyncio.Task[None] | None = None
         self.state: State = "starting"
         self.restarts = 0
@@ -212,7 +213,7 @@ class EngineClient:
         ids = [next(self._ids) for _ in requests]
         answers = Answers(ids, self._end, on_done)
         for number, request in zip(ids, requests, strict=True):
-            self._send(Submit(number, request, arrived, stream))
+            self._send(Submit(number, request, arrived + self._ahead_s, stream))
         self._answers |= dict.fromkeys(ids, answers)
         return answers
 
@@ -236,6 +237,7 @@ class EngineClient:
     async def report(self) -> Report:
         """Return the engine's state and counters, taken between two steps. Raises EngineDown."""
         reply: Report = await self._ask(Ask)
+        reply.meters.move(-self._ahead_s)
         return reply
 
     def end_all(self, why: str) -> None:
@@ -284,6 +286,7 @@ class EngineClient:
             process = self._process = await self._start_process()
         except OSError as e:
             raise StartFailed(f"the engine process could not be started: {e}") from None
+        self._ahead_s = process.ahead_s
         self._send(self._start_message)
         try:
             message = await self.watch.run(self._load(process), loading=True)
@@ -377,7 +380,7 @@ class EngineClient:
             answers = self._answers.get(number)
             if answers is not None:
                 notified[answers] = None
-                if answers.put(number, OutputChunk(*values), message.committed):
+                if answers.put(number, OutputChunk(*values), message.committed - self._ahead_s):
                     del self._answers[number]
         for answers in notified:
             answers.notify()

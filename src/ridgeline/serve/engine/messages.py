@@ -45,7 +45,7 @@ class Start:
 class Submit:
     """Answer a request.
 
-    arrived: time of arrival by time.perf_counter, which all processes share. stream: send the answer while it is
+    arrived: time of arrival by time.perf_counter of the engine's machine. stream: send the answer while it is
     generated, not only at its end.
     """
 
@@ -135,8 +135,9 @@ class Failed:
 class Chunks(NamedTuple):
     """Chunks of steps, or of a part of a step. It is a tuple of tuples, since these pickle fastest.
 
-    committed: when the first chunk was made (time.perf_counter). items: for each chunk the request's id and the fields
-    of an OutputChunk. last: True for the step's last message, which the HTTP process answers with Delivered.
+    committed: when the first chunk was made (time.perf_counter of the engine's machine). items: for each chunk the
+    request's id and the fields of an OutputChunk. last: True for the step's last message, which the HTTP process
+    answers with Delivered.
     """
 
     committed: float

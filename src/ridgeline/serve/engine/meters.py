@@ -51,6 +51,10 @@ class RecentHistogram(Histogram):
         super().observe(value)
         self._values.append((time.perf_counter(), value))
 
+    def move(self, seconds: float) -> None:
+        """Add seconds to the times of the last values, whose clock was another one."""
+        self._values = deque(((when + seconds, value) for when, value in self._values), maxlen=RECENT_VALUES)
+
     def recent(self, now: float) -> Quantiles | None:
         """Return the percentiles of the last minute before `now` (time.perf_counter), or None without values."""
         values = [value for when, value in self._values if when > now - RECENT_SECONDS]
@@ -111,6 +115,11 @@ class EngineMeters:
     request_prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     request_generation_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     request_preemptions: Histogram = field(default_factory=lambda: Histogram(PREEMPTIONS))
+
+    def move(self, seconds: float) -> None:
+        """Add seconds to all times of a clock, as for the clock of another machine."""
+        for histogram in (self.ttft, self.per_token):
+            histogram.move(seconds)
 
     def finish(self, output: RequestOutput) -> None:
         """Count a complete request."""

@@ -29,6 +29,11 @@ class EngineProcess(Protocol):
         """Return the process id on the machine where it runs."""
         ...
 
+    @property
+    def ahead_s(self) -> float:
+        """Return by how many seconds its time.perf_counter is ahead of ours; 0 on this machine."""
+        ...
+
     async def read(self) -> bytes:
         """Wait for the next message and return it, pickled. Raises ConnectionError at the end of the pipe."""
         ...
@@ -67,6 +72,11 @@ class LocalProcess:
     def pid(self) -> int:
         """Return the process id."""
         return self._process.pid
+
+    @property
+    def ahead_s(self) -> float:
+        """Return 0: all processes of this machine share its clock."""
+        return 0.0
 
     async def read(self) -> bytes:
         """Wait for the next message and return it, pickled. Raises ConnectionError at the end of the pipe."""
