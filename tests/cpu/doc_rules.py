@@ -137,6 +137,7 @@ RULES = (
     Rule(r"(docker|helm|systemctl|cp deploy/) ?", How.FETCH, "it needs a daemon; tests/pure/test_deploy.py checks it"),
     Rule(r"(pip download|tar) ", How.FETCH, "another project's sources, from the network"),
     Rule(r"python -m ridgeline.harness ", How.FETCH, "lm-eval fetches the questions; tests/cpu/test_tasks.py runs it"),
+    Rule(r"serve deploy ", How.TOOL, "it needs a Ray cluster; tests/cpu/test_ray_serve.py runs the application"),
     Rule(r"python -m venv ", How.TOOL, ".ci/run makes one"),
     Rule(r"python tests/compiled/", How.TOOL, "it compiles for minutes"),
     Rule(r"(ruff|mypy|pytest|cmake|clang-format)( |$)", How.TOOL, ".ci/run and its wheel run them"),

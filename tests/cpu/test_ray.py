@@ -256,7 +256,7 @@ def test_nobody_notices_that_an_engine_or_an_actor_is_killed(server: Server) -> 
             (engine.parent() if kills_actor else engine).send_signal(signal.SIGKILL)  # type: ignore[union-attr]
             assert [r.result() for r in running] == wanted
             assert server.metric("ridgeline:replica_moved_total") > moved
-            until(lambda: all(each["state"] == "ready" for each in server.ask("GET", "/live")[1]["replicas"]), 120)
+            until(lambda: all(each["state"] == "ready" for each in server.ask("GET", "/live")[1]["replicas"]), 300)
     (output,) = LLM("pocket").generate(
         "def f0(", SamplingParams(max_tokens=300, temperature=0, ignore_eos=True, repetition_penalty=1.1)
     )

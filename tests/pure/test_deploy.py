@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from ridgeline.cli.main import app
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm/ridgeline"
+KUBERAY_KEYS = {"image", "common", "head", "worker", "additionalWorkerGroups"}
 SERVE = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
 
 
@@ -166,3 +168,17 @@ def test_the_service_of_systemd(tmp_path: Path) -> None:
         unit.write_text(text.replace(program, shutil.which("true") or ""))
         run = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
         assert (run.returncode, run.stdout + run.stderr) == (0, "")
+
+
+def test_the_application_of_ray_serve() -> None:
+    """The file names a function that exists, and a line that the command takes."""
+    (given,) = yaml.safe_load((DEPLOY / "ray/serve.yaml").read_text())["applications"]
+    module, name = given["import_path"].split(":")
+    assert callable(getattr(importlib.import_module(module), name)) and given["args"].keys() == {"serve"}
+    assert flags(["serve", *shlex.split(given["args"]["serve"])])["replicas"] == 2
+    values = yaml.safe_load((DEPLOY / "ray/kuberay-values.yaml").read_text())
+    assert values.keys() <= KUBERAY_KEYS
+    named = {one["name"]: one for one in values["common"]["containerEnv"]}
+    assert named["RAY_AUTH_MODE"]["value"] == "token" and "valueFrom" in named["RAY_AUTH_TOKEN"]
+    mounted = {one["name"] for one in values["worker"]["volumeMounts"]}
+    assert mounted == {one["name"] for one in values["worker"]["volumes"]}

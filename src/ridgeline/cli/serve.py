@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from ridgeline.cli.flags import options as o
 from ridgeline.cli.flags.groups import EngineFlags, LoadFlags, grouped, llm_arguments
 from ridgeline.cli.flags.serving import ServedFlags, ServerFlags, adapter_arguments, serve_options
 
 if TYPE_CHECKING:
+    from ridgeline.serve.options import ServeOptions
     from ridgeline.serve.service import Service
 
 PLANNED_SEQUENCES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A command line of `ridgeline serve` that was read: the model, arguments of LLM, and options of the server."""
+
+    model: str
+    arguments: Mapping[str, Any]
+    options: ServeOptions
+    replicas: int
+    ray: str | None
+
+    def find(self) -> None:
+        """Download the model with a progress bar, or fail early. Raises RidgelineError."""
+        from ridgeline.cli.flags.loading import find
+
+        find(self.model, self.arguments["revision"], self.arguments["load_format"])
+
+
+def prepared(
+    *,
+    served: ServedFlags,
+    server: ServerFlags,
+    tokenizer: o.TokenizerName = None,
+    load: LoadFlags,
+    engine: EngineFlags,
+    seed: o.Seed = 0,
+) -> Prepared:
+    """Return what a command line of `ridgeline serve` asks for. Raises RequestError."""
+    options = serve_options(served, server, seed)
+    arguments = llm_arguments(load, engine, tokenizer=tokenizer, seed=seed) | adapter_arguments(served, options)
+    if server.quiet:
+        logging.getLogger("ridgeline.serve.http.guard").setLevel(logging.WARNING)
+    return Prepared(served.model, arguments, options, server.replicas, server.ray)
 
 
 @grouped
@@ -29,28 +67,22 @@ def serve(
 
     Ctrl-C or SIGTERM stops the server: running requests may finish. Press Ctrl-C again to stop immediately.
     """
-    import logging
-
-    from ridgeline.cli.flags.loading import find
     from ridgeline.cli.show.report import say
     from ridgeline.dist import local, ray_cluster
     from ridgeline.serve.server import run
 
-    options = serve_options(served, server, seed)
-    arguments = llm_arguments(load, engine, tokenizer=tokenizer, seed=seed) | adapter_arguments(served, options)
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of every malformed request
-    if server.quiet:
-        logging.getLogger("ridgeline.serve.http.guard").setLevel(logging.WARNING)
-    if server.ray is None:
-        open_engine = local.opener(arguments, server.replicas)
+    asked = prepared(served=served, server=server, tokenizer=tokenizer, load=load, engine=engine, seed=seed)
+    if asked.ray is None:
+        open_engine = local.opener(asked.arguments, asked.replicas)
     else:
-        open_engine = ray_cluster.opener(server.ray, server.replicas)
-    find(served.model, load.revision, load.load_format)  # downloads the model with a progress bar, or fails early
+        open_engine = ray_cluster.opener(asked.ray, asked.replicas)
+    asked.find()
     run(
-        served.model, arguments, options, on_loading=lambda loading: None, on_ready=_say_ready,
+        asked.model, asked.arguments, asked.options, on_loading=lambda loading: None, on_ready=_say_ready,
         open_engine=open_engine,
-        on_bound=lambda url: say(f"loading {options.names[0]}; it will be served at {url}"),
+        on_bound=lambda url: say(f"loading {asked.options.names[0]}; it will be served at {url}"),
     )  # fmt: skip
 
 

@@ -81,18 +81,21 @@ def opener(address: str, replicas: int) -> OpenEngine:
     ) -> RayFleet:
         leave = connect(address)
         try:
-            share = share_of(options, replicas, machines())
+            return RayFleet(clients_of(model, options, replicas, on_loading, patience), leave)
         except BaseException:
             leave()
             raise
-        actors = actors_of(share)
-        clients = [
-            EngineClient(model, share.options, on_loading, patience, functools.partial(RayProcess.start, actors))
-            for _ in range(replicas)
-        ]
-        return RayFleet(clients, leave)
 
     return fleet
+
+
+def clients_of(
+    model: str, options: Mapping[str, Any], replicas: int, on_loading: Callable[[Loading], None], patience: Patience
+) -> list[EngineClient]:
+    """Return the engines on a cluster that this process has connected to. Raises RequestError, DeviceError."""
+    share = share_of(options, replicas, machines())
+    start = functools.partial(RayProcess.start, actors_of(share))
+    return [EngineClient(model, share.options, on_loading, patience, start) for _ in range(replicas)]
 
 
 def connect(address: str) -> Callable[[], None]:
@@ -117,7 +120,7 @@ def connect(address: str) -> Callable[[], None]:
             )  # fmt: skip
         else:
             ray.init(address=address, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as e:
+    except Exception as e:  # Ray raises Exception itself where its processes start too slowly
         leave()
         reason = str(e).strip().splitlines()[0]
         raise RequestError(

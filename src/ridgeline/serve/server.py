@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -123,10 +123,12 @@ async def serve(
     url = _url(options, listener)
     on_bound(url)
     connections = _connections(options)
-    client = open_engine(model, llm_options, on_loading, options.patience)
-    service: Service | None = None
-    try:
-        service = Service(client, await client.start(), options, connections)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(listener.close)
+        service = await stack.enter_async_context(
+            opened(model, llm_options, options, open_engine, on_loading, connections)
+        )
+        client = service.client
         config = uvicorn.Config(
             build_app(service), http=Protocol, ws="none", lifespan="off", log_config=None, access_log=False,
             server_header=False, timeout_graceful_shutdown=options.shutdown_timeout, ssl_keyfile=options.ssl_keyfile,
@@ -147,13 +149,22 @@ async def serve(
         finally:
             logs.cancel()
         await drafts.once()
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    model: str, llm_options: Mapping[str, Any], options: ServeOptions, open_engine: OpenEngine,
+    on_loading: Callable[[Loading], None], connections: Connections | None = None,
+) -> AsyncIterator[Service]:  # fmt: skip
+    """Load a model, and end its engines at the end. Raises RidgelineError for a model that cannot be loaded."""
+    client = open_engine(model, llm_options, on_loading, options.patience)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(client.close)
+        service = Service(client, await client.start(), options, connections)
+        stack.push_async_callback(asyncio.to_thread, service.helpers.close)
         if service.traces is not None:
-            await asyncio.to_thread(service.traces.close)
-    finally:
-        if service is not None:
-            await asyncio.to_thread(service.helpers.close)
-        await client.close()
-        listener.close()
+            stack.push_async_callback(asyncio.to_thread, service.traces.close)
+        yield service
 
 
 def _connections(options: ServeOptions) -> Connections:

@@ -25,7 +25,7 @@ Spec = Annotated[
 ]
 
 
-def with_spec(command: Callable[..., None]) -> Callable[..., None]:
+def with_spec(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command with --spec. Its model becomes the folder that `load.described.described` makes."""
     arguments: list[Parameter] = []
     for one in signature(command, eval_str=True).parameters.values():
@@ -33,10 +33,10 @@ def with_spec(command: Callable[..., None]) -> Callable[..., None]:
         if one.name in (MODEL, ARGUMENT):
             arguments.append(Parameter("spec", Parameter.KEYWORD_ONLY, annotation=Spec, default=None))
 
-    def run(*, spec: str | None, **given: Any) -> None:
+    def run(*, spec: str | None, **given: Any) -> Any:
         if spec is not None:
             given |= _described(spec, given)
-        command(**given)
+        return command(**given)
 
     return with_arguments(run, command, arguments)
 

@@ -88,15 +88,15 @@ def values_of(*groups: Any, **more: Any) -> dict[str, Any]:
 
 
 def with_arguments(
-    run: Callable[..., None], command: Callable[..., None], arguments: list[Parameter]
-) -> Callable[..., None]:
+    run: Callable[..., Any], command: Callable[..., Any], arguments: list[Parameter]
+) -> Callable[..., Any]:
     """Return `run` as typer should see it: with the name and the text of `command`, and with these arguments."""
     run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
     vars(run)["__signature__"] = Signature(arguments)  # typer reads it in place of run's own
     return run
 
 
-def grouped(command: Callable[..., None]) -> Callable[..., None]:
+def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a typer command with the options of `command`'s groups in place of the groups."""
     arguments: list[Parameter] = []
     groups: dict[str, tuple[list[str], Make]] = {}
@@ -114,10 +114,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         arguments += members
         groups[one.name] = ([member.name for member in members], make)
 
-    def run(**given: Any) -> None:
+    def run(**given: Any) -> Any:
         for name, (members, make) in groups.items():
             given[name] = make({member: given.pop(member) for member in members})
-        command(**given)
+        return command(**given)
 
     return with_arguments(run, command, arguments)
 

@@ -1,0 +1,43 @@
+"""The application of Ray Serve: `serve deploy` reads `import_path: ridgeline.cli.ray_serve:build` in a YAML file."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from ridgeline.cli.flags.described import with_spec
+from ridgeline.cli.flags.groups import grouped
+from ridgeline.cli.flags.serve_flags import ServeCommand
+from ridgeline.cli.serve import Prepared, prepared
+from ridgeline.errors import RequestError
+
+ARGUMENT = "serve"  # the key of `args` in the YAML file
+
+
+def build(args: Mapping[str, str]) -> Any:
+    """Return the application. args: under `serve` the words that follow `ridgeline serve` on a command line.
+
+    Raises RequestError.
+    """
+    from ridgeline.dist.ray_serve import application
+
+    if set(args) != {ARGUMENT}:
+        raise RequestError(f"args has {', '.join(args) or 'nothing'}; give one: `{ARGUMENT}: MODEL --replicas 2`")
+    asked = read(args[ARGUMENT])
+    asked.find()
+    return application(asked.model, asked.arguments, asked.options, asked.replicas)
+
+
+def read(line: str) -> Prepared:
+    """Return what the words after `ridgeline serve` ask for. Raises RequestError."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command("serve", cls=ServeCommand)(with_spec(grouped(prepared)))
+    found = typer.main.get_command(app).main(shlex.split(line), prog_name="ridgeline serve", standalone_mode=False)
+    if not isinstance(found, Prepared):
+        raise RequestError(f"`{ARGUMENT}: {line:.200}` asks for no server; give a model and options")
+    if found.ray is not None:
+        raise RequestError("--ray is not an option here: the engines run on the cluster that serves the application")
+    return found

@@ -1,0 +1,102 @@
+"""The server under Ray Serve: built from a line of the command, and with the guards of the server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from cpu.serving import until
+from cpu.test_ray import NEEDS_RAY
+from cpu.test_replicas import stream_of
+from ridgeline.cli.ray_serve import build, read
+from ridgeline.errors import RequestError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_line_of_the_command_is_read_as_the_command_reads_it() -> None:
+    found = read("pocket --replicas 3 --max-num-seqs 8 --api-key 'a b'")
+    assert (found.model, found.replicas, found.arguments["engine"].max_num_seqs) == ("pocket", 3, 8)
+    assert len(found.options.key_hashes) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    (
+        ({}, "args has nothing; give one"),
+        ({"model": "pocket"}, "args has model; give one"),
+        ({"serve": "pocket --ray local"}, "--ray is not an option here"),
+        ({"serve": "pocket --max-waiting -1"}, "--max-waiting is -1"),
+    ),
+)
+def test_a_wrong_file_is_one_line(args: dict[str, str], says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        build(args)
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[tuple[str, psutil.Process]]:
+    """Return the address of an application with two engines, and its process."""
+    command = [sys.executable, "-m", "cpu.ray_front", str(ROOT / "deploy/ray/serve.yaml")]
+    line = "pocket --replicas 2 --max-num-seqs 16 --max-body-bytes 100000"
+    process = subprocess.Popen(
+        [*command, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT / "tests"
+    )
+    assert process.stdin is not None and process.stdout is not None
+    with process.stdin, process.stdout:
+        url = next((line for line in process.stdout if line.startswith("http://")), "").strip()
+        assert url, "the application did not start"
+        family = psutil.Process(process.pid)
+        children = family.children(recursive=True)
+        yield url, family
+        process.stdin.close()
+        assert process.wait(120) == 0
+    until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children), 30)
+
+
+@NEEDS_RAY
+@pytest.mark.slow
+def test_the_guards_of_the_server_hold_behind_the_proxy(front: tuple[str, psutil.Process]) -> None:
+    url, _ = front
+    with httpx.Client(base_url=url, timeout=120) as client:
+        answer = client.post("/v1/completions", content=b"x" * 100_001)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+        answer = client.post("/v1/completions", content=(b"x" * 50_000 for _ in range(3)))  # its length is not known
+        assert answer.status_code == 413
+        answer = client.get("/v1/models", headers={"host": "evil.example"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+        assert client.post("/v1/completions", json={"prompt": "a", "nonsense": 1}).status_code == 400
+        assert client.get("/nowhere").json()["error"]["code"] == "unknown_url"
+        body = {"prompt": "def f(", "max_tokens": 900, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.status_code == 200 and next(answer.iter_lines()).startswith("data: ")
+        until(lambda: all(each["running"] == 0 for each in client.get("/live").json()["replicas"]))  # it was aborted
+        assert client.get("/live").json()["tokens"]["generated"] < 900
+
+
+@NEEDS_RAY
+@pytest.mark.slow
+def test_streams_continue_behind_the_proxy(front: tuple[str, psutil.Process]) -> None:
+    """kill -9 of an engine while eight streams run: no error, and the bits of a run without."""
+    url, family = front
+    with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=f"{url}/v1", timeout=240) as client:
+        wanted = list(pool.map(lambda i: stream_of(client, i), range(8)))
+        running = [pool.submit(stream_of, client, i) for i in range(8)]
+
+        def replicas() -> list[dict[str, int]]:
+            return json.loads(client.get(f"{url}/live").text)["replicas"]  # type: ignore[no-any-return]
+
+        until(lambda: sum(each["running"] for each in replicas()) >= 4)
+        engines = [e for e in family.children(recursive=True) if "ridgeline.serve.engine.worker" in e.cmdline()]
+        engines[0].send_signal(signal.SIGKILL)
+        assert [each.result() for each in running] == wanted
+        assert sum(each["moved"] for each in replicas()) > 0
