@@ -11,12 +11,12 @@ import yaml
 
 def main() -> None:
     """Serve the first application of the file that the first argument names, with `args.serve` from the second one."""
-    from ray import serve
-
     from ridgeline.cli.ray_serve import build
     from ridgeline.dist.ray_cluster import LOCAL, connect
 
     leave = connect(LOCAL)
+    from ray import serve  # it reads the environment that `connect` sets
+
     try:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
