@@ -127,6 +127,22 @@ def test_a_body_that_is_not_needed_is_bounded() -> None:
     scenario(test)
 
 
+def test_a_refused_client_that_still_sends() -> None:
+    """A client that sends after a broken chunk reads why it was refused: its bytes are dropped for a while."""
+
+    async def test(server: Running) -> None:
+        head = b"POST /echo HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n"
+        reader, writer = await server.open(head + b"no size\r\n" + b"x" * 1_000_000)
+        answer = await asyncio.wait_for(reader.read(), 20)
+        assert answer.startswith(b"HTTP/1.1 400 ") and json_of(answer)["error"]["code"] == "invalid_http"
+        writer.write(b"x" * 1_000_000)
+        await writer.drain()
+        writer.close()
+        await server.until(lambda: not len(server.connections))
+
+    scenario(test)
+
+
 @pytest.mark.parametrize("path", ["/stream", "/large"])
 def test_a_reader_that_stops(path: str) -> None:
     """An answer that is not read, streamed or not, is dropped after a while."""

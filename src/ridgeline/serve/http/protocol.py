@@ -157,6 +157,7 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
             return
         self._lingering = True
+        self._wire.end()
         self.transport.write_eof()
         self._watch()
 
@@ -170,7 +171,10 @@ class Protocol(HttpToolsProtocol):
         reason = {400: "Bad Request", 408: "Request Timeout"}[status]
         head = f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
-        self.transport.close()
+        if self._answering:  # the application is told that the client is gone, and writes nothing after this answer
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.finish()
         self._watch()
 
     # ---- time -------------------------------------------------------------------------------------------------
@@ -233,7 +237,7 @@ class Protocol(HttpToolsProtocol):
         If the client has closed the whole connection, its system answers our bytes with a reset, and our next write
         fails. The bytes are interim responses, which HTTP/1.1 allows in any number before an answer.
         """
-        if not self._answering or self.transport.is_closing():
+        if not self._answering or self._lingering or self.transport.is_closing():
             return
         if not self.cycle.response_started and self.cycle.scope["http_version"] == "1.1" and not self.pipeline:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -15,6 +15,7 @@ class TransportWire:
         self.paused = False
         self.chunked = True  # False for HTTP/1.0, which has no chunks
         self._kept, self._keeping = b"", False
+        self._ended = False
 
     def pause(self, paused: bool) -> None:
         """Note that the transport's write buffer is too full, or no longer is."""
@@ -37,10 +38,14 @@ class TransportWire:
         if self._kept:
             self.write(b"")
 
+    def end(self) -> None:
+        """Drop what is written from now on."""
+        self._ended = True
+
     def write(self, data: bytes) -> None:
         """Write any bytes of an answer, after those that were kept."""
         data, self._kept = self._kept + data, b""
         if self._keeping:
             self._kept, self._keeping = data, False
-        elif not self._transport.is_closing():
+        elif not (self._ended or self._transport.is_closing()):
             self._transport.write(data)
