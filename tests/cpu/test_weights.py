@@ -26,7 +26,7 @@ from ridgeline.errors import CheckpointError, RequestError
 from ridgeline.evals import encode_texts, measure_divergence, price
 from ridgeline.evals.documents import Text
 from ridgeline.llm import LLM
-from ridgeline.nn import Model, PassingModel, binding
+from ridgeline.nn import Model, PassingModel, binding, model
 from ridgeline.ops import OpsTable, open_table
 from ridgeline.ops.host.backend import NumpyBackend
 from ridgeline.quant import store
@@ -99,6 +99,12 @@ def logits(spec: ModelSpec, weights: Any, table: OpsTable, format: Format, kind:
     return table.memory.get(model(DenseStep.build(PROMPTS, table.memory)))
 
 
+def replace_store(monkeypatch: pytest.MonkeyPatch, defined: Defined) -> None:
+    """Replace `quant.store` where layers and heads are built."""
+    for module in (binding, model):
+        monkeypatch.setattr(module, "store", defined)
+
+
 @pytest.mark.parametrize(
     ("scheme", "name"),
     # Numbers of bf16 are close to a boundary more often; in a recurrent layer one that moves reaches all later tokens.
@@ -122,9 +128,9 @@ def test_it_is_the_model_with_rounded_matrices_and_tokens(
     numpy = OpsTable(loaded.table.memory, (NumpyBackend(),))
     found = [logits(spec, weights, table, format) for table in (loaded.table, numpy)]
     exact, rounded = Defined(rounds_tokens=False), Defined(rounds_tokens=True)
-    monkeypatch.setattr(binding, "store", rounded)
+    replace_store(monkeypatch, rounded)
     wanted = logits(spec, weights, numpy, format)
-    monkeypatch.setattr(binding, "store", exact)
+    replace_store(monkeypatch, exact)
     without = logits(spec, weights, numpy, format)
     assert rounded.count == exact.count > 2 * len(spec.layers)
     size = float(np.std(wanted))
