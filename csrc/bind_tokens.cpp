@@ -53,6 +53,29 @@ void write_rows(Pool& pool, const Output& to, const Ids& rows, const Input& x) {
     perform(pool, pool, job, to, rows, x);
 }
 
+// Row i of out is row rows[i] of x [k, heads, columns], or of `more` for numbers from k on.
+void take_rows(Pool& pool, const Input& x, const std::optional<Input>& more, const Ids& rows, const Output& out) {
+    if (x.ndim() != 3) refuse("x must have an axis of heads");
+    const int64_t n = int64_t(rows.size()), heads = int64_t(x.shape(1)), columns = int64_t(x.shape(2));
+    const int64_t own = int64_t(x.shape(0)), all = own + (more && more->ndim() ? int64_t(more->shape(0)) : 0);
+    const Heads3<const float> first = heads_of(x, "x", own, heads, columns);
+    const Heads3<const float> second = more ? heads_of(*more, "more", all - own, heads, columns) : first;
+    const Rows<float> to = rows_of(out, "out", n, heads * columns);
+    const int64_t* row = vector_of(rows, "rows", n);
+    auto job = [=](Pool::Hold& hold) {
+        for (int64_t i = 0; i < n; ++i) check_id(row[i], all, "row");
+        hold.split(n, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin; i < end; ++i) {
+                const Heads3<const float>& from = row[i] < own ? first : second;
+                const float* found = from.data + (row[i] < own ? row[i] : row[i] - own) * from.stride;
+                for (int64_t h = 0; h < heads; ++h)
+                    std::copy_n(found + h * from.head, columns, to.data + i * to.stride + h * columns);
+            }
+        });
+    };
+    perform(pool, pool, job, x, more, rows, out);
+}
+
 // cos, sin = factor * cos(angle), sin(angle), angle = position * frequency in float64, rounded to float32.
 void rotary(Pool& pool, const Ids& positions, const Input& frequencies, float factor, const Output& cos,
             const Output& sin) {
@@ -222,6 +245,7 @@ std::pair<int64_t, int64_t> longest_match(const Tokens& text, const Tokens& last
 void bind_tokens(nb::module_& m) {
     m.def("embed", embed, nb::arg("pool"), array("table"), nb::arg("kind"), array("ids"), array("out"));
     m.def("write_rows", write_rows, nb::arg("pool"), array("to"), array("rows"), array("x"));
+    m.def("take_rows", take_rows, nb::arg("pool"), array("x"), array("more").none(), array("rows"), array("out"));
     m.def("rotary", rotary, nb::arg("pool"), array("positions"), array("frequencies"), nb::arg("factor"), array("cos"),
           array("sin"));
     m.def("decode_layout", decode_layout, nb::arg("pool"), array("table"), array("rows"), array("positions"),

@@ -541,6 +541,9 @@ def embed(pool: Pool, table: Array, kind: str, ids: Ints, out: Floats) -> None:
 def write_rows(pool: Pool, to: Floats, rows: Ints, x: Floats) -> None:
     """Copy each row of x [n, width] to a row of an array. Raises IndexError for a row outside of it."""
 
+def take_rows(pool: Pool, x: Floats, more: Floats | None, rows: Ints, out: Floats) -> None:
+    """Copy rows of x [n, heads, columns] to out. Rows from n on are those of `more`. Raises IndexError for others."""
+
 def rotary(pool: Pool, positions: Ints, frequencies: Floats, factor: float, cos: Floats, sin: Floats) -> None:
     """factor times cosines and sines [n, pairs] of position * frequency."""
 

@@ -24,6 +24,7 @@ from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
 from ridgeline.ops import api, open_table
 from ridgeline.ops.driver import CPU_SIZES
+from ridgeline.runtime import graphs
 from ridgeline.runtime.generator import GenerationRequest
 from ridgeline.sample.sampler import NoiseKey
 from ridgeline.settings import EngineConfig, EngineOptions, resolve
@@ -32,6 +33,8 @@ from ridgeline.spec.request import BeamSearchParams, Params, SamplingParams
 from shares import daily
 
 _kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
+
+from ridgeline.ops.cpu.state import Location, StatesAside  # noqa: E402
 
 FREE = 1 << 30
 DENSE = [
@@ -182,10 +185,10 @@ def test_attention_that_gathers_pages_runs_unrecorded() -> None:
     assert stats is not None and "paged_attention" in (stats.unrecorded or "")
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma3", "qwen3_moe", "deepseek_v3"])
-@pytest.mark.parametrize("tight", [False, True])
-def test_recorded_steps_with_drafts_are_the_unrecorded_ones(name: str, tight: bool) -> None:
-    """Sequences have different numbers of drafts, of which some are right, beside beams, prompts and preemptions."""
+def drafting(name: str, *, tight: bool, recorded: tuple[bool, ...] = (True, False)) -> list[Run]:
+    """Return runs of the same requests. Sequences have different numbers of drafts, of which some are right, beside
+    beams, prompts and preemptions.
+    """
     options = {"max_num_seqs": 6, "max_num_batched_tokens": 48, "block_size": 4, "num_speculative_tokens": 8}
     chosen = config(name, tight=tight, **options)
     actions = [(1, 5, 40, 6), (3, 30, 30, 5), (1, 9, 25, 4), (4, 8, 12, 3), (0, 0, 0, 4), (2, 20, 30, 2)]
@@ -197,9 +200,16 @@ def test_recorded_steps_with_drafts_are_the_unrecorded_ones(name: str, tight: bo
         drafts = plain.said[number, choice][count:][: rng.integers(0, 9)]
         return [(token + int(rng.random() < 0.2)) % VOCAB for token in drafts]
 
-    runs = [Run(name, chosen, recorded=recorded, propose=propose) for recorded in (True, False)]
+    runs = [Run(name, chosen, recorded=each, propose=propose) for each in recorded]
     for run in runs:
         drive(run, actions)
+    return [plain, *runs]
+
+
+@pytest.mark.parametrize("name", ["llama_gqa", "gemma3", "qwen3_moe", "deepseek_v3", "bamba", "kimi_linear", "minimax"])
+@pytest.mark.parametrize("tight", [False, True])
+def test_recorded_steps_with_drafts_are_the_unrecorded_ones(name: str, tight: bool) -> None:
+    _, *runs = drafting(name, tight=tight)
     stats = runs[0].engine.stats()
     assert runs[0].said == runs[1].said
     assert runs[0].logits == runs[1].logits
@@ -208,6 +218,25 @@ def test_recorded_steps_with_drafts_are_the_unrecorded_ones(name: str, tight: bo
     assert runs[0].num_recorded > 0.5 * len(runs[0].logits)
     assert {tokens > n for n, tokens, _ in runs[0].graphs._graphs} == {False, True}
     assert 0 < runs[0].num_filled < runs[0].num_recorded and not runs[1].num_filled
+
+
+def nothing_runs_again(patch: pytest.MonkeyPatch) -> None:
+    numbers = graphs.numbers
+    patch.setattr(graphs, "numbers", lambda given, replays, most: numbers(given, [0] * len(replays), most))
+
+
+def drafts_stay_in_the_state(patch: pytest.MonkeyPatch) -> None:
+    def locate(aside: Any) -> Location:
+        return Location(aside._pages, aside._pages, aside._read, aside._read)
+
+    patch.setattr(StatesAside, "locate", locate)
+
+
+@pytest.mark.parametrize("bug", [nothing_runs_again, drafts_stay_in_the_state])
+def test_bugs_of_recorded_drafts_are_seen(bug: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    plain, run = drafting("bamba", tight=False, recorded=(True,))
+    assert run.said != plain.said
 
 
 def test_few_recordings_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

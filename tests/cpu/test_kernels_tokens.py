@@ -9,6 +9,7 @@ kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/
 
 from ridgeline.ops import api, open_table  # noqa: E402
 from ridgeline.ops.cpu.backend import CpuBackend  # noqa: E402
+from ridgeline.ops.cpu.tokens import rows_from, with_heads  # noqa: E402
 from ridgeline.ops.host.memory import dtype_of, widen  # noqa: E402
 
 SIZES = [1, 63, 100, 257]
@@ -39,6 +40,27 @@ def test_tables_of_files_begin_anywhere() -> None:
 def test_a_token_that_is_not_there(wrong: int) -> None:
     with pytest.raises(IndexError, match=f"token {wrong} of 50"):
         BACKENDS[0].primitive(api.EMBEDDING, None)(np.zeros((50, 4), np.float32), np.array([3, wrong]))
+
+
+@threads
+@pytest.mark.parametrize("size", SIZES)
+def test_rows_are_taken_from_two_arrays(backend: CpuBackend, size: int) -> None:
+    rng, pool = np.random.default_rng(size), backend._pool
+    a, b = (rng.normal(size=(n, size, 6)).astype(np.float32) for n in (7, 12))
+    rows = rng.integers(0, 19, (size, 3))
+    for parts in ((a, b), (a[..., 2:5], b[..., 1:4]), (a[:, :, 0], b[:, :, 1]), (a[:, 0], b[:, 0])):
+        found = np.full((rows.size, parts[0][0].size), np.nan, np.float32)
+        kernels.take_rows(pool, *(with_heads(x) for x in parts), rows.ravel(), found)
+        wanted = np.concatenate(parts)[rows]
+        assert np.array_equal(found.reshape(wanted.shape), wanted)
+        assert np.array_equal(rows_from(pool, parts, rows), wanted)
+        assert np.array_equal(backend.primitive(api.TAKE, None)(parts[1], rows % 12), parts[1][rows % 12])
+
+
+@pytest.mark.parametrize("wrong", [-1, 5])
+def test_a_row_that_is_not_there(wrong: int) -> None:
+    with pytest.raises(IndexError, match=f"row {wrong} of 5"):
+        rows_from(BACKENDS[0]._pool, [np.zeros((n, 4), np.float32) for n in (2, 3)], np.array([4, wrong]))
 
 
 @threads

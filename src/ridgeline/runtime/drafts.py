@@ -31,6 +31,11 @@ class DraftInputs:
         """Return whether a step with drafts has run."""
         return bool(self._kept)
 
+    @property
+    def arrays(self) -> list[Array]:
+        """Return all arrays; none before the first draft."""
+        return [array for arrays in self._kept.values() for array in arrays]
+
     def indices(self, rows: Ints, counts: Ints) -> Array | None:
         """Return the indices of the first `counts` tokens of each row; None if there are none."""
         if not counts.any():

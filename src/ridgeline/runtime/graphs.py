@@ -179,7 +179,7 @@ class Passes:
     def record(self, work: Callable[[], Sequence[Array]]) -> Recorded | None:
         """Run and record work; None if it must run unrecorded, with the reason in `refusal`."""
         try:
-            found = self.recorder.record(work, self._known)
+            found = self.recorder.record(work, [*self._known, *self._drafts.arrays])
         except _AsksForBucketsError:  # the step runs again unrecorded and writes the same values to pages
             found = "attention gathers what the pages of a step hold"
         if isinstance(found, str):
@@ -221,7 +221,7 @@ class DecodeGraphs:
             tries = sampled is not None and acceptance != "same"
             self._trials = recorder.words(max(most, tokens) * TRIAL_WORDS) if tries else None
             self._states = (recorder.input(most), recorder.input(most)) if self._passes.has_states else None
-            if self._states and sampled is not None and drafts.num_drafts:
+            if self._states and drafts.num_drafts:
                 self._again = Again(*(recorder.input(size) for size in sizes(most, most + tokens, drafts.num_drafts)))
         self._shapes = Shapes(self._passes.sequences, self._passes.most, self._passes.most_tokens)
 
@@ -288,8 +288,8 @@ class DecodeGraphs:
         replays: Sequence[int],
     ) -> Decoded | None:  # fmt: skip
         n, total, passes, tap = len(given.rows), len(given.tokens), self._passes, self._tap
-        # The first recording is run twice and compared, so its sequence must share its state with no other one.
-        is_first = self.has_states and n > 1 and not self._graphs
+        # The first recording is run twice and compared, so no two of its tokens may share their places in pages.
+        is_first = self.has_states and total > 1 and not self._graphs
         single = f"chain{ADAPTED}" if given.adapters else "chain"
         if is_first and self._record(given.of_one(passes.spare), single, None, kept[:1], (), ()) is None:
             return None

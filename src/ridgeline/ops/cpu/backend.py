@@ -16,7 +16,7 @@ from ridgeline.ops.cpu.stages import FUSED
 STAGES = {**FUSED, **BLOCKS}
 _PRODUCT = "is a product of two arrays of the step, as numpy computes it"
 _MOVES = (
-    api.SPLIT_HEADS, api.TAKE, api.CUT, api.GATHER, api.SPLIT,
+    api.SPLIT_HEADS, api.CUT, api.GATHER, api.SPLIT,
 )  # fmt: skip
 
 

@@ -6,23 +6,25 @@ Operations on single tokens are fused into few kernels. Along each sequence, the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from ridgeline._kernels import Pool, rotate
 from ridgeline._kernels import scale as multiply
 from ridgeline.ops import api
-from ridgeline.ops.api import Op, PageTarget, Rotary, Segments, Weights
+from ridgeline.ops.api import Op, PageTarget, Rotary, Segments, SequenceBucket, Weights
+from ridgeline.ops.cpu import tokens
 from ridgeline.ops.cpu.elementwise import add
 from ridgeline.ops.cpu.kernel import empty, never
 from ridgeline.ops.cpu.matrices import Floats
 from ridgeline.ops.cpu.primitives import KERNELS
 from ridgeline.ops.cpu.stages import Products, Stage, norm_of
+from ridgeline.ops.cpu.state import StatesInPages
 from ridgeline.ops.host.memory import NumpyMemory
 from ridgeline.ops.host.primitives import cut, split_heads
 from ridgeline.ops.host.recurrent import gather, split
-from ridgeline.ops.parts import Along, Follow, follow_segments, recurrent_body
+from ridgeline.ops.parts import Along, Follow, Gather, Take, follow_segments, recurrent_body
 from ridgeline.ops.recurrent import bind_mixer, input_matrices
 from ridgeline.ops.stages import LatentInput, RecurrentBlock
 
@@ -61,13 +63,19 @@ def recurrent_block(case: RecurrentBlock, weights: Weights, pool: Pool) -> Calla
     for linear in own_linears.values():
         linear.prepare()
     parts = bind_mixer(case.mixer, Weights(own_linears, weights.arrays), _Table(pool))
-    join: Any = gather
-    follow = _follow_rectangle(parts.along, follow_segments(parts.along, _take, join))
-    return recurrent_body(first, parts, follow, _take)
+    take, join = _taker(pool), cast(Gather, gather)
+    follow = _follow_in_pages(parts.along, follow_segments(parts.along, take, join), pool)
+    return recurrent_body(first, parts, _follow_rectangle(parts.along, follow), take)
 
 
-def _take(x: Any, rows: Any) -> Any:
-    return x[rows]  # x may be states in pages (ops/cpu/state.py), which indexing copies
+def _taker(pool: Pool) -> Take:
+    """Return a function that copies rows of an array, or states of some sequences out of their pages."""
+    rows_of_one = tokens.take(None, pool)
+
+    def take(x: Any, rows: Any) -> Any:
+        return x[rows] if isinstance(x, StatesInPages) else rows_of_one(x, rows)
+
+    return take
 
 
 def _follow_rectangle(along: Along, otherwise: Follow) -> Follow:
@@ -83,6 +91,41 @@ def _follow_rectangle(along: Along, otherwise: Follow) -> Follow:
         return np.asarray(y).reshape(tokens, -1), left
 
     return follow
+
+
+def _follow_in_pages(along: Along, otherwise: Follow, pool: Pool) -> Follow:
+    """Return a function that updates all sequences in their pages at once, and then runs the drafts of all of them.
+
+    Its calls are kernels, so it can be recorded. Steps whose sequences are in several buckets run by `otherwise`.
+    """
+
+    def follow(own: Any, states: Any, kept: Any, segments: Segments) -> tuple[Any, Any]:
+        if not _is_one_bucket(segments, states):
+            return otherwise(own, states, kept, segments)
+        inputs = [*zip(kept, own, strict=True)] if kept else [(x,) for x in own]
+
+        def run(bucket: SequenceBucket, given: Any) -> tuple[Any, Any]:
+            return along(
+                [tokens.rows_from(pool, parts, np.asarray(bucket.rows)) for parts in inputs], given, bucket.lengths
+            )
+
+        y, after = run(segments.buckets[0], states)
+        outputs = [y, *(run(bucket, [state.aside() for state in after])[0] for bucket in segments.drafts)]
+        flat = [x.reshape(-1, x.shape[-1]) for x in outputs]
+        return tokens.rows_from(pool, flat, np.asarray(segments.order)), after
+
+    return follow
+
+
+def _is_one_bucket(segments: Segments, states: Any) -> bool:
+    """Return whether all sequences are in one bucket, in order, with their states in pages, and all or none draft."""
+    buckets = (*segments.buckets, *segments.drafts)
+    if len(segments.buckets) != 1 or len(segments.drafts) > 1:
+        return False
+    if not all(isinstance(state, StatesInPages) for state in states):
+        return False
+    everyone = np.arange(len(np.asarray(segments.sequence_order)))
+    return all(np.array_equal(np.asarray(bucket.members), everyone) for bucket in buckets)
 
 
 def _is_rectangle(segments: Segments, tokens: int) -> bool:

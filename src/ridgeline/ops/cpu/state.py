@@ -15,7 +15,7 @@ import numpy as np
 from ridgeline import _kernels
 from ridgeline._kernels import Pool
 from ridgeline.ops import api
-from ridgeline.ops.cpu.kernel import Kernel, Kernels, integers, never
+from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, integers, never
 from ridgeline.ops.cpu.matrices import Floats
 from ridgeline.ops.host import recurrent as host
 
@@ -53,13 +53,29 @@ class StatesInPages:
         _kernels.begin_states(self._pool, self._pages, self._read, self._fresh, self._write, read)
         return Location(self._pages, self._pages, read, self._write)
 
+    def aside(self) -> StatesAside:
+        """Return these states, once they are written, for a kernel that must leave the pages as they are."""
+        return StatesAside(self._pool, self._pages, self._write)
 
-State = Floats | StatesInPages
+
+class StatesAside:
+    """States in their pages, from which a kernel goes on; the states after it are lost."""
+
+    def __init__(self, pool: Pool, pages: Floats, read: Ints) -> None:
+        self._pool, self._pages, self._read = pool, pages, read
+
+    def locate(self) -> Location:
+        """Return the arrays for one kernel."""
+        lost = empty(self._pool, len(self._read), *self._pages.shape[1:])
+        return Location(self._pages, lost, self._read, None)
+
+
+State = Floats | StatesInPages | StatesAside
 
 
 def locate(states: State) -> tuple[State, Location]:
     """Return the states after a kernel, and the arrays that the kernel reads and writes."""
-    if isinstance(states, StatesInPages):
+    if isinstance(states, (StatesInPages, StatesAside)):
         return states, states.locate()
     after = np.empty(states.shape, np.float32)
     return after, Location(states, after, None, None)
@@ -71,10 +87,8 @@ def read_state(case: None, pool: Pool) -> Callable[[Floats, Ints, Ints, Ints], S
 
 def write_state(case: None, pool: Pool) -> Callable[[Floats, Ints, State], None]:
     def run(pages: Floats, write: Ints, states: State) -> None:
-        if isinstance(states, np.ndarray) and states.ndim == 2:
+        if isinstance(states, np.ndarray):  # others are in their pages already
             _kernels.write_rows(pool, pages, write, states)
-        elif not isinstance(states, StatesInPages):  # these are in their pages already
-            host.write_state(pages, write, states)
 
     return run
 

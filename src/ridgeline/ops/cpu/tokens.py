@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,29 @@ def embedding(case: None, pool: Pool) -> Callable[[Ndarray, Ints], Floats]:
         return out
 
     return run
+
+
+def take(case: None, pool: Pool) -> Callable[[Floats, Ints], Floats]:
+    def run(x: Floats, rows: Ints) -> Floats:
+        return rows_from(pool, (x,), rows)
+
+    return run
+
+
+def rows_from(pool: Pool, parts: Sequence[Floats], rows: Ints) -> Floats:
+    """Return rows [*shape of `rows`, ...] of one array or of two, [n, ...] each, counted through both."""
+    first, *more = (with_heads(x) for x in parts)
+    out = empty(pool, rows.size, *parts[0].shape[1:])
+    _kernels.take_rows(pool, first, more[0] if more else None, rows.reshape(-1), out)
+    return out.reshape(*rows.shape, *parts[0].shape[1:])
+
+
+def with_heads(x: Floats) -> Floats:
+    """Return x [n, ...] as [n, heads, columns], whose columns are dense."""
+    if x.ndim == 3 and x.strides[2] == x.itemsize:
+        return x
+    rows = x if x.strides[-1] == x.itemsize else np.ascontiguousarray(x)
+    return rows.reshape(len(x), 1, math.prod(x.shape[1:]))
 
 
 def rotary(case: None, pool: Pool) -> Callable[[Ints, Floats, float], Rotary]:
@@ -65,6 +89,7 @@ def draw(case: None, pool: Pool) -> Callable[[Floats, Ints, Ints | None], tuple[
 
 KERNELS: Kernels = {
     api.EMBEDDING: Kernel(never, embedding),
+    api.TAKE: Kernel(never, take),
     api.ROTARY: Kernel(never, rotary),
     api.DECODE_LAYOUT: Kernel(never, decode_layout),
     api.BEST: Kernel(never, best),
