@@ -67,6 +67,7 @@ SHAPED = {
     "Attention.num_kv_heads": "rows of k and v",
     "Attention.head_dim": "rows of q, k and v",
     "Attention.qk_norm_over": "length of the norm's weight",
+    "Attention.gate_over": "rows of the gate",
     "LatentAttention.num_heads": "rows of q",
     "LatentAttention.kv_lora_rank": "rows of kv_a",
     "LatentAttention.qk_nope_head_dim": "rows of kv_b",
@@ -226,6 +227,10 @@ def changed(part: Any, field: str) -> Any:
             return value // 2
         case "chosen":
             return value - 1
+        case "gate_over":
+            return "head" if value == "number" else "number"
+        case "gate_act":
+            return "softplus" if value == "sigmoid" else "sigmoid"
         case "qk_norm_over":
             return "all_heads" if value == "head" else "head"
     return not value if isinstance(value, bool) else value * 2
@@ -257,6 +262,8 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             continue  # a row of a table that does not exist
         if f.name == "qk_norm_over" and (not part.qk_norm or part.norms_rotated):
             continue  # a norm over something that does not exist, or that must be one of each head
+        if f.name in ("gate_over", "gate_act") and not part.out_gate:
+            continue  # a gate that does not exist
         if f.name == "norms_rotated" and not _order_matters(part):
             continue
         if f.name == "offset" and not part.weight:
@@ -293,6 +300,8 @@ def with_field(part: Any, field: str, value: Any) -> Any:
         pairs = value // 2
         cut = replace(s, short_factor=s.short_factor[:pairs], long_factor=s.long_factor[:pairs])
         return replace(part, dim=value, scaling=cut)
+    if field == "out_gate":
+        return replace(part, out_gate=value, gate_over="number", gate_act="sigmoid")
     if field == "shared" and value is None and part.shared_gate:
         return replace(part, shared=None, shared_gate=False)
     if field == "qk_rope_head_dim" and part.rope:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -163,6 +163,15 @@ def test_xielu() -> None:
         right, left = math.log1p(math.exp(a)), 0.5 + math.log1p(math.exp(b))
         bent = np.where(wide > 0, right * wide**2, left * (np.exp(np.minimum(wide, 0)) - 1 - wide)) + 0.5 * wide
         check(call(api.XIELU, XIELU(), tensor(x), tensor([a]), tensor([b])), bent, atol=1e-5)
+
+
+@pytest.mark.parametrize("over", ["head", "number"])
+@pytest.mark.parametrize("act", ["sigmoid", "softplus"])
+def test_gates_of_attention(over: Literal["head", "number"], act: Literal["sigmoid", "softplus"]) -> None:
+    case = Attention(3, 1, 4, 0.5, out_gate=True, gate_over=over, gate_act=act)
+    y, z = rng(5).normal(size=(7, 12)), rng(6).normal(0, 3, (7, 3 if over == "head" else 12))
+    factors = 1 / (1 + np.exp(-z)) if act == "sigmoid" else np.log1p(np.exp(z))
+    check(call(api.ATTENTION_GATE, case, tensor(y), tensor(z)), y * np.repeat(factors, 12 // z.shape[1], 1))
 
 
 def test_queries_grow_with_their_position() -> None:

@@ -276,7 +276,7 @@ def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
 # Model types that transformers 4 does not have.
 NEW_ONLY = (
     "gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified", "mellum", "ministral3", "mistral3", "cohere2_moe",
-    "cohere_compass_text",
+    "cohere_compass_text", "lfm3", "laguna",
 )  # fmt: skip
 
 # The spelling of transformers 4 -----------------------------------------------------------------------

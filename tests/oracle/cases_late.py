@@ -1,13 +1,15 @@
-"""Cases of the oracle: DBRX, OLMo Hybrid and GLM 5."""
+"""Cases of the oracle: DBRX, OLMo Hybrid, GLM 5, LFM3 and Laguna."""
 
 from __future__ import annotations
 
-from oracle.case import BIAS, EPS, OWN, PLAIN, VOCAB, Case, dims, family
+from oracle.case import BIAS, EPS, OWN, PLAIN, TIED, VOCAB, WIDER, WIN, Case, dims, family, rope, ropes
 
 CASES: dict[str, Case] = {}
 
 _dbrx = family(CASES, "dbrx", "DbrxConfig")
 _olmo = family(CASES, "olmo_hybrid", "OlmoHybridConfig")
+_lfm3 = family(CASES, "lfm3", "Lfm3Config")
+_laguna = family(CASES, "laguna", "LagunaConfig")
 _glm = family(CASES, "glm_moe_dsa", "GlmMoeDsaConfig")
 
 # dbrx -------------------------------------------------------------------------------------------------
@@ -71,4 +73,50 @@ _glm(
     "glm_moe_dsa", 9, "an indexer whose neighbors rotate together selects 20 keys; experts behind",
     dims(kv=4, **_LATENT, **_INDEXED, **_SPARSE, **OWN),
     {"index_topk": 21}, {"norm_topk_prob": False}, {"routed_scaling_factor": 1.0}, EPS, PLAIN,
+)  # fmt: skip
+
+# lfm3 -------------------------------------------------------------------------------------------------
+
+CONV, SLIDING = "conv", "sliding_attention"
+
+
+def _lfm3_dims(**more: object) -> dict[str, object]:
+    own = {key: value for key, value in dims(**more).items() if key != "rms_norm_eps"}
+    return {"norm_eps": 1e-2, "head_dim": 24, **own}
+
+
+_lfm3(
+    "lfm3", 1, "convolutions, local and global layers; a gate of each head; half of each head rotates in global layers",
+    _lfm3_dims(
+        layers=5, conv_L_cache=4, **WIN, layer_types=[CONV, FULL, SLIDING, CONV, SLIDING],
+        **ropes(rope(3000.0, "proportional", partial_rotary_factor=0.5), rope(700.0)),
+    ),
+    {"norm_eps": 1e-5}, WIDER, ropes(rope(3000.0), rope(700.0)),
+    {"layer_types": [CONV, SLIDING, FULL, CONV, SLIDING]},
+)  # fmt: skip
+_lfm3(
+    "lfm3_tied", 1, "tied, as published; no gates, no norms after the branches; biases of convolutions; layers by rule",
+    _lfm3_dims(layers=5, conv_bias=True, use_attention_gate=False, use_sandwich_norm=False, **WIN, **TIED),
+    WIDER, greedy_tokens=0,
+)  # fmt: skip
+
+# laguna -----------------------------------------------------------------------------------------------
+
+_LAGUNA = {
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 28,
+    "head_dim": 24, "moe_routed_scaling_factor": 1.7,
+}  # fmt: skip
+_laguna(
+    "laguna", 6, "a gate of each head; 4 or 6 heads; a part of each head rotates; local layers; experts behind layer 0",
+    dims(
+        num_attention_heads_per_layer=[4, 6, 6, 4], layer_types=[FULL, SLIDING, SLIDING, FULL], **WIN, **_LAGUNA,
+        **ropes(rope(3000.0, partial_rotary_factor=0.5), rope(700.0)),
+    ),
+    EPS, WIDER, {"moe_routed_scaling_factor": 1.0}, {"num_experts_per_tok": 1}, {"hidden_act": "gelu"},
+    ropes(rope(3000.0, partial_rotary_factor=1.0), rope(700.0)),
+)  # fmt: skip
+_laguna(
+    "laguna_numbers", 1, "a gate of each number; global layers and rotations by rule; experts in layers 0 and 2",
+    dims(gating="per-element", mlp_layer_types=["sparse", "dense", "sparse", "dense"], **_LAGUNA),
+    EPS, {"moe_routed_scaling_factor": 1.0},
 )  # fmt: skip

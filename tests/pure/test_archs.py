@@ -100,7 +100,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), SIZES | {"attn_type_list": [0, 0, 0, 1]}),
     "deepseek_v2": SIZES | EXPERTS,
     "deepseek_v3": SIZES,
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "olmo_hybrid"), SIZES),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "olmo_hybrid", "lfm3", "laguna"), SIZES),
     "dbrx": {"vocab_size": 32, "d_model": 64, "n_heads": 4, "n_layers": 4, "max_seq_len": 128},
     "longcat_flash": {
         "vocab_size": 32,
@@ -141,7 +141,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
 BAMBA = {"mamba_n_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text", "glm", "glm4", "qwen3", "sdar"), HEADS),
-    **dict.fromkeys(("gemma4_unified_text", "llama4_text", "lara_mini"), HEADS),
+    **dict.fromkeys(("gemma4_unified_text", "llama4_text", "lara_mini", "lfm3", "laguna"), HEADS),
     **dict.fromkeys(("gemma", "seed_oss", "helium", "ernie4_5", "minimax_m2"), HEADS),
     **dict.fromkeys(("starcoder2", "exaone4", "qwen2_moe", "glm4_moe", "dots1"), KV_HEADS),
     **dict.fromkeys(("cwm", "internlm3", "iquestcoder", "vaultgemma", "solar_open", "sarvam_moe"), HEADS),
@@ -729,7 +729,7 @@ def test_shapes_of_layers() -> None:
         "gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "mamba", "falcon_mamba", "lfm2", "lfm2_moe", "llada",
         "ernie4_5", "starcoder2", "gemma3", "gemma4", "gemma4_text", "diffusion_gemma", "cohere", "cohere2",
         "gpt_bigcode", "opt", "gpt_neo", "vaultgemma", "youtu", "ernie4_5_moe", "falcon", "bloom", "mpt",
-        "xglm", "gpt-sw3", "gemma4_unified", "gemma4_unified_text", "lara_mini", "cohere_compass_text",
+        "lfm3", "xglm", "gpt-sw3", "gemma4_unified", "gemma4_unified_text", "lara_mini", "cohere_compass_text",
         "cohere2_moe", "granite_swa", "minicpm3", "biogpt", "gpt_neox_japanese",
     }  # fmt: skip
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
@@ -820,7 +820,7 @@ def test_a_language_model_inside_another() -> None:
 
 TIED = {"llada": "weight_tying"}  # other names of the field
 # These families read the field only to refuse it, or not alone.
-UNBIASED = ("phi3", "nemotron_h", "afmoe", "internlm3")
+UNBIASED = ("phi3", "nemotron_h", "afmoe", "internlm3", "lfm3", "laguna")
 
 
 @EVERY

@@ -1,4 +1,4 @@
-"""LFM2 and LFM2-MoE: gated convolutions over three tokens, with some attention layers among them."""
+"""LFM2, LFM2-MoE and LFM3: gated convolutions over a few tokens, with some attention layers among them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 from ridgeline.archs.config import Config
 from ridgeline.archs.family import Family, Heads, attention, decoder
 from ridgeline.archs.names import LLAMA, Each, Tensor
-from ridgeline.archs.rope import Rotation, read_rope
-from ridgeline.spec import ChannelMixer, GatedMLP, Layer, ModelSpec, MoE, RMSNorm, ShortConvolution
+from ridgeline.archs.rope import FULL, SLIDING, Rotation, read_rope, read_ropes_of_layers
+from ridgeline.spec import ChannelMixer, GatedMLP, Layer, ModelSpec, MoE, RMSNorm, ShortConvolution, TokenMixer
 
 NAMES = LLAMA.with_parts(
     root={"embed": "model.embed_tokens", "norm": "model.embedding_norm", "head": "lm_head"},
@@ -60,13 +60,18 @@ def _model(c: Config, mlps: Sequence[ChannelMixer], full: Sequence[bool]) -> Mod
     """Return the model. full: which layers are attention."""
     norm, heads = RMSNorm(c.get_eps("norm_eps", 1e-5)), Heads.read(c, num_kv_heads=8, null_kv=False)
     attending = attention(heads, read_rope(c, heads.head_dim, Rotation(1e6)), qk_norm=norm)
-    if c.get_size("conv_L_cache", 3) == 1:
-        raise c.error("conv_L_cache", "is 1; it must be at least 2, or the convolution mixes no tokens")
-    conv = ShortConvolution(c.get_size("hidden_size"), c.get_size("conv_L_cache", 3), c.get_bool("conv_bias", False))
+    conv = _convolution(c, 3)
     layers = tuple(Layer(attending if is_full else conv, mlp, norm) for is_full, mlp in zip(full, mlps, strict=True))
     tied = c.get_bool("tie_word_embeddings", True)
     model = decoder(c, layers, norm, tied=tied, max_len=c.get_size("max_position_embeddings", 128_000))
     return replace(model, tie_word_embeddings=c.get_bool("tie_embedding", tied))  # it overrides the other field
+
+
+def _convolution(c: Config, size: int) -> ShortConvolution:
+    """Return the convolution. size: the default of the tokens that it sees."""
+    if (seen := c.get_size("conv_L_cache", size)) == 1:
+        raise c.error("conv_L_cache", "is 1; it must be at least 2, or the convolution mixes no tokens")
+    return ShortConvolution(c.get_size("hidden_size"), seen, c.get_bool("conv_bias", False))
 
 
 def _inner_size(c: Config) -> int:
@@ -87,4 +92,46 @@ def _full(c: Config) -> list[bool]:
     return [kind == "full_attention" for kind in kinds]
 
 
-FAMILIES = (Family("lfm2", lfm2, NAMES, HARMLESS), Family("lfm2_moe", lfm2_moe, NAMES, HARMLESS))
+_ROPES = {
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1e6},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+def lfm3(c: Config) -> ModelSpec:
+    """LFM3: local and global attention with a gate of each head, norms after the branches too."""
+    c.rename({"rms_norm_eps": "norm_eps"})
+    norm, count = RMSNorm(c.get_eps("norm_eps", 1e-5)), c.get_layer_count()
+    heads = Heads.read(c, num_kv_heads=4, head_dim_default=128, null_kv=False)
+    c.expect("attention_bias", False)
+    usual = [FULL if i % 4 == 2 else SLIDING if i % 4 == 0 and i else "conv" for i in range(count)]
+    kinds = c.get_choices("layer_types", count, {FULL, SLIDING, "conv"}) or usual
+    ropes = read_ropes_of_layers(c, {k: heads.head_dim for k in dict.fromkeys(kinds) if k != "conv"}, _ROPES)
+    gate, window = c.get_bool("use_attention_gate", True), c.get_size("sliding_window", 256, None)
+    if window is None and SLIDING in kinds:
+        raise c.error("sliding_window", "is null or switched off, but some layers are sliding; give a window")
+    mixers: dict[str, TokenMixer] = {"conv": _convolution(c, 7)}
+    for kind, rope in ropes.items():
+        mixers[kind] = attention(
+            heads, rope, qk_norm=norm, out_gate=gate, gate_over="head" if gate else "number",
+            window=window if kind == SLIDING else None,
+        )  # fmt: skip
+    post, mlp = norm if c.get_bool("use_sandwich_norm", True) else None, GatedMLP(c.get_size("intermediate_size"))
+    layers = tuple(Layer(mixers[kind], mlp, norm, post) for kind in kinds)
+    return decoder(c, layers, norm, tied=True, max_len=c.get_size("max_position_embeddings"))
+
+
+LFM3_NAMES = NAMES.with_parts(
+    parts={
+        **{f"mixer.{n}": f"self_attn.{n}_proj" for n in "qkvo"},
+        **{f"mixer.{n}_norm": f"self_attn.{n}_norm" for n in "qk"},
+        "mixer.out_gate": "self_attn.gate_proj",
+        "mixer_post_norm": "post_operator_norm",
+        "mlp_post_norm": "post_ffn_norm",
+    }
+)
+FAMILIES = (
+    Family("lfm3", lfm3, LFM3_NAMES),
+    Family("lfm2", lfm2, NAMES, HARMLESS),
+    Family("lfm2_moe", lfm2_moe, NAMES, HARMLESS),
+)

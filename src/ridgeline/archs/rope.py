@@ -120,13 +120,13 @@ def read_ropes_by_kind(
 
 def read_ropes_of_layers(
     c: Config, head_dims: Mapping[str, int], defaults: Mapping[str, Mapping[str, Any]], *, whole: bool = False,
-    harmless: Collection[str] = (),
+    harmless: Collection[str] = (), share: float | None = None,
 ) -> dict[str, Rope]:  # fmt: skip
     """Return the rotation of each kind of layer from `rope_parameters` alone, the new spelling (Gemma 4).
 
     head_dims: the size of a head by the kind of layer. defaults: `rope_parameters` if they are absent. whole: whether a
     share of a head is an error rather than ignored. harmless: fields, in a kind's object or beside the kinds, that
-    change nothing.
+    change nothing. share: the default of the part of a head that rotates; None: see `whole`.
     """
     outer, ropes = c.sub("rope_parameters") or c.inside("rope_parameters", defaults), {}
     for kind, head_dim in head_dims.items():
@@ -138,7 +138,7 @@ def read_ropes_of_layers(
         kinds: Scalings = {**SCALINGS, "proportional": partial(_proportional, head_dim)}
         if whole and r.get_float(PARTIAL, 1.0) != 1.0:
             raise r.error(PARTIAL, f"is {r.raw(PARTIAL)}, but {c.model_type} rotates whole heads")
-        rotation = Rotation(theta_field=None, partial_field=None, kinds=kinds, harmless=harmless)
+        rotation = Rotation(partial=share, theta_field=None, partial_field=None, kinds=kinds, harmless=harmless)
         ropes[kind] = _rope(c, r, head_dim, rotation, outer)
     outer.finish({FULL, SLIDING, *harmless})
     return ropes

@@ -273,6 +273,8 @@ MULTIPLY: Op[Callable[[Array, Array], Array]] = Op("multiply", "primitive")
 GATE: Op[Callable[[Array, Array], Array]] = Op("gate", "primitive")
 # (y [..., n], z [..., n or 1]) -> y sigmoid(z) [no case]
 SIGMOID_GATE: Op[Callable[[Array, Array], Array]] = Op("sigmoid_gate", "primitive")
+# (y [T, H * D], z [T, H * D] or [T, H]) -> y gate_act(z), of each number or head [Attention]
+ATTENTION_GATE: Op[Callable[[Array, Array], Array]] = Op("attention_gate", "primitive")
 # (y [..., inner], z [..., inner], weight [inner]) -> norm(y silu(z)) by groups [Mamba2]
 GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primitive")
 
@@ -345,7 +347,7 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     WRITE_PAGES, MOVE_ROWS, STORE_ROWS, ACTIVATION, XIELU, CLAMP, MIX, ADD, ADD_TERMS, SCALE, SOFTCAP, TAKE, CUT,
     JOIN,
     ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR, QUANTIZED_ROWS,
-    READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, GATED_NORM,
+    READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, ATTENTION_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
     DELTA_RULE, NORM_GATE, DECODE_LAYOUT, KNOWN_TOKENS, KEEP_TOKENS, BEST, DRAW, ACCEPT,
 )  # fmt: skip

@@ -219,8 +219,9 @@ def _latent_queries(m: LatentAttention, weights: Weights, table: Ops) -> Callabl
 
 
 def _attention_output(case: Attention | LatentAttention, weights: Weights, table: Ops) -> Callable[..., Any]:
-    sigmoid_gate, o = table.primitive(api.SIGMOID_GATE), weights.linears["o"]
-    return lambda attended, gate: o.apply(attended if gate is None else sigmoid_gate(attended, gate))
+    usual, o = not isinstance(case, Attention) or case.has_usual_gate, weights.linears["o"]
+    gated = table.primitive(api.SIGMOID_GATE) if usual else table.primitive(api.ATTENTION_GATE, case)
+    return lambda attended, gate: o.apply(attended if gate is None else gated(attended, gate))
 
 
 def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Ops) -> Callable[..., Any]:

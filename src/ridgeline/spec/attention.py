@@ -44,7 +44,9 @@ class Attention(Mixer):
         sinks: Each head has a learned logit that takes part in its softmax and has no value (GPT-OSS). softcap does not
             apply to it.
         pattern: Which keys a token sees instead of, or in addition to, those of the window.
-        out_gate: Results are multiplied by sigmoid(out_gate(x)), number by number (arXiv:2505.06708).
+        out_gate: Results are multiplied by gate_act(out_gate(x)), number by number (arXiv:2505.06708).
+        gate_over: Whether the gate has a number for each number of the results, or for each head.
+        gate_act: Its activation.
         sight: How far ahead a token sees. Only causal attention can have a window.
         values_are_keys: There is no matrix for values: they are the keys before their norm and rotation (Gemma 4).
         value_eps: Values of each head are divided by the root of their mean square and this number; None: they are not.
@@ -78,6 +80,8 @@ class Attention(Mixer):
     norms_rotated: bool = False
     growth: QueryGrowth | None = None
     clip: float | None = None
+    gate_over: Literal["number", "head"] = "number"
+    gate_act: Literal["sigmoid", "softplus"] = "sigmoid"
 
     def __post_init__(self) -> None:
         heads, kv = self.num_heads, self.num_kv_heads
@@ -93,6 +97,7 @@ class Attention(Mixer):
         require(self.clip is None or self.clip > 0, f"clip must be positive, not {self.clip}")
         require(self.alibi is None or self.alibi > 0, f"alibi must be positive, not {self.alibi}")
         require(self.alibi is None or not ahead, "only causal attention can have slopes (alibi)")
+        require(self.out_gate or self.has_usual_gate, "gate_over and gate_act are of a gate: they need out_gate")
         one_norm = self.qk_norm_over == "all_heads"
         require(not (self.norms_rotated and one_norm), "norms_rotated needs a norm for each head, not one over all")
         if self.rope:
@@ -105,6 +110,11 @@ class Attention(Mixer):
     @property
     def value_size(self) -> int:
         return self.head_dim
+
+    @property
+    def has_usual_gate(self) -> bool:
+        """Return whether a gate, if there is one, is a sigmoid of a number for each number of the results."""
+        return self.gate_over == "number" and self.gate_act == "sigmoid"
 
     @property
     def slopes(self) -> tuple[float, ...]:
@@ -127,7 +137,8 @@ class Attention(Mixer):
         if not self.values_are_keys:
             yield from linear("v", width, kv, bias=self.qkv_bias)
         if self.out_gate:
-            yield from linear("out_gate", width, q, bias=self.qkv_bias)
+            gates = self.num_heads if self.gate_over == "head" else q
+            yield from linear("out_gate", width, gates, bias=self.qkv_bias)
         yield from linear("o", q, width, bias=self.out_bias, split="in")
         if self.qk_norm:
             per_head = self.qk_norm_over == "head"

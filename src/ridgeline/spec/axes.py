@@ -69,7 +69,8 @@ def _attention(mixer: Attention) -> Axes:
         "o.weight": (None, query),
         "sinks": (_axis("queries", mixer.num_heads),),
     }
-    for name, axis in (("q", query), ("out_gate", query), ("k", key), ("v", key)):
+    gate = _axis("queries", mixer.num_heads) if mixer.gate_over == "head" else query
+    for name, axis in (("q", query), ("out_gate", gate), ("k", key), ("v", key)):
         found[f"{name}.weight"] = found[f"{name}.bias"] = (axis,)
     if mixer.qk_norm_over == "all_heads":
         found |= {

@@ -118,6 +118,12 @@ def refuses_mlp(case: MLPBlock) -> str | None:
     return refuses_inputs(moe) or refuses_route(moe)
 
 
+def refuses_output(case: Attention | LatentAttention | None) -> str | None:
+    """Return why no kernel gates the results of attention before their product; None if one does."""
+    usual = not isinstance(case, Attention) or case.has_usual_gate
+    return None if usual else "no kernel has a gate of each head, or one with softplus, before the product"
+
+
 def query_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[..., Any]:
     m = case.mixer
     run, gate = _heads(case, weights, pool, "q"), _gate(case, weights, pool)
@@ -359,7 +365,7 @@ def _sum_of(pool: Pool, residual: Floats, delta: Floats | None) -> Floats | None
 FUSED: Mapping[Op[Any], Stage] = {
     api.ATTENTION_INPUT: Stage(refuses_heads, attention_input),
     api.QUERY_INPUT: Stage(refuses_heads, query_input),
-    api.ATTENTION_OUTPUT: Stage(never, attention_output),
+    api.ATTENTION_OUTPUT: Stage(refuses_output, attention_output),
     api.PRODUCT: Stage(refuses_format, Product),
     api.EXPERT_BLOCK: Stage(refuses_inputs, experts),
     api.MLP_BLOCK: Stage(refuses_mlp, mlp_block),

@@ -32,7 +32,7 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.QUANTIZED_ROWS: quant.rows, api.ROUND_BF16: quant.round_bf16,
 }  # fmt: skip
 _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
-    api.NORM: p.norm, api.ROPE: p.rope, api.GROW_QUERIES: p.grow_queries,
+    api.NORM: p.norm, api.ROPE: p.rope, api.GROW_QUERIES: p.grow_queries, api.ATTENTION_GATE: r.attention_gate,
     api.ATTENTION: a.attention, api.PAGED_ATTENTION: a.paged_attention,
     api.WRITE_PAGES: a.write_pages, api.MOVE_ROWS: a.move_rows, api.STORE_ROWS: stored.store_rows,
     api.LATENT_ATTENTION: latent.latent_attention, api.PAGED_LATENT_ATTENTION: latent.paged_latent_attention,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ridgeline.ops.host.memory import Ndarray, widen
 from ridgeline.ops.host.primitives import sigmoid, silu
-from ridgeline.spec import LightningAttention, Mamba, Mamba2, TaylorAttention
+from ridgeline.spec import Attention, LightningAttention, Mamba, Mamba2, TaylorAttention
 from ridgeline.spec.workspace import SCAN_BLOCK, SCAN_CHUNK, SSD_CHUNK
 
 Scan = Callable[..., tuple[Ndarray, Ndarray]]
@@ -44,6 +44,16 @@ def gate(y: Ndarray, z: Ndarray) -> Ndarray:
 
 def sigmoid_gate(y: Ndarray, z: Ndarray) -> Ndarray:
     return y * sigmoid(z)
+
+
+def attention_gate(case: Attention) -> Callable[[Ndarray, Ndarray], Ndarray]:
+    act = sigmoid if case.gate_act == "sigmoid" else softplus
+
+    def run(y: Ndarray, z: Ndarray) -> Ndarray:
+        heads = y.reshape(*y.shape[:-1], case.num_heads, -1)
+        return (heads * act(z).reshape(*z.shape[:-1], case.num_heads, -1)).reshape(y.shape)
+
+    return run
 
 
 def gated_norm(case: Mamba2) -> Callable[[Ndarray, Ndarray, Ndarray], Ndarray]:

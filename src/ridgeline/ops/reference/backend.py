@@ -40,7 +40,7 @@ _PLAIN = {
     api.BEST: p.best, api.DRAW: p.draw, api.ACCEPT: p.accept, api.ROUND_BF16: quant.round_bf16,
 }  # fmt: skip
 _BY_CASE = {
-    api.NORM: p.norm, api.ROPE: p.rope, api.GROW_QUERIES: p.grow_queries,
+    api.NORM: p.norm, api.ROPE: p.rope, api.GROW_QUERIES: p.grow_queries, api.ATTENTION_GATE: r.attention_gate,
     api.ATTENTION: p.attention, api.PAGED_ATTENTION: paged.paged_attention,
     api.WRITE_PAGES: paged.write_pages, api.MOVE_ROWS: paged.move_rows,
     api.STORE_ROWS: stored.store_rows,

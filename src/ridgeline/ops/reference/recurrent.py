@@ -6,13 +6,13 @@ step of 0), and their outputs are not used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ridgeline.spec import LightningAttention, Mamba, Mamba2, TaylorAttention
+from ridgeline.spec import Attention, LightningAttention, Mamba, Mamba2, TaylorAttention
 from ridgeline.spec.workspace import SCAN_BLOCK, SCAN_CHUNK, SSD_CHUNK
 
 
@@ -43,6 +43,16 @@ def gate(y: Tensor, z: Tensor) -> Tensor:
 
 def sigmoid_gate(y: Tensor, z: Tensor) -> Tensor:
     return y * torch.sigmoid(z)
+
+
+def attention_gate(case: Attention) -> Callable[[Tensor, Tensor], Tensor]:
+    act = torch.sigmoid if case.gate_act == "sigmoid" else F.softplus
+
+    def run(y: Tensor, z: Tensor) -> Tensor:
+        heads = y.unflatten(-1, (case.num_heads, -1))
+        return (heads * act(z).unflatten(-1, (case.num_heads, -1))).flatten(-2)
+
+    return run
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ def refuses_heads(case: AttentionInput) -> str | None:
     """Return why no kernel serves the input of attention; None if one does."""
     if case.mixer.values_are_keys or case.mixer.value_eps is not None:
         return "no kernel takes values from keys or normalizes them"
+    if case.mixer.gate_over == "head":
+        return "no kernel has a gate of each head"
     if case.mixer.clip is not None:
         return "no kernel limits queries, keys and values"
     if case.mixer.norms_rotated:
