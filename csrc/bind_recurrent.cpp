@@ -232,22 +232,26 @@ void state_space_scan(Pool& pool, const Input& u, const Input& terms, const Inpu
     perform(pool, pool, [scan](Pool::Hold& hold) { run(hold, scan); }, u, before, lengths, y, h, read, write);
 }
 
-void taylor_scan(Pool& pool, int64_t heads, const Input& q, const Input& k, const Input& v, const Input& before,
-                 const Ids& lengths, const Output& y, const Output& h, const PageIds& read, const PageIds& write) {
+void taylor_scan(Pool& pool, int64_t heads, bool is_hedgehog, const Input& q, const Input& k, const Input& v,
+                 const Input& before, const Ids& lengths, const Output& y, const Output& h, const PageIds& read,
+                 const PageIds& write) {
     const Sequences s = sequences_of(lengths, q);
     if (heads < 1 || columns_of(q) % heads || columns_of(v) % heads) refuse("q or v do not divide into heads");
-    const int64_t dim = columns_of(q) / heads, width = columns_of(v) / heads,
-                  size = heads * (1 + dim + dim * dim) * (width + 1);
-    const TaylorScan scan{.s = s,
-                          .heads = heads,
-                          .dim = dim,
-                          .width = width,
-                          .q = rows(q, "q", s, heads * dim),
-                          .k = rows(k, "k", s, heads * dim),
-                          .v = rows(v, "v", s, heads * width),
-                          .before = states_of(before, "the state", read, s.n, size),
-                          .h = states_of(h, "h", write, s.n, size),
-                          .y = rows(y, "y", s, heads * width)};
+    const int64_t dim = columns_of(q) / heads, width = columns_of(v) / heads;
+    TaylorScan scan{.s = s,
+                    .heads = heads,
+                    .dim = dim,
+                    .width = width,
+                    .is_hedgehog = is_hedgehog,
+                    .q = rows(q, "q", s, heads * dim),
+                    .k = rows(k, "k", s, heads * dim),
+                    .v = rows(v, "v", s, heads * width),
+                    .before = {},
+                    .h = {},
+                    .y = rows(y, "y", s, heads * width)};
+    const int64_t size = heads * scan.features() * (width + 1);
+    scan.before = states_of(before, "the state", read, s.n, size);
+    scan.h = states_of(h, "h", write, s.n, size);
     perform(pool, pool, [scan](Pool::Hold& hold) { run(hold, scan); }, q, k, v, before, lengths, y, h, read, write);
 }
 
@@ -273,8 +277,9 @@ void bind_recurrent(nb::module_& m) {
           array("weight"), array("out"));
     m.def("state_space_scan", state_space_scan, nb::arg("pool"), array("u"), array("terms"), array("d"),
           array("before"), array("lengths"), array("y"), array("h"), array("read").none(), array("write").none());
-    m.def("taylor_scan", taylor_scan, nb::arg("pool"), nb::arg("heads"), array("q"), array("k"), array("v"),
-          array("before"), array("lengths"), array("y"), array("h"), array("read").none(), array("write").none());
+    m.def("taylor_scan", taylor_scan, nb::arg("pool"), nb::arg("heads"), nb::arg("is_hedgehog"), array("q"), array("k"),
+          array("v"), array("before"), array("lengths"), array("y"), array("h"), array("read").none(),
+          array("write").none());
 }
 
 }  // namespace ridgeline

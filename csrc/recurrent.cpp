@@ -68,7 +68,7 @@ void run(Pool::Hold& hold, const StateSpace& s) {
 }
 
 void run(Pool::Hold& hold, const TaylorScan& s) {
-    const Rooms rooms(hold, recurrent_kernels().room(1 + s.dim + s.dim * s.dim));
+    const Rooms rooms(hold, recurrent_kernels().room(s.features()));
     hold.draw(s.s.n * s.heads, [&](int64_t i, int thread) {
         recurrent_kernels().taylor(s, i / s.heads, i % s.heads, rooms.of(thread));
     });

@@ -72,15 +72,18 @@ struct LinearScan {
     float dt_least = 0, dt_most = 0;
 };
 
-// Linear attention: B and C are 1 + dim + dim^2 features of keys and queries, without a decay. Each head's values end
-// with a 1. y: sums of values divided by sums of weights.
+// Linear attention: B and C are features of keys and queries, without a decay: 1 + dim + dim^2 of BASED, or 2 dim of
+// Hedgehog. Each head's values end with a 1. y: sums of values divided by sums of weights.
 struct TaylorScan {
     Sequences s;
     int64_t heads, dim, width;  // width: size of a value without the 1
+    bool is_hedgehog;
     Matrix2<const float> q, k, v;
     States<const float> before;  // [heads, features, width + 1]
     States<float> h;
     Matrix2<float> y;
+
+    int64_t features() const { return is_hedgehog ? 2 * dim : 1 + dim + dim * dim; }
 };
 
 struct RecurrentKernels {

@@ -129,13 +129,14 @@ void linear(Pool& pool, Results& results, Random& random) {
     run_scan(pool, results, "lightning scan", lightning, other, heads * width);
 }
 
-void taylor(Pool& pool, Results& results, Random& random) {
+void taylor(Pool& pool, Results& results, Random& random, bool is_hedgehog) {
     const int64_t heads = 2, dim = 5, width = 20;
     const Rows q(random, heads * dim), k(random, heads * dim), v(random, heads * width);
-    State state(random, heads * (1 + dim + dim * dim) * (width + 1));
+    TaylorScan s{SEQUENCES, heads, dim, width, is_hedgehog, q.view(), k.view(), v.view(), {}, {}, {}};
+    State state(random, heads * s.features() * (width + 1));
     for (float& one : state.numbers) one = std::abs(one) + 1;
-    TaylorScan s{SEQUENCES, heads, dim, width, q.view(), k.view(), v.view(), state.before(), {}, {}};
-    run_scan(pool, results, "taylor scan", s, state, heads * width);
+    s.before = state.before();
+    run_scan(pool, results, is_hedgehog ? "hedgehog scan" : "taylor scan", s, state, heads * width);
 }
 
 void delta(Pool& pool, Results& results, Random& random, bool by_channel) {
@@ -167,8 +168,8 @@ void check_recurrences(Pool& pool, Results& results) {
     convolution(pool, results, random);
     selective(pool, results, random);
     linear(pool, results, random);
-    taylor(pool, results, random);
     for (bool variant : {false, true}) {
+        taylor(pool, results, random, variant);
         delta(pool, results, random, variant);
         state_space(pool, results, random, variant);
     }

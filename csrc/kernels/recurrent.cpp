@@ -201,7 +201,7 @@ void linear(const LinearScan& s, int64_t i, int64_t head, int64_t first, int64_t
         linear_block(s, i, head, at, int(std::min(CHANNELS, last - at)), room);
 }
 
-// ---- BASED -----------------------------------------------------------------------------------------------------
+// ---- BASED, Hedgehog ---------------------------------------------------------------------------------------
 
 // Features whose product is 1 + s + s^2 / 2, where s = q k / sqrt(dim).
 void features(const float* x, int64_t dim, float factor, float* to) {
@@ -211,17 +211,35 @@ void features(const float* x, int64_t dim, float factor, float* to) {
         for (int64_t j = 0; j < dim; ++j) to[1 + dim + i * dim + j] = to[1 + i] * to[1 + j] * 0.70710678f;
 }
 
+// Features: softmax(sign x), dim numbers.
+void softmax(const float* x, int64_t dim, float sign, float* to) {
+    float most = sign * x[0], sum = 0;
+    for (int64_t i = 1; i < dim; ++i) most = std::max(most, sign * x[i]);
+    for (int64_t i = 0; i < dim; i += W) {
+        const int n = int(std::min<int64_t>(W, dim - i));
+        store(to + i, exp2_down((set(sign) * load(x + i, n) - set(most)) * set(LOG2_E)), n);
+    }
+    for (int64_t i = 0; i < dim; ++i) sum += to[i];
+    for (int64_t i = 0; i < dim; ++i) to[i] /= sum;
+}
+
 void taylor(const TaylorScan& s, int64_t i, int64_t head, float* room) {
-    const int64_t count = 1 + s.dim + s.dim * s.dim, all = s.width + 1;
+    const int64_t count = s.features(), all = s.width + 1;
     float *x = room, *y = x + CHUNK * CHANNELS, *sums = y + CHUNK * CHANNELS, *q = sums + CHUNK, *k = q + CHUNK * count;
     const float* before = s.before.of(i) + head * count * all;
     float* h = s.h.of(i) + head * count * all;
     const float factor = 1.f / std::sqrt(std::sqrt(float(s.dim)));
+    const auto expand = [&](const float* x, float* to) {
+        if (s.is_hedgehog)
+            softmax(x, s.dim, 1.f, to), softmax(x, s.dim, -1.f, to + s.dim);
+        else
+            features(x, s.dim, factor, to);
+    };
     for (int64_t t0 = 0; t0 < s.s.lengths[i]; t0 += CHUNK) {
         const int64_t row = i * s.s.m + t0, tokens = std::min(CHUNK, s.s.lengths[i] - t0);
         for (int64_t t = 0; t < tokens; ++t) {
-            features(s.q.row(row + t) + head * s.dim, s.dim, factor, q + t * count);
-            features(s.k.row(row + t) + head * s.dim, s.dim, factor, k + t * count);
+            expand(s.q.row(row + t) + head * s.dim, q + t * count);
+            expand(s.k.row(row + t) + head * s.dim, k + t * count);
         }
         for (int64_t at = (all - 1) / CHANNELS * CHANNELS; at >= 0;
              at -= CHANNELS) {  // the last block contains the sums of weights

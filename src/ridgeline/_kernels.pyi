@@ -435,6 +435,7 @@ def linear_scan(
 def taylor_scan(
     pool: Pool,
     heads: int,
+    is_hedgehog: bool,
     q: Floats,
     k: Floats,
     v: Floats,

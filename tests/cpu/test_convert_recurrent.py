@@ -33,14 +33,14 @@ from ridgeline.errors import RequestError
 from ridgeline.evals.documents import Document
 from ridgeline.nn import Capture, Model
 from ridgeline.plan import rewrite
-from ridgeline.spec import Attention, Rope
+from ridgeline.spec import Attention, Rope, TaylorAttention
 
 pytestmark = pytest.mark.usefixtures("short_rates")
 
 SEQUENCES = [[(7 * i * i + 3 * j + i * j) % 90 + 3 for i in range(40)] for j in range(2)]
 TEXTS = np.random.default_rng(0).integers(3, 90, (12, 40)).tolist()
 SAMPLES = Samples(TEXTS, [Document(ids) for ids in SEQUENCES])
-NAMED: list[rewrite.Recurrent] = ["mamba2", "delta", "lightning", "taylor"]
+NAMED: list[rewrite.Recurrent] = ["mamba2", "delta", "lightning", "taylor", "hedgehog"]
 # Norms of q and k, biases, outer norms and softcaps, sinks and windows, gates.
 NAMES = ["llama_gqa", "qwen3", "qwen2_window", "gemma2", "gpt_oss"]
 
@@ -189,13 +189,15 @@ def test_attention_is_a_better_start_than_random_matrices(kind: str, tmp_path: P
 @pytest.mark.parametrize(
     ("to", "options", "error"),
     [
-        ("hybrid=mamba", {}, "cannot begin as attention; use mamba2, lightning, delta, taylor"),
+        ("hybrid=mamba", {}, "cannot begin as attention; use mamba2, lightning, delta, taylor, hedgehog"),
         ("hybrid=rwkv:3", {}, "is not a recurrent mixer that is known"),
         ("hybrid=mamba2:0", {}, "write hybrid=mamba2:3"),
         ("hybrid=:3", {}, "write hybrid=mamba2:3"),
         ("hybrid=mamba2:" + "9" * 30, {}, "write hybrid=mamba2:3"),
         ("linear=8", {}, "write linear=64:1"),
         ("linear=0:1", {}, "write linear=64:1"),
+        ("linear=hedgehog:8", {}, "write linear=64:1"),
+        ("linear=fourier:8:1", {}, "write linear=64:1"),
         ("linear=40:1", {}, "sequences of 40 tokens show nothing of such a window"),
         ("hybrid=mamba2:1", {"keep": "0,9"}, "layer 9 has no attention"),
         ("hybrid=mamba2:1", {"keep": "first"}, "use search, pattern, or layers such as 1,3"),
@@ -291,10 +293,35 @@ def test_linear_attention_is_softmax_attention_to_the_second_order() -> None:
     assert 6.5 < errors[0] / errors[1] < 9.5, errors
 
 
-def test_linear_layers_leave_windows_in_the_others(tmp_path: Path) -> None:
+def test_hedgehog_begins_as_the_first_order_of_softmax() -> None:
+    """Half of the scores leave a quarter of the error, in features of one number more than a head has."""
+    own, read, x, _ = _layer(None)
+    errors = []
+    for scale in (0.02, 0.01):
+        mixer = TaylorAttention(4, 6, 7, "hedgehog")
+        weights = KINDS["hedgehog"].weights(mixer, _projected(replace(own, scale=scale), read, x), np.ones(4))
+        worst = 0.0
+        for head in range(4):
+            q, k = (x @ weights[f"{name}.weight"][7 * head :][:7].T for name in "qk")
+            parts = [[np.exp(s * y) / np.exp(s * y).sum(axis=1, keepdims=True) for s in (1, -1)] for y in (q, k)]
+            ours = sum(a @ b.T for a, b in zip(*parts, strict=True))
+            exact = np.exp(scale * (x @ read("q.weight")[6 * head :][:6].T)
+                           @ (x @ read("k.weight")[6 * (head // 2) :][:6].T).T)  # fmt: skip
+            both = (np.tril(w) for w in (exact, ours))
+            a, b = (w / w.sum(axis=1, keepdims=True) for w in both)
+            worst = max(worst, float(np.abs(a - b).max()))
+        errors.append(worst)
+    assert errors[1] < 2e-3, errors
+    assert 3.5 < errors[0] / errors[1] < 4.6, errors
+
+
+@pytest.mark.parametrize(("to", "features"), [("linear=8:1", "taylor"), ("linear=hedgehog:8:1", "hedgehog")])
+def test_linear_layers_leave_windows_in_the_others(to: str, features: str, tmp_path: Path) -> None:
     source, _ = folder_of("llama_gqa", tmp_path / "source")
-    report = converted(source, tmp_path / "out", "linear=8:1")
+    report = converted(source, tmp_path / "out", to)
     spec = open_original(str(tmp_path / "out"), None).spec
+    made = [m for layer in spec.layers if isinstance(m := layer.mixer, TaylorAttention)]
+    assert {m.features for m in made} == {features}
     kept = [own for i in range(len(spec.layers)) if (own := spec.attention(i))]
     assert len(kept) == len(spec.layers) // 2 and {own.window for own in kept} == {8}
     assert 2 * report.prices["converted"].state_bytes == report.prices["original"].state_bytes

@@ -182,7 +182,10 @@ def test_the_list_of_stages() -> None:
     assert shares("layers,logits") == [("layers", 0.2), ("logits", 0.8)]
     assert shares("layers=0.5, streams ,logits") == [("layers", 0.5), ("streams", 0.2), ("logits", 0.3)]
     for text, words in (
-        ("layers,layer", "'layer' is not a stage, or is repeated; stages are layers, streams, logits, tokens"),
+        (
+            "layers,layer",
+            "'layer' is not a stage, or is repeated; stages are matrices, layers, streams, logits, tokens",
+        ),
         ("logits,logits", "'logits' is not a stage, or is repeated"),
         ("", "'' is not a stage"),
         ("layers=x,logits", "the share 'x' is not a number"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from ridgeline.spec import (
 D, S, H, P, G = 6, 5, 4, 3, 2
 MAMBA, MAMBA2 = Mamba(D, S, 4, 2), Mamba2(H, P, S, G, 4, RMSNorm(1e-5), dt_least=0.05, dt_most=2.0)
 TAYLOR = TaylorAttention(num_heads=2, head_dim=3, feature_dim=4)
+HEDGEHOG = replace(TAYLOR, features="hedgehog")
 LIGHTNING = LightningAttention(num_heads=3, head_dim=4, norm=RMSNorm())
 DELTA = GatedDelta(num_heads=4, num_key_heads=2, key_dim=6, head_dim=5, conv_size=4, norm=RMSNorm())
 KIMI = KimiDelta(num_heads=3, head_dim=6, conv_size=4, rank=4, norm=RMSNorm())
@@ -71,6 +73,7 @@ SCANS: dict[str, tuple[Op[Any], object, Any, tuple[int | tuple[int, ...], ...], 
     "mamba": (api.SELECTIVE_SCAN, MAMBA, mamba, (D, D, S, S), (D, S)),
     "mamba2": (api.SSD, MAMBA2, mamba2, (H * P, H, G * S, G * S), (H, P, S)),
     "taylor": (api.TAYLOR_ATTENTION, TAYLOR, linear, (8, 8, 6), (2, 4, 21)),
+    "hedgehog": (api.TAYLOR_ATTENTION, HEDGEHOG, linear, (8, 8, 6), (2, 4, 8)),
     "lightning": (api.LIGHTNING_ATTENTION, LIGHTNING, linear, ((3, 4),) * 3, (3, 4, 4)),
     "s4": (api.STATE_SPACE, S4(D, 6), low_rank, (D,), (D, 2, 3)),
     "s4d": (api.STATE_SPACE, S4D(D, 6), state_space, (D,), (D, 2, 3)),
@@ -81,8 +84,8 @@ SCANS: dict[str, tuple[Op[Any], object, Any, tuple[int | tuple[int, ...], ...], 
 
 def scanned(name: str, n: int, m: int) -> tuple[tuple[Array, ...], Array]:
     """Return inputs of n sequences of m tokens, and their states before."""
-    _, _, _, sizes, state = SCANS[name]
-    h = np.zeros((n, *state), np.float32) if name == "taylor" else normal(n, *state)
+    op, _, _, sizes, state = SCANS[name]
+    h = np.zeros((n, *state), np.float32) if op is api.TAYLOR_ATTENTION else normal(n, *state)
     shapes = (size if isinstance(size, tuple) else (size,) for size in sizes)
     return tuple(normal(n, m, *shape, seed=i) for i, shape in enumerate(shapes)), h
 

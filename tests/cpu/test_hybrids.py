@@ -47,7 +47,7 @@ STACKS: dict[str, tuple[TokenMixer | None, ...]] = {
     "mamba and a window": (MAMBA, LOCAL, MAMBA),
     "mamba-2 and one full layer": (MAMBA2, FULL, MAMBA2),
     "everything": (FULL, MAMBA, LOCAL, MAMBA2, CONVOLUTION, TAYLOR),
-    "no attention": (TAYLOR, MAMBA2),
+    "no attention": (TAYLOR, replace(TAYLOR, features="hedgehog"), MAMBA2),
     "state spaces": (S4_FULL, LOCAL, S4_DIAGONAL),
     "state spaces alone": (S4_DIAGONAL, S4_FULL),
     "lightning": (LIGHTNING, LIGHTNING, FULL, LIGHTNING),

@@ -24,6 +24,7 @@ from ridgeline.spec import (
     RMSNorm,
     TaylorAttention,
 )
+from ridgeline.spec.taylor import Features
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 from cpu.instruction_sets import OTHERS, fingerprint_under  # noqa: E402
@@ -74,8 +75,8 @@ def mamba2(heads: int, dim: int, states: int, groups: int, limits: tuple[float, 
                    lambda x, w, h, n: (x[0], x[1], w[0], w[1], x[2], x[3], w[2], h, n))  # fmt: skip
 
 
-def based(heads: int, dim: int, features: int) -> Problem:
-    case = TaylorAttention(heads, dim, features)
+def based(heads: int, dim: int, features: int, kind: Features = "taylor") -> Problem:
+    case = TaylorAttention(heads, dim, features, kind)
     return Problem(api.TAYLOR_ATTENTION, case, (heads * features, heads * features, heads * dim), (),
                    (heads, dim + 1, case.num_features), LAST, lambda x, w, h, n: (*x, h, n))  # fmt: skip
 
@@ -118,6 +119,7 @@ PROBLEMS = {
     "s4": state_space(S4(50, 16)), "s4 odd": state_space(S4(3, 6)), "s4d": state_space(S4D(33, 64)),
     "s4d odd": state_space(S4D(16, 2)),
     "based": based(2, 64, 8), "based odd": based(3, 5, 3), "based 31": based(1, 31, 4),
+    "hedgehog": based(2, 64, 40, "hedgehog"), "hedgehog odd": based(3, 5, 3, "hedgehog"),
 }  # fmt: skip
 by_problem = pytest.mark.parametrize("name", PROBLEMS)
 

@@ -43,7 +43,7 @@ def test_logits_are_those_of_the_definition(name: str, tmp_path: Path) -> None:
 
 # Maps a name to the prompt's seed, chosen so that no token is a near tie.
 GREEDY = {"cla2": 2, "cla3_mqa": 1, "cla_mixed": 1, "cla_character": 1, "first_tokens": 1, "patterns": 1}
-GREEDY |= {"s4": 1, "s4d_alone": 1, "lightning": 1, "based": 1, "taylor": 1}
+GREEDY |= {"s4": 1, "s4d_alone": 1, "lightning": 1, "based": 1, "taylor": 1, "hedgehog": 1}
 
 
 @pytest.mark.parametrize("name", daily(SPECS, SPECS.keys() - {"cla2", "cla3_mqa", "cla_character"}, slow=False))
@@ -61,7 +61,7 @@ def test_greedy_tokens_are_those_of_the_definition(name: str, tmp_path: Path) ->
     assert answer.outputs[0].token_ids == ids
 
 
-@pytest.mark.parametrize("name", ["cla_mixed", "patterns", "s4", "lightning", "based", "taylor"])
+@pytest.mark.parametrize("name", ["cla_mixed", "patterns", "s4", "lightning", "based", "taylor", "hedgehog"])
 def test_gradients_are_those_of_the_definition(name: str) -> None:
     """An owner's projections get gradients from every layer that reads its keys and values."""
     spec, tokens = SPECS[name], sequences()[2]

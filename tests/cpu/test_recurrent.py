@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from ridgeline.ops.reference import recurrent as r
 from ridgeline.spec import Mamba, Mamba2, RMSNorm, TaylorAttention
+from ridgeline.spec.taylor import Features
 
 SIZES = (1, 63, 100, 257)
 D, S, H, P, G = 6, 5, 4, 3, 2
@@ -148,27 +150,36 @@ def test_gradients_are_those_of_the_recurrence(scan: Scan, definition: Any, stat
 BASED = TaylorAttention(num_heads=2, head_dim=3, feature_dim=4)
 
 
-def based(n: int, m: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def based(n: int, m: int, features: int = 21) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     sizes = (8, 8, 6)
     q, k, v = (torch.randn((n, m, size), generator=generator, dtype=torch.float64) for size in sizes)
-    return q, k, v, torch.zeros((n, 2, 4, 21), dtype=torch.float64)
+    return q, k, v, torch.zeros((n, 2, 4, features), dtype=torch.float64)
 
 
-def quadratic(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute arXiv:2402.18668, section 4: softmax attention with exp(s) replaced by 1 + s + s^2 / 2."""
+def quadratic(q: Tensor, k: Tensor, v: Tensor, kind: str = "taylor") -> Tensor:
+    """Compute softmax attention with exp(s) replaced by 1 + s + s^2 / 2 (arXiv:2402.18668, section 4), or by the sum of
+    products of exp(q) / sum(exp(q)) and exp(-q) / sum(exp(-q)) with those of k (arXiv:2402.04347, section 4.1).
+    """
     q, k, v = (t.unflatten(-1, (2, -1)) for t in (q, k, v))
-    s = torch.einsum("nthd,nshd->nhts", q, k) / 4**0.5
-    weights = (1 + s + s.square() / 2).tril()
+    if kind == "hedgehog":
+        maps = [[torch.exp(x * sign) / torch.exp(x * sign).sum(-1, keepdim=True) for sign in (1, -1)] for x in (q, k)]
+        weights = sum(torch.einsum("nthd,nshd->nhts", a, b) for a, b in zip(*maps, strict=True)).tril()
+    else:
+        s = torch.einsum("nthd,nshd->nhts", q, k) / 4**0.5
+        weights = (1 + s + s.square() / 2).tril()
     return torch.einsum("nhts,nshp->nthp", weights / weights.sum(-1, keepdim=True), v).flatten(2)
 
 
+@pytest.mark.parametrize("kind", ["taylor", "hedgehog"])
 @pytest.mark.parametrize("size", SIZES)
-def test_taylor_attention_is_its_quadratic_form(size: int) -> None:
-    q, k, v, h = based(2, size)
-    run = r.taylor_attention(BASED)
+def test_linear_attention_is_its_quadratic_form(size: int, kind: Features) -> None:
+    case = replace(BASED, features=kind)
+    q, k, v, h = based(2, size, case.num_features)
+    run = r.taylor_attention(case)
+    wanted = quadratic(q, k, v, kind)
     y, sums = run(q, k, v, h, torch.full((2,), size))
-    torch.testing.assert_close(y, quadratic(q, k, v), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(y, wanted, rtol=1e-10, atol=1e-10)
     at, parts = h, []
     for n in (1, size // 2, size - 1 - size // 2):
         if n > 0 and size > 1:
@@ -177,7 +188,7 @@ def test_taylor_attention_is_its_quadratic_form(size: int) -> None:
             y, at = run(*part, at, torch.full((2,), n))
             parts.append(y)
     if parts:
-        torch.testing.assert_close(torch.cat(parts, 1), quadratic(q, k, v), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(at, sums, rtol=1e-10, atol=1e-10)
 
 

@@ -33,6 +33,7 @@ from ridgeline.spec import (
     TaylorAttention,
 )
 from ridgeline.spec.quant import PLAIN
+from ridgeline.spec.taylor import Features
 
 TABLE, REFERENCE = interpreted(), reference()
 NAN, WIDTH = float("nan"), 63
@@ -85,8 +86,8 @@ def state_space(case: S4 | S4D) -> Problem:
                    lambda x, w, h, n: (x[0], *w, h, n))  # fmt: skip
 
 
-def based(heads: int, dim: int, features: int) -> Problem:
-    case = TaylorAttention(heads, dim, features)
+def based(heads: int, dim: int, features: int, kind: Features = "taylor") -> Problem:
+    case = TaylorAttention(heads, dim, features, kind)
     return Problem(api.TAYLOR_ATTENTION, case, (heads * features, heads * features, heads * dim), (),
                    (heads, dim + 1, case.num_features), lambda x, w, h, n: (*x, h, n))  # fmt: skip
 
@@ -101,6 +102,7 @@ PROBLEMS = {
     "lightning": lightning(2, 7),
     "delta": delta(GatedDelta(4, 2, 6, 5, 4, RMSNorm())), "kimi": delta(KimiDelta(2, 7, 4, 3, RMSNorm())),
     "s4": state_space(S4(37, 6)), "s4d": state_space(S4D(37, 10)), "based": based(2, 9, 4),
+    "hedgehog": based(2, 9, 5, "hedgehog"),
 }  # fmt: skip
 EACH = pytest.mark.parametrize("name", PROBLEMS)
 

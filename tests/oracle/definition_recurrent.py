@@ -96,8 +96,15 @@ def _lightning(mixer: LightningAttention, x: Tensor, w: Weights, at: str) -> Ten
     return y / ((y**2).mean(-1, keepdim=True) + mixer.norm.eps).sqrt() * w[f"{at}.out_norm.weight"]
 
 
+def _shares(x: Tensor, sign: float) -> Tensor:
+    return torch.exp(sign * x) / torch.exp(sign * x).sum(-1, keepdim=True)
+
+
 def _taylor(mixer: TaylorAttention, x: Tensor, w: Weights, at: str) -> Tensor:
     q, k, v = (_project(x, w, f"{at}.{n}").view(len(x), mixer.num_heads, -1).transpose(0, 1) for n in "qkv")
-    scores = q @ k.transpose(1, 2) / mixer.feature_dim**0.5
-    weights = (1 + scores + scores**2 / 2).tril()
+    if mixer.features == "hedgehog":
+        weights = sum(_shares(q, s) @ _shares(k, s).transpose(1, 2) for s in (1.0, -1.0)).tril()
+    else:
+        scores = q @ k.transpose(1, 2) / mixer.feature_dim**0.5
+        weights = (1 + scores + scores**2 / 2).tril()
     return ((weights / weights.sum(-1, keepdim=True)) @ v).transpose(0, 1).flatten(1)

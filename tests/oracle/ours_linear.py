@@ -33,6 +33,7 @@ def specs(
 
     lightning = LightningAttention(num_heads=3, head_dim=20, norm=RMSNorm(0.1))
     convolution, taylor = GatedConvolution(96, 3), TaylorAttention(num_heads=4, head_dim=16, feature_dim=8)
+    hedgehog = replace(taylor, feature_dim=12, features="hedgehog")
     based = [Layer(mixer, mlp, norm) for mixer in (convolution, taylor, convolution, local)]
     state_spaces = (S4(width, 10), local, S4D(width, 6, "silu", bias=False), S4(width, 4, "relu"))
     return {
@@ -48,6 +49,7 @@ def specs(
             "lightning",
         ),
         "based": model(based, "based"),
+        "hedgehog": model([Layer(m, mlp, norm) for m in (hedgehog, local, hedgehog)], "hedgehog"),
         "taylor": model(
             [
                 Layer(taylor, mlp, norm),

@@ -17,7 +17,7 @@ _To = Annotated[
     option(
         "--to",
         help="The new architecture, in the words of `plan`: kv_heads=2, cla=2, mla=64+16, window=256:3, "
-        "hybrid=mamba2:3 or linear=64:1.",
+        "hybrid=mamba2:3, linear=64:1 or linear=hedgehog:64:1.",
     ),
 ]
 _Pool = Annotated[

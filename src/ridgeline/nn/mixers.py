@@ -69,7 +69,7 @@ def build_attention(
     before = table.stage(api.ATTENTION_INPUT, AttentionInput(mixer, norm, scale), into)
     write, attend = table.primitive(api.WRITE_PAGES, mixer), _attend(mixer, weights.vector("sinks"), out, table)
     within = None if canvas is None else _attend(canvas, weights.vector("sinks"), out, table)
-    grow = _growth(mixer, table)
+    grow = growth(mixer, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         target = step.target(layer, kv_scales)
@@ -91,7 +91,7 @@ def _shared_attention(
 ) -> Mixer:
     into, out = weights.parted("o")
     before = table.stage(api.QUERY_INPUT, AttentionInput(mixer.attention, norm, scale), into)
-    attend, grow = _attend(mixer.attention, weights.vector("sinks"), out, table), _growth(mixer.attention, table)
+    attend, grow = _attend(mixer.attention, weights.vector("sinks"), out, table), growth(mixer.attention, table)
 
     def run(stream: Stream, rotary: Rotary | None, step: Step) -> tuple[Array, Array, Shared]:
         residual, q, gate = before(stream.residual, stream.delta, rotary)
@@ -100,7 +100,7 @@ def _shared_attention(
     return run
 
 
-def _growth(attention: Attention, table: OpsTable) -> Callable[[Array, Step], Array]:
+def growth(attention: Attention, table: OpsTable) -> Callable[[Array, Step], Array]:
     """Return a function that multiplies queries by the factors of their positions, where attention has such."""
     if attention.growth is None:
         return lambda q, step: q

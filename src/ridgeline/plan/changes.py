@@ -120,8 +120,9 @@ def _hybrid(d: Deployment, value: str) -> Applied:
 
 
 def _linear(d: Deployment, value: str) -> Applied:
-    window, _, many = value.partition(":")
-    spec = rewrite.with_recurrent(d.spec, "taylor", _whole(many))
+    kind, sizes = rewrite.linear_features(value)
+    window, _, many = sizes.partition(":")
+    spec = rewrite.with_recurrent(d.spec, kind, _whole(many))
     if spec.attentions(shared=False):
         spec = rewrite.with_windows(spec, _whole(window), None)
     return replace(d, spec=spec), "long-range recall, which grows with the state (2402.18668, figure 2); needs training"
@@ -248,7 +249,8 @@ CHANGES: Mapping[str, tuple[str, Callable[[Deployment, str], Applied]]] = Mappin
     "cla": ("cla=2: number of layers that share keys and values", _shared),
     "hybrid": ("hybrid=mamba2:7: recurrent mixer, and recurrent layers per layer with attention", _hybrid),
     "linear": (
-        "linear=64:1: tokens of the window of the layers that keep attention, and linear layers for each of them",
+        "linear=64:1 or linear=hedgehog:64:1: tokens of the window of the layers that keep attention, and "
+        "linear layers for each of them",
         _linear,
     ),
     "weights": ("weights=int4: a type, or a scheme such as gptq-int3", _weights),

@@ -33,8 +33,9 @@ from ridgeline.spec import (
 from ridgeline.spec.parts import Part, size_of, with_heads, with_size
 from ridgeline.spec.sight import CAUSAL
 
-Recurrent = Literal["mamba", "mamba2", "lightning", "delta", "taylor"]
-RECURRENT: tuple[Recurrent, ...] = ("mamba", "mamba2", "lightning", "delta", "taylor")
+Recurrent = Literal["mamba", "mamba2", "lightning", "delta", "taylor", "hedgehog"]
+RECURRENT: tuple[Recurrent, ...] = ("mamba", "mamba2", "lightning", "delta", "taylor", "hedgehog")
+LINEAR: tuple[Recurrent, ...] = ("taylor", "hedgehog")  # features of linear attention, the default first
 FEATURES = 16  # numbers of a query and a key from which BASED makes its features (2402.18668, section 5)
 PRUNABLE = ("mlp", "layers", "heads")
 
@@ -149,10 +150,17 @@ def with_recurrent(
     return _each_attention(spec, mixer)
 
 
+def linear_features(value: str) -> tuple[Recurrent, str]:
+    """Return the features that a value of `linear` names before a colon, or the default ones, and the rest of it."""
+    first, found, rest = value.partition(":")
+    kind = next((name for name in LINEAR if name == first.strip()), None)
+    return (kind, rest) if kind and found else (LINEAR[0], value)
+
+
 def recurrent_mixer(kind: Recurrent, hidden_size: int, own: Attention) -> TokenMixer:
     """Return a recurrent mixer. Mamba has the proportions of its paper (2312.00752). The others have the heads of the
     attention, as `ridgeline convert` makes them: Mamba-2 (2405.21060, 2408.15237), MiniMax-01 (2501.08313), Gated
-    DeltaNet (2412.06464), BASED (2402.18668).
+    DeltaNet (2412.06464), BASED (2402.18668), Hedgehog (2402.04347).
     """
     if kind == "mamba":
         return Mamba(inner_size=2 * hidden_size, state_size=16, conv_size=4, dt_rank=-(-hidden_size // 16))
@@ -165,6 +173,8 @@ def recurrent_mixer(kind: Recurrent, hidden_size: int, own: Attention) -> TokenM
         return LightningAttention(own.num_heads, own.head_dim, RMSNorm())
     if kind == "taylor":
         return TaylorAttention(own.num_heads, own.head_dim, min(FEATURES, own.head_dim))
+    if kind == "hedgehog":
+        return TaylorAttention(own.num_heads, own.head_dim, own.head_dim, "hedgehog")
     return GatedDelta(own.num_heads, own.num_heads, own.head_dim, own.head_dim, 4, RMSNorm())
 
 

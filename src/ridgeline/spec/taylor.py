@@ -1,23 +1,30 @@
-"""Define linear attention with the second-order Taylor expansion of softmax (BASED)."""
+"""Define linear attention whose features imitate softmax: the Taylor expansion (BASED), or learned maps (Hedgehog)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from ridgeline.spec.mixer import Cut, RecurrentBase, require_positive, share
 from ridgeline.spec.state import State
 from ridgeline.spec.weight import Weight, linear
 from ridgeline.spec.workspace import SSD_CHUNK, in_chunks
 
+Features = Literal["taylor", "hedgehog"]
+
 
 @dataclass(frozen=True, slots=True)
 class TaylorAttention(RecurrentBase):
-    """Linear attention that is softmax attention to the second order of its scores: BASED (arXiv:2402.18668).
+    """Linear attention whose weights are close to those of softmax attention.
 
-    The weight of a key is 1 + s + s^2 / 2 with s = q k / sqrt(feature_dim). This is a product of features of q and
-    features of k, so the keys and values seen so far are one matrix.
+    The weight of a key is a product of features of q and features of k, so the keys and values seen so far are one
+    matrix. The features are one of:
+
+    taylor: the weight is 1 + s + s^2 / 2 with s = q k / sqrt(feature_dim), which is softmax attention to the second
+        order of its scores: BASED (arXiv:2402.18668).
+    hedgehog: the features of x are softmax(x) and softmax(-x): Hedgehog (arXiv:2402.04347). Its learned map of queries
+        and keys is a part of the matrices q and k.
 
     feature_dim: size of a head's queries and keys. head_dim: size of its values.
     """
@@ -27,13 +34,16 @@ class TaylorAttention(RecurrentBase):
     num_heads: int
     head_dim: int
     feature_dim: int
+    features: Features = "taylor"
 
     def __post_init__(self) -> None:
         require_positive(num_heads=self.num_heads, head_dim=self.head_dim, feature_dim=self.feature_dim)
 
     @property
     def num_features(self) -> int:
-        """Return the number of features of a query or a key: the terms of order 0, 1 and 2."""
+        """Return the number of features of a query or a key: the terms of order 0, 1 and 2, or two softmaxes."""
+        if self.features == "hedgehog":
+            return 2 * self.feature_dim
         return 1 + self.feature_dim + self.feature_dim**2
 
     def weights(self, width: int) -> Iterator[Weight]:

@@ -96,19 +96,19 @@ class StreamDistance(Objective):
     @torch.no_grad()
     def _streams(self, step: DenseStep) -> list[Tensor]:
         """Return the teacher's stream before its first layer and at each bound after it."""
-        model, names = self._teacher[0], [_output(b) for b in self._bounds]
+        model, names = self._teacher[0], [stream_name(b) for b in self._bounds]
         capture = Capture(model.spec, names)
         model.forward(step, capture)
         return [cast("Tensor", capture.outputs[name]) for name in names]
 
     def _own(self, step: DenseStep) -> list[Tensor]:
-        names = [_output(i + 1) for i in range(len(self.student.spec.layers))]
+        names = [stream_name(i + 1) for i in range(len(self.student.spec.layers))]
         capture = Capture(self.student.spec, names)
         self.student.stream(step, capture)
         return [cast("Tensor", capture.outputs[name]) for name in names]
 
 
-def _output(layers: int) -> str:
+def stream_name(layers: int) -> str:
     """Return the name of the stream after a number of layers."""
     return f"layers.{layers - 1}" if layers else "embed"
 

@@ -18,6 +18,7 @@ from ridgeline.compress.deliver import Facts, OnProgress, deliver, samples_of, s
 from ridgeline.compress.folder import open_original, stored_types, whole_folder
 from ridgeline.compress.price import PriceReport
 from ridgeline.errors import RequestError
+from ridgeline.plan import rewrite
 from ridgeline.runtime.load import LoadedModel
 
 MOST_DIGITS = 20  # of the numbers of a change, more than any size has
@@ -27,7 +28,8 @@ FORMS: Mapping[str, str] = {
     "cla": "cla=2: number of layers that share keys and values, at least 2",
     "mla": "mla=64+16: numbers of the latent, and rotated numbers that all heads share",
     "window": "window=256:3: tokens of the window, at least 1, and windowed layers per layer with full attention",
-    "linear": "linear=64:1: tokens of the window of the layers that keep attention, and linear layers for each of them",
+    "linear": "linear=64:1 or linear=hedgehog:64:1: tokens of the window of the layers that keep attention, and linear "
+    "layers for each of them",
 }  # fmt: skip
 SEPARATORS: Mapping[str, str] = {"window": ":", "linear": ":", "mla": "+"}  # of the two numbers of a change
 
@@ -113,7 +115,9 @@ def parse_change(to: str) -> Change:
     name, sign, value = (part.strip() for part in to.partition("="))
     if name not in FORMS:
         raise RequestError(f"--to {to!r:.60}: {name!r:.30} is not a conversion that is known; use {', '.join(FORMS)}")
-    separator = SEPARATORS.get(name)
+    kind, separator = "", SEPARATORS.get(name)
+    if name == "linear":
+        kind, value = rewrite.linear_features(value)
     first, found, second = value.partition(separator) if separator else (value, "", "")
     if name == "hybrid":
         return _hybrid(to, value)
@@ -123,7 +127,7 @@ def parse_change(to: str) -> Change:
         raise RequestError(f"--to: write {FORMS[name]}, not {to!r:.60}")
     if name == "mla":
         return Change(name, int(first), rotated=int(second))
-    return Change(name, int(first), int(second) if found else None, kind="taylor" if name == "linear" else "")
+    return Change(name, int(first), int(second) if found else None, kind=kind)
 
 
 def _hybrid(to: str, value: str) -> Change:

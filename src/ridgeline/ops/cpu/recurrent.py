@@ -69,7 +69,7 @@ def ssd(case: Mamba2, pool: Pool) -> Callable[..., tuple[Floats, State]]:
 def taylor_attention(case: TaylorAttention, pool: Pool) -> Callable[..., tuple[Floats, State]]:
     def run(q: Floats, k: Floats, v: Floats, h: State, lengths: Ndarray) -> tuple[Floats, State]:
         y, (left, at) = empty(pool, *v.shape), locate(h)
-        inputs = rows_of(q), rows_of(k), rows_of(v)
+        inputs = case.features == "hedgehog", rows_of(q), rows_of(k), rows_of(v)
         _kernels.taylor_scan(pool, case.num_heads, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write)
         return y, left
 

@@ -171,16 +171,26 @@ def chunks(x: Ndarray, size: int) -> Ndarray:
 
 
 def taylor_attention(case: TaylorAttention) -> Scan:
+    features = _hedgehog_features if case.features == "hedgehog" else _taylor_features
+
     def attend(q: Ndarray, k: Ndarray, v: Ndarray, h: Ndarray, lengths: Ndarray) -> tuple[Ndarray, Ndarray]:
         q, k, v = (x.reshape(*x.shape[:-1], case.num_heads, -1) for x in like(h, q, k, v))
         ones = np.concatenate((v, np.ones_like(v[..., :1])), -1)  # a value of one sums the weights
         logs = np.zeros_like(v[..., 0])
         linear = _ssd_token if v.shape[1] == 1 else _ssd_chunks
-        y, h = linear(steps(ones, lengths), logs, _taylor_features(k), _taylor_features(q), h)
+        y, h = linear(steps(ones, lengths), logs, features(k), features(q), h)
         out: Ndarray = y[..., :-1] / y[..., -1:]
         return out.reshape(*out.shape[:2], -1), h
 
     return attend
+
+
+def _hedgehog_features(x: Ndarray) -> Ndarray:
+    """Return softmax(x) and softmax(-x)."""
+    both = np.stack((x, -x), -2)
+    both = np.exp(both - both.max(-1, keepdims=True))
+    found: Ndarray = both / both.sum(-1, keepdims=True)
+    return found.reshape(*x.shape[:-1], -1)
 
 
 def _taylor_features(x: Ndarray) -> Ndarray:

@@ -157,16 +157,28 @@ def _chunks(x: Tensor, size: int) -> Tensor:
 
 
 def taylor_attention(case: TaylorAttention):
+    features = features_of(case)
+
     @_in_full
     def attend(q: Tensor, k: Tensor, v: Tensor, h: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         q, k, v = (t.to(h.dtype).unflatten(-1, (case.num_heads, -1)) for t in (q, k, v))
         ones = torch.cat((v, torch.ones_like(v[..., :1])), -1)  # a value of one sums the weights
         logs = torch.zeros_like(v[..., 0])
         linear = _ssd_token if v.shape[1] == 1 else _ssd_chunks
-        y, h = linear(_steps(ones, lengths), logs, _taylor_features(k), _taylor_features(q), h)
+        y, h = linear(_steps(ones, lengths), logs, features(k), features(q), h)
         return (y[..., :-1] / y[..., -1:]).flatten(2), h
 
     return attend
+
+
+def features_of(case: TaylorAttention):
+    """Return the function of queries or keys [..., feature_dim] that gives their features [..., num_features]."""
+    return _hedgehog_features if case.features == "hedgehog" else _taylor_features
+
+
+def _hedgehog_features(x: Tensor) -> Tensor:
+    """Return softmax(x) and softmax(-x)."""
+    return torch.cat((x.softmax(-1), (-x).softmax(-1)), -1)
 
 
 def _taylor_features(x: Tensor) -> Tensor:

@@ -212,7 +212,8 @@ def taylor_attention(case: TaylorAttention, launch: Launch) -> Scan:
             q=given[0].data, k=given[1].data, v=given[2].data, y=y, **at.arguments(), lengths=lengths,
             arrived=counters(n * case.num_heads, v.device), m=v.shape[1], q_stride=given[0].stride,
             k_stride=given[1].stride, v_stride=given[2].stride, scale=case.feature_dim**-0.25, HEADS=case.num_heads,
-            DIM=case.feature_dim, WIDTH=case.head_dim, BLOCK_P=block, BLOCK_S=power_above(case.num_features),
+            DIM=case.feature_dim, WIDTH=case.head_dim, HEDGEHOG=case.features == "hedgehog", BLOCK_P=block,
+            BLOCK_S=power_above(case.num_features),
         )  # fmt: skip
         return y, left
 

@@ -318,19 +318,41 @@ def taylor_features(x, s, scale, DIM: tl.constexpr):
 
 
 @triton.jit
+def softmax_features(x, s, DIM: tl.constexpr):
+    """Return the features s < 2 DIM of a query or a key x [DIM]: softmax(x), softmax(-x); 0 beyond them."""
+    found = tl.load(x + s % DIM, mask=s < 2 * DIM, other=0.0)
+    found = tl.where(s < DIM, found, -found)
+    first, second = s < DIM, (s >= DIM) & (s < 2 * DIM)
+    most = tl.where(
+        first, tl.max(tl.where(first, found, -float("inf")), 0), tl.max(tl.where(second, found, -float("inf")), 0)
+    )
+    found = tl.where(first | second, tl.exp(found - most), 0.0)
+    sums = tl.where(first, sum_row(tl.where(first, found, 0.0)), sum_row(tl.where(second, found, 0.0)))
+    return tl.div_rn(found, sums)
+
+
+@triton.jit
+def linear_features(x, s, scale, DIM: tl.constexpr, HEDGEHOG: tl.constexpr):
+    """Return the features of a query or a key for each s."""
+    if HEDGEHOG:
+        return softmax_features(x, s, DIM)
+    return taylor_features(x, s, scale, DIM)
+
+
+@triton.jit
 def taylor_scan(
     q, k, v, y, before, after, read, fresh, write, lengths, arrived, m, q_stride, k_stride, v_stride, before_stride,
-    after_stride, scale, HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, IN_PAGES: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
+    after_stride, scale, HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, HEDGEHOG: tl.constexpr,
+    IN_PAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Compute BASED's h = h + [v, 1] f(k)^T and y = h f(q), without its last number and divided by it, for a part of
-    one head of one sequence. h is [WIDTH + 1, features].
+    """Compute linear attention's h = h + [v, 1] f(k)^T and y = h f(q), without its last number and divided by it, for
+    a part of one head of one sequence. h is [WIDTH + 1, features].
 
     Each program also computes the last row, which sums weights. The program that ends last writes it, because all of
     them have read it then.
     """
     head, sequence = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    FEATURES: tl.constexpr = 1 + DIM + DIM * DIM
+    FEATURES: tl.constexpr = 2 * DIM if HEDGEHOG else 1 + DIM + DIM * DIM
     p, s = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_S)
     is_p, is_s, first = p < WIDTH, s < FEATURES, head * (WIDTH + 1)
     inside, cell = is_p[:, None] & is_s[None, :], (first + p)[:, None] * FEATURES + s[None, :]
@@ -339,8 +361,8 @@ def taylor_scan(
     sums = load_state(before, read, fresh, sequence, before_stride, sums_cell, is_s, IN_PAGES)
     for t in range(tl.load(lengths + sequence).to(tl.int32)):
         row = sequence * m + t
-        key = taylor_features(k + row * k_stride + head * DIM, s, scale, DIM)
-        query = taylor_features(q + row * q_stride + head * DIM, s, scale, DIM)
+        key = linear_features(k + row * k_stride + head * DIM, s, scale, DIM, HEDGEHOG)
+        query = linear_features(q + row * q_stride + head * DIM, s, scale, DIM, HEDGEHOG)
         v_here = tl.load(v + row * v_stride + head * WIDTH + p, mask=is_p, other=0.0)
         h += v_here[:, None] * key[None, :]
         sums += key

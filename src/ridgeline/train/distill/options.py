@@ -30,6 +30,7 @@ class Kind(NamedTuple):
 
 
 STAGES = {
+    "matrices": Kind(("layers.*.mixer.q.weight", "layers.*.mixer.k.weight"), "weights of linear attention"),
     "layers": Kind(("layers.*",), "each layer on the teacher's stream"),
     "streams": Kind(("layers.*",), "the stream after each layer"),
     "logits": Kind(("*",), "KL from the teacher's distributions"),
@@ -124,6 +125,10 @@ class DistillOptions:
             raise RequestError(
                 f"batch_tokens (--batch-tokens) is {self.batch_tokens}; it must be a multiple of context (--context) "
                 f"{self.context}"
+            )
+        if self.lora and self.stages[-1].name == "matrices":
+            raise RequestError(
+                "lora (--lora) is not for stage matrices; leave it out, or end --stages with another one"
             )
         if self.top_k and "logits" not in (s.name for s in self.stages):
             raise RequestError("top_k (--top-k) is for stage logits; leave it out, or add the stage")

@@ -36,6 +36,7 @@ from ridgeline.train.distill.level import Levels
 from ridgeline.train.distill.options import STAGES, DistillOptions
 from ridgeline.train.distill.stored import StoredTeacher
 from ridgeline.train.loop import LOG
+from ridgeline.train.mixing import MixingDivergence, check_mixing, mixing_names
 from ridgeline.train.module import LanguageModel
 from ridgeline.train.objectives import (
     LogitDivergence,
@@ -151,6 +152,8 @@ class _Run:
         check_student(student, self._student)
         _check_pair(self._student, self._teacher)
         _check_context(options.context, self._student, self._teacher)
+        if "matrices" in (stage.name for stage in options.stages):
+            check_mixing(self._student.spec, self._teacher.spec)
         if {"layers", "streams"}.intersection(stage.name for stage in options.stages):
             check_widths(self._student.spec, self._teacher.spec)
         self._data = prepare_data(
@@ -185,10 +188,13 @@ class _Run:
 
     def _stage(self, index: int, levels: Levels, initial: Mapping[str, torch.Tensor]) -> Trained:
         options, name = self._options, self._options.stages[index].name
+        trained = options.trained_in(index)
+        if name == "matrices" and not options.trained:
+            trained = mixing_names(self._student.spec)
         facts = {
             "models": [model_fingerprint(find_model(name), MODEL_FILES, size=8) for name in self._names],
             "texts": self._data.key, "stages": [list(s) for s in options.stages[: index + 1]],
-            "trained": list(options.trained_in(index)), "adapters": options.adapters_in(index), "top_k": options.top_k,
+            "trained": list(trained), "adapters": options.adapters_in(index), "top_k": options.top_k,
             "tokens": options.tokens,
         }  # fmt: skip
         config = dict(self._student.checkpoint.config)
@@ -196,9 +202,7 @@ class _Run:
             config = {"model_type": OUR_MODEL_TYPE, "spec": to_json(levels.spec)}
         job = Job(config, options.of_stage(index), facts)
         passes = flops_per_token(self._teacher.spec, options.context) / 3 if name != "tokens" else 0.0
-        aim = Aim(
-            self._objective(name), options.trained_in(index), options.adapters_in(index), initial, more_flops=passes
-        )
+        aim = Aim(self._objective(name), trained, options.adapters_in(index), initial, more_flops=passes)
         label = f"stage {index + 1} of {len(options.stages)}, {name}"
         self._watch.say(f"{label}: {STAGES[name].description}")
         return train(
@@ -212,6 +216,8 @@ class _Run:
             return Objective
         if name == "logits":
             return lambda model: LogitDivergence(model, self._distributions(teacher))
+        if name == "matrices":
+            return lambda model: MixingDivergence(model, teacher)
         return lambda model: StreamDistance(model, teacher, apart=name == "layers")
 
     def _distributions(self, teacher: Model) -> Teacher:

@@ -129,6 +129,20 @@ def taylor_weights(mixer: TaylorAttention, own: Projections, rates: Matrix) -> d
     return {"q.weight": _rows(q), "k.weight": _rows(k), "v.weight": _rows(own.v)}
 
 
+def hedgehog_weights(mixer: TaylorAttention, own: Projections, rates: Matrix) -> dict[str, Matrix]:
+    """Return the weights of linear attention with the features of Hedgehog, but for those of `o`.
+
+    To the first order of its numbers, softmax(x) is (1 + x - mean(x)) / D. Where the mean is 0, the products of both
+    pairs of features are 2 (1 + q k / D) / D, which is the first order of exp(q k / D). So scores times D are the
+    products of q and k, which have D - 1 numbers in the directions whose mean is 0.
+    """
+    size = mixer.feature_dim
+    turn = np.linalg.svd(np.eye(size) - 1 / size)[0][:, : size - 1]
+    found = reduced(own.q, own.k, own.scores, own.constant, rates, size - 1)
+    q, k = (turn @ x * np.sqrt(size / max(1, size - 1) ** 0.5) for x in found)
+    return {"q.weight": _rows(q), "k.weight": _rows(k), "v.weight": _rows(own.v)}
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of recurrent mixer that attention can become.
@@ -148,6 +162,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType({
     "delta": Kind(delta_weights, RATES),
     "lightning": Kind(lightning_weights, RATES[:1]),
     "taylor": Kind(taylor_weights, RATES, "o"),
+    "hedgehog": Kind(hedgehog_weights, RATES, "o"),
 })  # fmt: skip
 
 

@@ -71,7 +71,9 @@ class Hybrid:
     def text(self) -> str:
         """Return the change as `--to` takes it."""
         many = f":{self.many}" if self.many else ""
-        return f"hybrid={self.kind}{many}" if self.window is None else f"linear={self.window}{many}"
+        if self.window is None:
+            return f"hybrid={self.kind}{many}"
+        return f"linear={'' if self.kind == rewrite.LINEAR[0] else self.kind + ':'}{self.window}{many}"
 
 
 def recurrent_weights(
