@@ -157,6 +157,7 @@ OURS = {
 # Fields that make another kind of model, so that no other field stays as it is, with the tests that cover them.
 ELSEWHERE = {
     "Attention.sight": "test_sight.py",
+    "TaylorAttention.features": "test_ours.py",
     "ModelSpec.diffusion": "test_denoise.py",
     "Layer.canvas_scale": "test_canvas.py",
     "ModelSpec.encoder": "test_encoders.py",

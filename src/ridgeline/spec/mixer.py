@@ -55,6 +55,8 @@ class Mixer(ABC):
 
     is_recurrent: ClassVar[bool] = False
     keeps_latents: ClassVar[bool] = False  # whether it keeps latents (MLA) instead of keys and values
+    # Whether it is linear attention whose weights of tokens training can make those of softmax (train/mixing.py).
+    imitates_softmax: ClassVar[bool] = False
     # Names of the matrices that multiply the block's input, as far as it has them. A kernel may pack them as one.
     inputs: ClassVar[tuple[str, ...]] = ()
     # Names of the matrices that ranks divide along their inputs, besides the last one, whose sum is the branch's delta.

@@ -30,6 +30,7 @@ class TaylorAttention(RecurrentBase):
     """
 
     inputs: ClassVar[tuple[str, ...]] = ("q", "k", "v")
+    imitates_softmax: ClassVar[bool] = True
 
     num_heads: int
     head_dim: int

@@ -23,7 +23,7 @@ from ridgeline.ops.api import DenseKeyValues
 from ridgeline.ops.reference.recurrent import features_of
 from ridgeline.ops.stages import AttentionInput
 from ridgeline.runtime.step import DenseStep
-from ridgeline.spec import Attention, DeepNormLayer, ModelSpec, Rope, TaylorAttention
+from ridgeline.spec import DeepNormLayer, ModelSpec, Rope, TaylorAttention
 from ridgeline.spec.quant import AS_STORED
 from ridgeline.spec.storage import UNSCALED
 from ridgeline.train.module import LanguageModel
@@ -34,7 +34,12 @@ LEAST = 1e-30  # a weight of softmax attention below it counts as 0
 
 def linear_layers(spec: ModelSpec) -> tuple[int, ...]:
     """Return the layers with linear attention whose features are known."""
-    return tuple(i for i, layer in enumerate(spec.layers) if isinstance(layer.mixer, TaylorAttention))
+    return tuple(i for i, layer in enumerate(spec.layers) if layer.mixer and layer.mixer.imitates_softmax)
+
+
+def linear_attention(spec: ModelSpec, layer: int) -> TaylorAttention:
+    """Return the mixer of a layer that `linear_layers` names."""
+    return cast("TaylorAttention", spec.layers[layer].mixer)
 
 
 def mixing_names(spec: ModelSpec) -> tuple[str, ...]:
@@ -57,11 +62,10 @@ def check_mixing(student: ModelSpec, teacher: ModelSpec) -> None:
             f"teacher {len(teacher.layers)}; leave it out of --stages"
         )
     for i in layers:
-        own, other = student.layers[i].mixer, teacher.layers[i].mixer
-        assert isinstance(own, TaylorAttention)
-        if not isinstance(other, Attention) or other.num_heads != own.num_heads:
+        heads, other = linear_attention(student, i).num_heads, teacher.attention(i)
+        if other is None or other.num_heads != heads or teacher.state_layer(i) != i:
             raise DataError(
-                f"stage matrices: layer {i} of the teacher has no attention with {own.num_heads} heads and KV heads of "
+                f"stage matrices: layer {i} of the teacher has no attention with {heads} heads and KV heads of "
                 "its own; leave the stage out of --stages"
             )
 
@@ -111,9 +115,8 @@ class SoftmaxWeights:
     """
 
     def __init__(self, model: Model, layer: int, table: OpsTable) -> None:
-        whole = model.spec.layers[layer]
-        own = whole.mixer
-        assert isinstance(own, Attention)
+        whole, own = model.spec.layers[layer], model.spec.attention(layer)
+        assert own is not None  # `check_mixing` has seen it
         norm = None if isinstance(whole, DeepNormLayer) else whole.pre_norm
         weights = mixer_weights(model.spec, layer, model.weights, How(table, AS_STORED, {}, None))
         into, _ = weights.parted("o")
@@ -141,8 +144,7 @@ class SoftmaxWeights:
 def linear_weights(student: LanguageModel, layer: int, stream: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     """Return the weights [heads, tokens, tokens] that linear attention gives to tokens, for each sequence."""
     whole, weights = student.spec.layers[layer], cast("Mapping[str, Any]", student.weights())
-    own = whole.mixer
-    assert isinstance(own, TaylorAttention)
+    own = linear_attention(student.spec, layer)
     bound = mixer_weights(student.spec, layer, weights, How(student.table, AS_STORED, {}, None))
     matrices = [weights[f"layers.{layer}.mixer.{name}.weight"] for name in "qk"]
     x: Any = stream.to(matrices[0].dtype)
