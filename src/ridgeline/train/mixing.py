@@ -130,12 +130,13 @@ class SoftmaxWeights:
         rotary = rotaries[own.rope] if own.rope else None
         given: Any = stream
         _, q, _, k, _ = self._input(given, None, rotary, None)
+        both: tuple[Any, Any] = self._grow(q, step), k
         found = []
-        for queries, keys in zip(*(x.split(list(step.lengths)) for x in (self._grow(q, step), k)), strict=True):
+        for queries, keys in zip(*(x.split(list(step.lengths)) for x in both), strict=True):
             count = len(queries)
             each = torch.eye(count, dtype=keys.dtype, device=keys.device)
             values: Any = each[:, None].expand(-1, own.num_kv_heads, -1)
-            some = self._attend(queries, DenseKeyValues(keys, values, (count,), UNSCALED), self._sinks)
+            some: Any = self._attend(queries, DenseKeyValues(keys, values, (count,), UNSCALED), self._sinks)
             weights = some.unflatten(-1, (own.num_heads, count)).transpose(0, 1)
             found.append(weights / weights.sum(-1, keepdim=True))  # sinks took a part
         return found
@@ -152,7 +153,8 @@ def linear_weights(student: LanguageModel, layer: int, stream: Tensor, lengths: 
         norm = student.table.primitive(api.NORM, whole.pre_norm)
         x = norm(x, bound.arrays["norm.weight"], bound.vector("norm.bias"))
     expand = features_of(own)
-    q, k = (expand(F.linear(x, matrix).unflatten(-1, (own.num_heads, -1))) for matrix in matrices)
+    by_head = (*x.shape[:-1], own.num_heads, -1)
+    q, k = (expand(F.linear(x, matrix).reshape(by_head)) for matrix in matrices)
     found = []
     for queries, keys in zip(*(part.split(list(lengths)) for part in (q, k)), strict=True):
         products = torch.einsum("thf,shf->hts", queries, keys).tril()
