@@ -39,7 +39,8 @@ class Pipe:
     """An engine process without a process: what the engine gets, and messages that it sends. None: the pipe ends."""
 
     def __init__(self) -> None:
-        self.pid, self.ahead_s, self.got, self.says = 7, 0.0, bytearray(), asyncio.Queue[bytes | None]()
+        self.pid, self.ahead_s, self.shares_cores = 7, 0.0, True
+        self.got, self.says = bytearray(), asyncio.Queue[bytes | None]()
 
     async def read(self) -> bytes:
         if (data := await self.says.get()) is None:
@@ -164,6 +165,9 @@ def test_times_follow_the_clock_of_the_machine() -> None:
         client._take(Chunks(now + client._ahead_s, [(0, (0, "a", (1,), (), None, None, None, None))], False))
         answers.take()
         assert answers.committed == pytest.approx(now)
+        got, client._shares_cores = len(here.pipe.got), client._process.shares_cores
+        client._take(Chunks(now, [], True))  # a local engine would be told that all is written
+        assert not client._shares_cores and len(here.pipe.got) == got and client._process._writing.done()  # type: ignore[attr-defined]
         asked = asyncio.create_task(client.report())
         await asyncio.sleep(0)
         meters = EngineMeters()

@@ -65,7 +65,7 @@ def test_an_embedding_whose_client_disconnects_is_aborted() -> None:
 class Scripted:
     """An `EngineProcess` that sends given messages, and then ends."""
 
-    pid, ahead_s = 0, 0.0
+    pid, ahead_s, shares_cores = 0, 0.0, True
 
     def __init__(self, *messages: Any) -> None:
         self._messages = iter(messages)

@@ -138,6 +138,11 @@ class RayProcess:
         """Return by how many seconds its time.perf_counter is ahead of ours."""
         return self._ahead_s
 
+    @property
+    def shares_cores(self) -> bool:
+        """Return False: the engine is on another machine, and news of what was written would come too late."""
+        return False
+
     async def read(self) -> bytes:
         """Wait for the next message and return it, pickled. Raises ConnectionError at the end of the pipe."""
         while not self._arrived:

@@ -7,6 +7,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, Literal
 
@@ -158,6 +159,7 @@ class EngineClient:
         self._answers: dict[int, Answers] = {}
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._process: EngineProcess | None = None
+        self._shares_cores = True
         self._ahead_s = 0.0  # of the clock of the engine's machine, before ours
         self._supervisor: asyncio.Task[None] | None = None
         self.state: State = "starting"
@@ -287,7 +289,8 @@ class EngineClient:
         except OSError as e:
             raise StartFailed(f"the engine process could not be started: {e}") from None
         self._ahead_s = process.ahead_s
-        self._send(self._start_message)
+        self._shares_cores = process.shares_cores
+        self._send(replace(self._start_message, shares_cores=self._shares_cores))
         try:
             message = await self.watch.run(self._load(process), loading=True)
         except EngineSilent as e:
@@ -401,7 +404,7 @@ class EngineClient:
                 self._send(Abort(number))
 
     def _delivered(self) -> None:
-        if self.state == "ready":
+        if self._shares_cores and self.state == "ready":
             self._send(Delivered())
 
     async def _ask(self, message: Callable[[int], object]) -> Any:

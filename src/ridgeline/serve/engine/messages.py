@@ -35,10 +35,14 @@ _READ = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message: load this model. options: arguments of LLM."""
+    """The first message: load this model. options: arguments of LLM.
+
+    shares_cores: whether the HTTP process sends Delivered, for which the engine waits a moment after each step.
+    """
 
     model: str
     options: Mapping[str, Any]
+    shares_cores: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,11 @@ class EngineProcess(Protocol):
         """Return by how many seconds its time.perf_counter is ahead of ours; 0 on this machine."""
         ...
 
+    @property
+    def shares_cores(self) -> bool:
+        """Return whether it waits after a step until this process has written the step's chunks on the same cores."""
+        ...
+
     async def read(self) -> bytes:
         """Wait for the next message and return it, pickled. Raises ConnectionError at the end of the pipe."""
         ...
@@ -77,6 +82,11 @@ class LocalProcess:
     def ahead_s(self) -> float:
         """Return 0: all processes of this machine share its clock."""
         return 0.0
+
+    @property
+    def shares_cores(self) -> bool:
+        """Return True: kernels on all cores would delay the HTTP process."""
+        return True
 
     async def read(self) -> bytes:
         """Wait for the next message and return it, pickled. Raises ConnectionError at the end of the pipe."""

@@ -54,7 +54,11 @@ HAND_OVER_SECONDS, WRITE_SECONDS = 0.0005, 0.000125
 class Worker:
     """The loop of the engine process."""
 
-    def __init__(self, llm: LLM, inbox: Inbox, ledger: StepLedger, pulse: Pulse, outgoing: Outgoing) -> None:
+    def __init__(
+        self, llm: LLM, inbox: Inbox, ledger: StepLedger, pulse: Pulse, outgoing: Outgoing, *, shares_cores: bool = True
+    ) -> None:
+        """shares_cores: the kernels run on the cores of the HTTP process, which are left to it after each step."""
+        self._hands_over = shares_cores and llm.loaded.table.memory.on_host
         self._llm, self._inbox, self._ledger = llm, inbox, ledger
         self._session = llm.session
         self._pulse, self._outgoing = pulse, outgoing
@@ -187,7 +191,7 @@ class Worker:
         meters.step_s.observe(seconds)
         meters.step_tokens.observe(meters.generation_tokens - before)
         self._count_cost(seconds)
-        if self._outgoing.undelivered and self._llm.loaded.table.memory.on_host:
+        if self._outgoing.undelivered and self._hands_over:
             self._hand_over()
 
     def _fail(self, error: Exception) -> None:
@@ -287,7 +291,8 @@ def _serve(start: Start, inbox: Inbox, pulse: Pulse, outgoing: Outgoing) -> None
         return
     facts = ready(llm)
     inbox.send(facts)
-    worker = Worker(llm, inbox, StepLedger(facts.deployment), pulse, outgoing)
+    ledger = StepLedger(facts.deployment)
+    worker = Worker(llm, inbox, ledger, pulse, outgoing, shares_cores=start.shares_cores)
     settle()
     worker.run()
 
