@@ -17,6 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from cpu.http_server import Running, json_of, request, running, scenario
 from ridgeline.serve.http.accept import Acceptor, raise_file_limit
 from ridgeline.serve.http.connections import OTHER_FILES, RESERVE, Connections, Timeouts, fitting
+from ridgeline.serve.options import ServeOptions
+from ridgeline.serve.server import _bind
 
 SHORT = 0.15
 CLOSE = "connection: close"
@@ -238,6 +240,28 @@ def test_no_files_are_left(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
     assert caplog.text.count("Too many open files") == 1 and "Traceback" not in caplog.text
+
+
+def test_small_writes_are_sent_at_once() -> None:
+    """Nagle's algorithm would hold an event back until the client has acknowledged the one before: 40 ms on Linux."""
+
+    async def run() -> None:
+        listener, made = _bind(ServeOptions(("m",), port=0)), asyncio.Queue[asyncio.BaseTransport]()
+        listener.listen()
+
+        class Made(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made.put_nowait(transport)
+
+        acceptor = Acceptor(listener, Connections(1, Timeouts()), lambda slot: Made())
+        acceptor.start()
+        with socket.create_connection(listener.getsockname()):
+            transport = await asyncio.wait_for(made.get(), 20)
+            assert transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            transport.close()
+        await acceptor.close()
+
+    asyncio.run(run())
 
 
 def test_the_limit_of_files() -> None:
