@@ -112,6 +112,7 @@ SHAPED = {
     "TaylorAttention.feature_dim": "rows of q and k",
     "ModelSpec.vocab_size": "rows of the embedding",
     "ModelSpec.hidden_size": "columns of everything",
+    "ModelSpec.num_unwritten": "rows of the embedding",
 }
 # Fields that weights of the same shapes allow to change in one direction only; another case covers the other direction.
 ONE_WAY = {
@@ -196,6 +197,8 @@ def changed(part: Any, field: str) -> Any:
             return "relu" if value == "silu" else "silu"  # the two gelus differ too little
         case "dim":
             return value - 2
+        case "num_unwritten":
+            return value + 1
         case "reach":
             return 3.0 - value  # 1 and 2
         case "ahead":
@@ -269,6 +272,10 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             continue
         if f.name == "offset" and not part.weight:
             continue  # the factor of a norm without weights is one
+        if f.name == "num_unwritten" and not value:
+            continue  # rows that most models do not have
+        if f.name == "tie_word_embeddings" and part.num_unwritten:
+            continue  # the head has fewer rows than the embedding
         if f.name == "rates_logits" and not value:
             continue  # other families choose by scores, of which a bias is a small part
         if f.name == "shared_scale" and not part.shared:

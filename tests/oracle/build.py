@@ -319,7 +319,9 @@ def _v4_rope(model_type: str, rope: Mapping[str, Any]) -> dict[str, Any]:
         scaling.pop("original_max_position_embeddings", None)
     kind = scaling.get("type", scaling.get("rope_type"))
     # A null means no scaling, except where the class then uses its own.
-    fields["rope_scaling"] = None if kind == "default" and model_type not in ("gpt_oss", "apertus") else scaling
+    fields["rope_scaling"] = (
+        None if kind == "default" and model_type not in ("gpt_oss", "apertus", "apertus1p5_text") else scaling
+    )
     return fields
 
 

@@ -1,4 +1,4 @@
-"""Cases of the oracle: DBRX, OLMo Hybrid, GLM 5, LFM3 and Laguna."""
+"""Cases of the oracle: DBRX, OLMo Hybrid, GLM 5, LFM3, Laguna and Apertus 1.5."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ _dbrx = family(CASES, "dbrx", "DbrxConfig")
 _olmo = family(CASES, "olmo_hybrid", "OlmoHybridConfig")
 _lfm3 = family(CASES, "lfm3", "Lfm3Config")
 _laguna = family(CASES, "laguna", "LagunaConfig")
+_apertus = family(CASES, "apertus1p5_text", "Apertus1p5TextConfig")
 _glm = family(CASES, "glm_moe_dsa", "GlmMoeDsaConfig")
 
 # dbrx -------------------------------------------------------------------------------------------------
@@ -119,4 +120,14 @@ _laguna(
     "laguna_numbers", 1, "a gate of each number; global layers and rotations by rule; experts in layers 0 and 2",
     dims(gating="per-element", mlp_layer_types=["sparse", "dense", "sparse", "dense"], **_LAGUNA),
     EPS, {"moe_routed_scaling_factor": 1.0},
+)  # fmt: skip
+
+# apertus1p5_text --------------------------------------------------------------------------------------
+
+_apertus(
+    "apertus1p5", 2, "an embedding with 33 rows that the head does not have; biases",
+    {**dims(**OWN, **BIAS), "vocab_size": VOCAB + 33, "output_vocab_size": VOCAB}, EPS, PLAIN,
+)  # fmt: skip
+_apertus(
+    "apertus1p5_tied", 1, "tied: the head has all rows of the embedding", dims(**OWN, **TIED), EPS, greedy_tokens=0
 )  # fmt: skip

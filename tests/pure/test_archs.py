@@ -100,7 +100,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), SIZES | {"attn_type_list": [0, 0, 0, 1]}),
     "deepseek_v2": SIZES | EXPERTS,
     "deepseek_v3": SIZES,
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "olmo_hybrid", "lfm3", "laguna"), SIZES),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "olmo_hybrid", "lfm3", "laguna", "apertus1p5_text"), SIZES),
     "dbrx": {"vocab_size": 32, "d_model": 64, "n_heads": 4, "n_layers": 4, "max_seq_len": 128},
     "longcat_flash": {
         "vocab_size": 32,

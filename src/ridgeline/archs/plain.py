@@ -29,6 +29,15 @@ def apertus(c: Config) -> ModelSpec:
     return decoder(c, (Layer(mixer, mlp, norm),) * c.get_layer_count(), norm)
 
 
+def apertus1p5(c: Config) -> ModelSpec:
+    """Apertus 1.5, the language model: Apertus, whose embedding also has tokens of images and sound."""
+    spec, rows = apertus(c), c.get_size("vocab_size")
+    written = c.get_size("output_vocab_size", rows, rows)
+    if written > rows:
+        raise c.error("output_vocab_size", f"is {written}; it must be at most vocab_size {rows}")
+    return replace(spec, vocab_size=written, num_unwritten=rows - written)
+
+
 def olmo(c: Config) -> ModelSpec:
     """OLMo 1B and 7B: layer norms without weights; some models limit queries, keys and values (arXiv:2402.00838)."""
     heads, norm = Heads.read(c), LayerNorm(1e-5, bias=False, weight=False)
@@ -76,6 +85,7 @@ APERTUS_NAMES = LLAMA.with_parts(
 NANOCHAT_NAMES = LLAMA.with_parts(parts={"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"})
 FAMILIES = (
     Family("apertus", apertus, APERTUS_NAMES),
+    Family("apertus1p5_text", apertus1p5, APERTUS_NAMES),
     Family("olmo", olmo),
     Family("nanochat", nanochat, NANOCHAT_NAMES),
     Family("nemotron", nemotron),

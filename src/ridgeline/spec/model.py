@@ -168,7 +168,8 @@ class ModelSpec:
     autoregressive models. layer_embeddings: embeddings of the tokens for each layer (Gemma 4). encoder: the
     parts that an encoder has instead of an output head; None for models that write text. rank, ranks: the model is the
     part of one of several ranks (`part`); vocab_size is that of the whole model. embed_norm: a norm of the embeddings
-    before the first layer (BLOOM).
+    before the first layer (BLOOM). num_unwritten: rows of the embedding after those of the vocabulary, for tokens of
+    images and sound, which the head cannot write and no request contains (Apertus 1.5).
     """
 
     family: str
@@ -191,6 +192,7 @@ class ModelSpec:
     ranks: int = 1
     embed_norm: Norm | None = None
     sinusoids: bool = False
+    num_unwritten: int = 0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
@@ -198,6 +200,8 @@ class ModelSpec:
                 raise ValueError(f"{name} must be positive, not {value}")
         if not 0 <= self.rank < self.ranks:
             raise ValueError(f"rank {self.rank} is not in 0..{self.ranks - 1}")
+        if self.num_unwritten < 0 or (self.num_unwritten and self.tie_word_embeddings):
+            raise ValueError(f"num_unwritten {self.num_unwritten}: a tied head has exactly the rows of the embedding")
         if not self.layers:
             raise ValueError("a model needs at least one layer")
         if not any(layer.mixer for layer in self.layers):
@@ -296,7 +300,7 @@ class ModelSpec:
         return (w for w in self._vectors_and_matrices() if w.constant is not None)
 
     def _vectors_and_matrices(self) -> Iterator[Weight]:
-        yield Weight("embed.weight", (self.vocab_rows, self.hidden_size), "out")
+        yield Weight("embed.weight", (self.vocab_rows + self.num_unwritten, self.hidden_size), "out")
         if self.num_position_embeddings:
             constant: Literal["sinusoids"] | None = SINUSOIDS if self.sinusoids else None
             yield Weight("position_embed.weight", (self.num_position_embeddings, self.hidden_size), constant=constant)
@@ -345,6 +349,8 @@ class ModelSpec:
             return None
         if self.canvas:
             return "a canvas reads mean embeddings of all tokens"
+        if self.num_unwritten:
+            return "the embedding has more rows than the head"
         if self.encoder:
             return "the vectors of an encoder are not computed in steps"
         for i, layer in enumerate(self.layers):
