@@ -49,6 +49,7 @@ UNCUT = {
     "olmo2", "olmo2_bias", "olmo3", "olmo3_plain", "olmoe", "minimax_m2", "minimax", "minimax_window", "minimax_tied",
     "gemma4_experts", "mamba2_biases", "bamba_biases", "granitemoehybrid_dense", "nemotron_h_biases", "kimi_linear",
     "kimi_linear_groups", "bloom", "bloom_tied", "mpt", "flex_olmo",
+    "olmo_hybrid", "olmo_hybrid_rotated", "apertus1p5",
 }  # fmt: skip
 # One of each kind of mixer and of each way to cut one.
 CHOSEN = {

@@ -32,8 +32,10 @@ def dbrx(c: Config) -> ModelSpec:
         ffn.get_size("moe_num_experts", 4), ffn.get_size("moe_top_k", 1), ffn.get_size("ffn_hidden_size", 3584),
         act.get_activation("name", "silu"), normalize=not ffn.is_null("moe_normalize_expert_weights"),
     )  # fmt: skip
-    for part, harmless in ((own, ("attn_pdrop",)), (ffn, ("moe_jitter_eps", "moe_loss_weight")), (act, ())):
-        part.finish((*HARMLESS, *harmless))
+    ffn.expect("uniform_expert_assignment", False)
+    own.finish({*HARMLESS, "attn_pdrop", "tie_word_embeddings"})  # published files give parts a flag of the whole
+    ffn.finish({*HARMLESS, "moe_jitter_eps", "moe_loss_weight", "tie_word_embeddings"})
+    act.finish()
     return decoder(c, (Layer(mixer, moe, norm),) * c.get_layer_count(), norm)
 
 

@@ -180,6 +180,8 @@ def glm_moe_dsa(c: Config) -> ModelSpec:
     c.expect("index_topk_freq", 0, 1)  # other numbers mean layers that take the choice of the layer before
     c.expect("index_topk_pattern")
     c.expect("indexer_rope_interleave", True)
+    c.expect("moe_router_dtype", "float32")
+    c.expect("mlp_bias", False, null=False)
     return deepseek_v32(c, interleaved=True)
 
 
@@ -270,6 +272,11 @@ FAMILIES = (
     Family("youtu", youtu, V3_NAMES, (*_HARMLESS, "embedding_initializer_range")),
     Family("minicpm3", minicpm3, V2_NAMES, _HARMLESS),
     Family("deepseek_v32", deepseek_v32, V32_NAMES, (*_HARMLESS, *_MTP)),
-    Family("glm_moe_dsa", glm_moe_dsa, V32_NAMES, (*_HARMLESS, *_MTP, "index_skip_topk_offset")),
+    Family(
+        "glm_moe_dsa",
+        glm_moe_dsa,
+        V32_NAMES,
+        (*_HARMLESS, *_MTP, "index_skip_topk_offset", "index_share_for_mtp_iteration"),
+    ),
     Family("deepseek_v3", deepseek_v3, V3_NAMES, (*_HARMLESS, *_MTP)),
 )
