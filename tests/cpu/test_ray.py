@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -20,7 +21,7 @@ from cpu.serving import Server, serving, until
 from cpu.test_replicas import stream_of
 from ridgeline import LLM, SamplingParams, __version__
 from ridgeline.dist import ray_cluster, ray_process
-from ridgeline.dist.ray_cluster import Machine, opener, share_of
+from ridgeline.dist.ray_cluster import Machine, connect, opener, share_of
 from ridgeline.dist.ray_process import Actors, Hello, RayProcess, Relay
 from ridgeline.errors import DeviceError, RequestError
 from ridgeline.runtime.generator import GenerationRequest
@@ -214,6 +215,11 @@ def test_bad_input_of_ray_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         opener("ray://host:10001", 2)
     with pytest.raises(RequestError, match="--replicas is 0"):
         opener("local", 0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        closed = f"127.0.0.1:{free.getsockname()[1]}"
+    for address, says in (("nowhere", "it must be HOST:PORT, auto or local"), (closed, "start a head node there")):
+        with pytest.raises(RequestError, match=says):
+            connect(address)
     for options, machines, says in (
         ({}, (), "Ray may use no core"),
         ({"threads": 9}, TWO, "room for 1 with 9 threads"),

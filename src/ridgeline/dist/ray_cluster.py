@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from ridgeline.serve.engine.watch import Patience
 from ridgeline.serve.server import OpenEngine
 
 LOCAL = "local"  # the address that starts Ray on this machine
+AUTO = "auto"  # the address of the cluster that runs on this machine
+REACH_SECONDS = 5.0  # for the head node to accept a connection; Ray itself waits for more than a minute
 STORE_BYTES = 128 << 20  # of Ray's object store here; messages are small and rarely use it
 # Ray on this machine alone: no reports of use, ports on the loopback address, and a token that each call must have.
 # Ray has no option for the loopback address. It takes it where clusters are off, as on macOS and Windows by default.
@@ -101,6 +104,8 @@ def clients_of(
 def connect(address: str) -> Callable[[], None]:
     """Connect to a cluster; return the function that leaves it. Raises RequestError."""
     folder = None
+    if address not in (LOCAL, AUTO):
+        _check_reachable(address)
     if address == LOCAL:
         folder = tempfile.mkdtemp(prefix="ridgeline-ray-")
         os.environ.update(LOOPBACK_ONLY)
@@ -127,6 +132,19 @@ def connect(address: str) -> Callable[[], None]:
             f"--ray {address:.200}: {reason:.300}; give HOST:PORT of a cluster that this machine belongs to, or local"
         ) from None
     return leave
+
+
+def _check_reachable(address: str) -> None:
+    """Raise RequestError for an address that is not HOST:PORT, or where nobody listens."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise RequestError(f"--ray is {address:.200}; it must be HOST:PORT, {AUTO} or {LOCAL}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except (OSError, OverflowError, UnicodeError) as e:
+        raise RequestError(
+            f"--ray is {address:.200}: {e}; start a head node there (`ray start --head --port {port:.5}`), or use {LOCAL}"
+        ) from None
 
 
 def machines() -> list[Machine]:
