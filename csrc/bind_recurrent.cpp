@@ -232,6 +232,28 @@ void state_space_scan(Pool& pool, const Input& u, const Input& terms, const Inpu
     perform(pool, pool, [scan](Pool::Hold& hold) { run(hold, scan); }, u, before, lengths, y, h, read, write);
 }
 
+void gated_lru(Pool& pool, const Input& x, const Input& into, const Input& gate, const Input& decay,
+               const Input& begun, const Input& before, const Ids& lengths, const Output& y, const Output& begins,
+               const Output& h, const PageIds& begun_read, const PageIds& begun_write, const PageIds& read,
+               const PageIds& write) {
+    const Sequences s = sequences_of(lengths, x);
+    const int64_t channels = columns_of(x), flags = rows_of(begun, "begun").columns;
+    const GatedLru scan{.s = s,
+                        .channels = channels,
+                        .flags = flags,
+                        .x = rows(x, "x", s, channels),
+                        .into = rows(into, "the input gate", s, channels),
+                        .gate = rows(gate, "the decay gate", s, channels),
+                        .decay = vector_of(decay, "decay", channels),
+                        .begun = states_of(begun, "begun", begun_read, s.n, flags),
+                        .before = states_of(before, "the state", read, s.n, channels),
+                        .begins = states_of(begins, "begins", begun_write, s.n, flags),
+                        .h = states_of(h, "h", write, s.n, channels),
+                        .y = rows(y, "y", s, channels)};
+    auto job = [scan](Pool::Hold& hold) { run(hold, scan); };
+    perform(pool, pool, job, x, into, gate, begun, before, lengths, y, begins, h, begun_read, begun_write, read, write);
+}
+
 void taylor_scan(Pool& pool, int64_t heads, bool is_hedgehog, const Input& q, const Input& k, const Input& v,
                  const Input& before, const Ids& lengths, const Output& y, const Output& h, const PageIds& read,
                  const PageIds& write) {
@@ -277,6 +299,9 @@ void bind_recurrent(nb::module_& m) {
           array("weight"), array("out"));
     m.def("state_space_scan", state_space_scan, nb::arg("pool"), array("u"), array("terms"), array("d"),
           array("before"), array("lengths"), array("y"), array("h"), array("read").none(), array("write").none());
+    m.def("gated_lru", gated_lru, nb::arg("pool"), array("x"), array("into"), array("gate"), array("decay"),
+          array("begun"), array("before"), array("lengths"), array("y"), array("begins"), array("h"),
+          array("begun_read").none(), array("begun_write").none(), array("read").none(), array("write").none());
     m.def("taylor_scan", taylor_scan, nb::arg("pool"), nb::arg("heads"), nb::arg("is_hedgehog"), array("q"), array("k"),
           array("v"), array("before"), array("lengths"), array("y"), array("h"), array("read").none(),
           array("write").none());

@@ -60,6 +60,14 @@ void run(Pool::Hold& hold, const DeltaScan& s) {
               [&](int64_t i, int thread) { delta_kernels().scan(s, i / s.heads, i % s.heads, rooms.of(thread)); });
 }
 
+void run(Pool::Hold& hold, const GatedLru& s) {
+    const int64_t piece = piece_of(s.s.n, s.channels, gated_lru_kernels().channels, hold.threads());
+    draw_pieces(hold, s.s.n, s.channels, piece,
+                [&](int64_t i, int64_t first, int64_t last, int) { gated_lru_kernels().scan(s, i, first, last); });
+    // At last, as each piece reads whether a sequence has begun.
+    for (int64_t i = 0; i < s.s.n; ++i) std::fill_n(s.begins.of(i), s.flags, 1.f);
+}
+
 void run(Pool::Hold& hold, const StateSpace& s) {
     const Rooms rooms(hold, size_t(2 * s.modes * StateSpace::BLOCK));
     hold.draw(s.s.n * s.blocks(), [&](int64_t i, int thread) {

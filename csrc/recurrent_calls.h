@@ -1,6 +1,7 @@
 // Recurrent mixers on all threads of a pool.
 #pragma once
 #include "delta.h"
+#include "lru.h"
 #include "recurrent.h"
 #include "state_space.h"
 #include "threads.h"
@@ -13,5 +14,6 @@ void run(Pool::Hold&, const LinearScan&);
 void run(Pool::Hold&, const TaylorScan&);
 void run(Pool::Hold&, const DeltaScan&);
 void run(Pool::Hold&, const StateSpace&);
+void run(Pool::Hold&, const GatedLru&);
 
 }  // namespace ridgeline

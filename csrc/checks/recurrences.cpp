@@ -161,6 +161,18 @@ void state_space(Pool& pool, Results& results, Random& random, bool low_rank) {
     run_scan(pool, results, low_rank ? "state space of low rank" : "state space", s, state, channels);
 }
 
+void gated_lru(Pool& pool, Results& results, Random& random) {
+    const int64_t channels = 70;
+    const Rows x(random, channels), into(random, channels, 3), gate(random, channels, 3);
+    const std::vector<float> decay = negative(random.floats(channels, 2));
+    State state(random, channels), begun(random, 2);
+    begun.numbers[2] = begun.numbers[3] = 0;
+    GatedLru s{SEQUENCES,    channels,      2,              x.view(),  into.view(), gate.view(),
+               decay.data(), begun.before(), state.before(), begun.h(), {},          {}};
+    run_scan(pool, results, "gated linear recurrent unit", s, state, channels);
+    results.add("gated linear recurrent unit, begun", true, begun.after);
+}
+
 }  // namespace
 
 void check_recurrences(Pool& pool, Results& results) {
@@ -168,6 +180,7 @@ void check_recurrences(Pool& pool, Results& results) {
     convolution(pool, results, random);
     selective(pool, results, random);
     linear(pool, results, random);
+    gated_lru(pool, results, random);
     for (bool variant : {false, true}) {
         taylor(pool, results, random, variant);
         delta(pool, results, random, variant);

@@ -463,6 +463,27 @@ def lightning_scan(
 ) -> None:
     """Lightning attention. q, k, v [n * m, H, D], decay [H]. before, h [n, H, D, D], values last."""
 
+def gated_lru(
+    pool: Pool,
+    x: Floats,
+    into: Floats,
+    gate: Floats,
+    decay: Floats,
+    begun: Floats,
+    before: Floats,
+    lengths: Ints,
+    y: Floats,
+    begins: Floats,
+    h: Floats,
+    begun_read: Ints | None = None,
+    begun_write: Ints | None = None,
+    read: Ints | None = None,
+    write: Ints | None = None,
+) -> None:
+    """Compute the real-gated linear recurrent unit. x, into, gate [n * m, C], decay [C], negative. begun,
+    begins [n, blocks], before, h [n, C].
+    """
+
 def delta_scan(
     pool: Pool,
     key_heads: int,

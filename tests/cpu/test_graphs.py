@@ -43,7 +43,7 @@ DENSE = [
 ]  # fmt: skip
 RECURRENT = [
     "mamba", "falcon_mamba", "mamba2_biases", "jamba_biases", "lfm2", "qwen3_5_text", "bamba", "nemotron_h",
-    "falcon_h1", "lightning", "based", "taylor", "s4", "s4d_alone",
+    "falcon_h1", "recurrent_gemma", "lightning", "based", "taylor", "s4", "s4d_alone",
 ]  # fmt: skip
 EXPERTS = ["qwen3_moe", "mixtral", "gpt_oss", "granitemoe", "qwen3_next", "gemma4_experts"]
 LATENTS = ["deepseek_v2", "deepseek_v3"]

@@ -11,12 +11,14 @@ import torch
 
 from ridgeline.ops import api
 from ridgeline.ops.reference import delta as reference_delta
+from ridgeline.ops.reference import lru as reference_lru
 from ridgeline.ops.reference import recurrent as r
 from ridgeline.ops.reference import s4 as reference_s4
 from ridgeline.spec import (
     S4,
     S4D,
     GatedDelta,
+    GatedLRU,
     KimiDelta,
     LightningAttention,
     Mamba,
@@ -101,6 +103,13 @@ def kimi(heads: int, dim: int) -> Problem:
                    lambda x, w, h, n: (*x, *w, h, n))  # fmt: skip
 
 
+def lru(channels: int) -> Problem:
+    """Return the gated linear recurrent unit in sequences that have begun."""
+    case, weights = GatedLRU(channels, 1, 4), (grid(-6, 1, channels),)
+    return Problem(api.GATED_LRU, case, (channels,) * 3, weights, (channels,), None,
+                   lambda x, w, h, n: (*x, w[0], 0 * h[:, :1] + 1, h, n))  # fmt: skip
+
+
 def state_space(case: S4 | S4D) -> Problem:
     c, modes = case.channels, case.state_size // 2
     low_rank = (grid(-0.9, 1, c, 2, modes), grid(1, -0.8, c, 2, modes)) if isinstance(case, S4) else ()
@@ -118,6 +127,7 @@ PROBLEMS = {
     "kimi": kimi(2, 64), "kimi odd": kimi(3, 5), "kimi 33": kimi(1, 33),
     "s4": state_space(S4(50, 16)), "s4 odd": state_space(S4(3, 6)), "s4d": state_space(S4D(33, 64)),
     "s4d odd": state_space(S4D(16, 2)),
+    "lru": lru(70), "lru odd": lru(5),
     "based": based(2, 64, 8), "based odd": based(3, 5, 3), "based 31": based(1, 31, 4),
     "hedgehog": based(2, 64, 40, "hedgehog"), "hedgehog odd": based(3, 5, 3, "hedgehog"),
 }  # fmt: skip
@@ -138,10 +148,11 @@ def theirs(p: Problem, inputs: list[Array], h: Array, lengths: Array) -> tuple[A
         api.SHORT_CONV: r.short_conv, api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd,
         api.TAYLOR_ATTENTION: r.taylor_attention, api.LIGHTNING_ATTENTION: r.lightning_attention,
         api.DELTA_RULE: reference_delta.delta_rule, api.STATE_SPACE: reference_s4.state_space,
+        api.GATED_LRU: reference_lru.gated_lru,
     }  # fmt: skip
     run = functions[p.op] if p.case is None else functions[p.op](p.case)
     x, w = [torch.from_numpy(a).double() for a in inputs], [torch.from_numpy(a).double() for a in p.weights]
-    y, left = run(*p.arrange(x, w, torch.from_numpy(h).double(), torch.from_numpy(lengths)))
+    y, *_, left = run(*p.arrange(x, w, torch.from_numpy(h).double(), torch.from_numpy(lengths)))
     return y.numpy(), left.numpy()
 
 
@@ -150,7 +161,7 @@ def run(p: Problem, inputs: list[Array], h: Array, lengths: Array, pool: int = 1
     kernel = KERNELS[p.op].make(p.case, POOLS[pool])
     axes = p.swapped or (0, 0)
     kept = np.ascontiguousarray(np.swapaxes(h, *axes))
-    y, left = kernel(*p.arrange(inputs, p.weights, kept.reshape(h.shape), lengths))
+    y, *_, left = kernel(*p.arrange(inputs, p.weights, kept.reshape(h.shape), lengths))
     return y, np.swapaxes(left.reshape(kept.shape), *axes)
 
 

@@ -37,6 +37,7 @@ from ridgeline.spec import (
     Attention,
     Dilated,
     FirstTokens,
+    GatedLRU,
     GatedMLP,
     Layer,
     LightningAttention,
@@ -167,6 +168,7 @@ CASES = {
     "lightning, large chunks": Case(
         ours(LightningAttention(12, 16, RMSNorm())), options={"max_num_seqs": 16, "max_num_batched_tokens": 2048}
     ),
+    "gated units": Case(ours(GatedLRU(192, 4, 4)), context=300, options={"max_num_seqs": 64}),
     "deepnorm": Case(DEEPNORM, context=300, options={"max_num_seqs": 64}),
     "latents": Case(DEEPSEEK, context=1000, options={"max_num_seqs": 32}),
     "latents, bfloat16": Case(DEEPSEEK, "bfloat16", options={"max_num_seqs": 8, "max_num_batched_tokens": 2048}),

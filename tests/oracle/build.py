@@ -37,7 +37,7 @@ GAIN = 1.5
 # Prefixes of the class names of norms that multiply by 1 + weight.
 FROM_ONE = (
     "GemmaRMSNorm", "Gemma2", "Gemma3", "VaultGemma", "Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm",
-    "NemotronLayerNorm1P",
+    "NemotronLayerNorm1P", "RecurrentGemmaRMSNorm",
 )  # fmt: skip
 
 
@@ -88,6 +88,10 @@ def _draw(module: nn.Module, name: str, value: torch.Tensor, tied: bool, generat
     """Fill one parameter, whose kind follows from its shape, its name and the class that owns it."""
     if name == "A_log":  # decays from fast to slow
         value.uniform_(-2.0, 1.5, generator=generator)
+    elif name == "recurrent_param":
+        value.uniform_(-3.0, 1.0, generator=generator)
+    elif name == "recurrent_gate_weight":  # no gate is nearly closed, where transformers' float32 loses 1 - a^2
+        value.normal_(0.0, 0.5 * value.shape[-2] ** -0.5, generator=generator)
     elif name.endswith("bias") and name != "dt_bias":  # dt_bias sets the length of steps
         value.normal_(0.0, 0.5, generator=generator)
     elif name in ("weight", "scale", "per_expert_scale") and value.ndim == 1:  # a norm, or factors of Gemma 4's router

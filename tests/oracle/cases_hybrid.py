@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oracle.case import BIAS, BIASES, EPS, OWN, PLAIN, TIED, VOCAB, Case, dims, family
+from oracle.case import BIAS, BIASES, EPS, OWN, PLAIN, TIED, VOCAB, WINDOW, Case, dims, family, rope
 
 CASES: dict[str, Case] = {}
 
@@ -13,6 +13,7 @@ _granitemoehybrid = family(CASES, "granitemoehybrid", "GraniteMoeHybridConfig")
 _falcon_h1 = family(CASES, "falcon_h1", "FalconH1Config")
 _nemotron_h = family(CASES, "nemotron_h", "NemotronHConfig")
 _lfm2_moe = family(CASES, "lfm2_moe", "Lfm2MoeConfig")
+_recurrent_gemma = family(CASES, "recurrent_gemma", "RecurrentGemmaConfig")
 
 _MAMBA = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
@@ -210,4 +211,29 @@ _lfm2_moe(
     "no bias on the choice, scores as they are; biases in the convolutions",
     _LFM2 | {"conv_bias": True, "use_expert_bias": False, "norm_topk_prob": False},
     {"norm_topk_prob": True},
+)
+
+# recurrent_gemma --------------------------------------------------------------------------------------
+
+_GRIFFIN = {"attention_window_size": WINDOW, "conv1d_width": 3, "logits_soft_cap": 4.0, "intermediate_size": 176}
+
+_recurrent_gemma(
+    "recurrent_gemma",
+    2,
+    "gated recurrent units wider than the stream, local attention in one layer of three; capped logits",
+    dims(kv=1, layers=5, lru_width=96, **OWN, **TIED) | _GRIFFIN,
+    {"attention_window_size": WINDOW + 1},
+    {"logits_soft_cap": 30.0},
+    {"hidden_activation": "silu"},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 3000.0, "partial_rotary_factor": 1.0}},
+    EPS,
+)
+_recurrent_gemma(
+    "recurrent_gemma_biases",
+    2,
+    "attention first, with two heads of keys and biases; a quarter of each head is rotated; a head of its own",
+    dims(**BIAS, block_types=["attention", "recurrent"], **rope(3000.0, partial_rotary_factor=0.25))
+    | _GRIFFIN
+    | {"conv1d_width": 4, "hidden_activation": "relu"},
+    {"logits_soft_cap": 30.0},
 )

@@ -89,6 +89,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "full_attention"] * 2,
     },
     "bamba": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
+    "recurrent_gemma": {name: size for name, size in SIZES.items() if name != "max_position_embeddings"},
     "falcon_h1": SIZES,
     **dict.fromkeys(("granitemoe", "granitemoeshared", "granitemoehybrid"), SIZES),
     "nemotron_h": {"vocab_size": 32, "hidden_size": 64, "layers_block_type": ["mamba", "mlp", "attention", "moe"]},
@@ -731,6 +732,7 @@ def test_shapes_of_layers() -> None:
         "gpt_bigcode", "opt", "gpt_neo", "vaultgemma", "youtu", "ernie4_5_moe", "falcon", "bloom", "mpt",
         "lfm3", "xglm", "gpt-sw3", "gemma4_unified", "gemma4_unified_text", "lara_mini", "cohere_compass_text",
         "cohere2_moe", "granite_swa", "minicpm3", "biogpt", "gpt_neox_japanese",
+        "recurrent_gemma",
     }  # fmt: skip
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
     assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5

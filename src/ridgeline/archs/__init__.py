@@ -48,6 +48,7 @@ from ridgeline.archs import (
     phi,
     plain,
     qwen_next,
+    recurrent_gemma,
     routed,
     sdar,
     windowed,
@@ -64,7 +65,7 @@ MODULES = (
     llama, dense, gemma, gemma4, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi,
     bamba, granite, nemotron, sdar, llada2, llada, diffusion_gemma, routed, cohere, phi, gptj, opt,
     falcon, falcon_h1, bloom, windowed, hunyuan, ministral3, plain,
-    llama4, longcat, dbrx, laguna,
+    llama4, longcat, dbrx, laguna, recurrent_gemma,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 ENCODERS: Mapping[str, Family] = {family.model_type: family for module in (bert,) for family in module.FAMILIES}

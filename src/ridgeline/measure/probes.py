@@ -22,6 +22,7 @@ from ridgeline.spec import (
     Attention,
     GatedConvolution,
     GatedDelta,
+    GatedLRU,
     GatedMLP,
     KimiDelta,
     LatentAttention,
@@ -73,6 +74,7 @@ RECURRENT: Mapping[str, TokenMixer] = {
     "S4D": S4D(SMALL, 64),
     "GatedDelta": GatedDelta(SMALL // 64, SMALL // 128, 64, 128, 4, NORM),
     "KimiDelta": KimiDelta(SMALL // 64, 64, 4, 64, NORM),
+    "GatedLRU": GatedLRU(2 * SMALL, 4, 4),
 }
 # In chunks of 512 tokens the many are uneven: parts of some stand beside others that are whole.
 MANY, ONE_LONG = (90,) * 8, (512,)

@@ -267,6 +267,12 @@ LIGHTNING_ATTENTION: Op[Callable[[Array, Array, Array, Array, Array], tuple[Arra
 DELTA_RULE: Op[Callable[..., tuple[Array, Array]]] = Op("delta_rule", "primitive")
 # (y [..., H * P], z [..., H * P], weight [P]) -> norm(y), of each head, times act(z) [GatedDelta or KimiDelta]
 NORM_GATE: Op[Callable[[Array, Array, Array], Array]] = Op("norm_gate", "primitive")
+# (x [..., G * in], weight [G, out, in], bias [G, out]) -> [..., G * out]: each part of x with a matrix of its own [no
+# case]
+BLOCK_LINEAR: Op[Callable[[Array, Array, Array], Array]] = Op("block_linear", "primitive")
+# (x, logits of the input gate and of the decay gate [n, m, C] each, decay [C], begun [n, blocks], h [n, C], lengths
+# [n]) -> y [n, m, C], begun, h. begun: 0 for a sequence before its first token, else 1 [GatedLRU]
+GATED_LRU: Op[Callable[..., tuple[Array, Array, Array]]] = Op("gated_lru", "primitive")
 # (a, b of the shape of a, or a single number [1]) -> a * b [no case]
 MULTIPLY: Op[Callable[[Array, Array], Array]] = Op("multiply", "primitive")
 # (y, z) -> y silu(z) [no case]
@@ -349,7 +355,7 @@ PRIMITIVES: tuple[Op[Any], ...] = (
     ROUTE, EXPERTS, QUANTIZE, DEQUANTIZE, QUANTIZED_LINEAR, QUANTIZED_ROWS,
     READ_STATE, WRITE_STATE, GATHER, SPLIT, MULTIPLY, GATE, SIGMOID_GATE, ATTENTION_GATE, GATED_NORM,
     SHORT_CONV, SELECTIVE_SCAN, SSD, TAYLOR_ATTENTION, LIGHTNING_ATTENTION, STATE_SPACE,
-    DELTA_RULE, NORM_GATE, DECODE_LAYOUT, KNOWN_TOKENS, KEEP_TOKENS, BEST, DRAW, ACCEPT,
+    DELTA_RULE, NORM_GATE, BLOCK_LINEAR, GATED_LRU, DECODE_LAYOUT, KNOWN_TOKENS, KEEP_TOKENS, BEST, DRAW, ACCEPT,
 )  # fmt: skip
 STAGES: tuple[Op[Any], ...] = (
     ATTENTION_INPUT, QUERY_INPUT, LATENT_INPUT, INDEXED_INPUT, ATTENTION_OUTPUT, RECURRENT_BLOCK, PRODUCT,

@@ -10,12 +10,14 @@ import numpy as np
 from ridgeline.ops import api
 from ridgeline.ops.api import Array, Weights
 from ridgeline.ops.delta import gated_delta, kimi_delta
+from ridgeline.ops.lru import gated_lru
 from ridgeline.ops.parts import Arrays, Parts, Primitives
 from ridgeline.spec import (
     S4,
     S4D,
     GatedConvolution,
     GatedDelta,
+    GatedLRU,
     KimiDelta,
     LightningAttention,
     Mamba,
@@ -207,4 +209,5 @@ _KINDS: Mapping[type[RecurrentMixer], Callable[[Any, Weights, Primitives], Parts
     S4D: _state_space,
     GatedDelta: gated_delta,
     KimiDelta: kimi_delta,
+    GatedLRU: gated_lru,
 }

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ridgeline.spec.indexed import IndexedAttention, Indexer
     from ridgeline.spec.latent import LatentAttention
     from ridgeline.spec.lightning import LightningAttention
+    from ridgeline.spec.lru import GatedLRU
     from ridgeline.spec.mamba import Mamba, Mamba2
     from ridgeline.spec.mixers import ChannelMixer, TokenMixer
     from ridgeline.spec.mlp import (
@@ -76,6 +77,7 @@ __all__ = [
     "FirstTokens",
     "GatedConvolution",
     "GatedDelta",
+    "GatedLRU",
     "GatedMLP",
     "IdentityExperts",
     "IndexedAttention",
@@ -136,6 +138,7 @@ _HOMES = {
     "indexed": ("IndexedAttention", "Indexer"),
     "latent": ("LatentAttention",),
     "lightning": ("LightningAttention",),
+    "lru": ("GatedLRU",),
     "mamba": ("Mamba", "Mamba2"),
     "mixers": ("ChannelMixer", "TokenMixer"),
     "mlp": ("MLP", "ClampedSwiGLU", "ExpertGroups", "GatedMLP", "IdentityExperts", "MoE", "SparseMixer", "Ungated"),

@@ -89,10 +89,10 @@ def _pack_floats(pool: Pool, parts: list[Ndarray], format: Format, biases: list[
     return Matrix(pool, rows, kind, name, format.group, biases, interleave, tokens=tokens)
 
 
-def build_rows(pool: Pool, rows: Ndarray) -> Matrix:
+def build_rows(pool: Pool, rows: Ndarray, bias: Floats | None = None) -> Matrix:
     """Pack a matrix in the type of the checkpoint."""
     kind = kind_of(rows)
-    return Matrix(pool, [dense(rows)], kind, PLAIN[kind], 0, [None], False)
+    return Matrix(pool, [dense(rows)], kind, PLAIN[kind], 0, [bias], False)
 
 
 def build_norm(case: RMSNorm | LayerNorm, weight: Floats, bias: Floats | None) -> Norm:

@@ -7,18 +7,19 @@ arrays have the shapes that the spec gives.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import numpy as np
 
 from ridgeline import _kernels
-from ridgeline._kernels import Pool
+from ridgeline._kernels import Matrix, Pool
 from ridgeline.ops import api
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.linear import rows_of
-from ridgeline.ops.cpu.matrices import Floats, Ndarray, once
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_rows, once
 from ridgeline.ops.cpu.state import State, locate
-from ridgeline.spec import GatedDelta, KimiDelta, LightningAttention, Mamba, Mamba2, TaylorAttention
+from ridgeline.spec import GatedDelta, GatedLRU, KimiDelta, LightningAttention, Mamba, Mamba2, TaylorAttention
 
 
 def short_conv(case: None, pool: Pool) -> Callable[..., tuple[Floats, State]]:
@@ -119,7 +120,40 @@ def norm_gate(case: GatedDelta | KimiDelta, pool: Pool) -> Callable[[Floats, Flo
     return run
 
 
+def block_linear(case: None, pool: Pool) -> Callable[[Floats, Ndarray, Floats], Floats]:
+    packed: dict[int, list[Matrix]] = {}
+
+    def run(x: Floats, weight: Ndarray, bias: Floats) -> Floats:
+        groups, rows, columns = weight.shape
+        if id(weight) not in packed:
+            packed[id(weight)] = [build_rows(pool, *part) for part in zip(weight, bias, strict=True)]
+            weakref.finalize(weight, packed.pop, id(weight), None)
+        parts = rows_of(x).reshape(-1, groups, columns)
+        out = empty(pool, len(parts), groups, rows)
+        _kernels.multiply_heads(pool, packed[id(weight)], parts, out)
+        return out.reshape(*x.shape[:-1], groups * rows)
+
+    return run
+
+
+def gated_lru(case: GatedLRU, pool: Pool) -> Callable[..., tuple[Floats, State, State]]:
+    rate = once(lambda decay: -case.rate * np.logaddexp(0.0, decay.astype(np.float64)))
+
+    def run(
+        x: Floats, into: Floats, gate: Floats, decay: Ndarray, begun: State, h: State, lengths: Ndarray
+    ) -> tuple[Floats, State, State]:
+        y, (begins, flag), (left, at) = empty(pool, *x.shape), locate(begun), locate(h)
+        inputs = rows_of(x), rows_of(into), rows_of(gate), rate(decay), flag.before, at.before, lengths
+        pages = flag.read, flag.write, at.read, at.write
+        _kernels.gated_lru(pool, *inputs, rows_of(y), flag.after, at.after, *pages)
+        return y, begins, left
+
+    return run
+
+
 KERNELS: Kernels = {
+    api.BLOCK_LINEAR: Kernel(never, block_linear),
+    api.GATED_LRU: Kernel(never, gated_lru),
     api.LIGHTNING_ATTENTION: Kernel(never, lightning_attention),
     api.DELTA_RULE: Kernel(never, delta_rule),
     api.NORM_GATE: Kernel(never, norm_gate),

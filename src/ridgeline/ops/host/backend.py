@@ -14,7 +14,7 @@ from ridgeline.ops.api import Backend, Memory, Op, Weights
 from ridgeline.ops.draws import accept, draw
 from ridgeline.ops.driver import Driver
 from ridgeline.ops.host import attention as a
-from ridgeline.ops.host import delta, indexed, latent, quant, s4, stored
+from ridgeline.ops.host import delta, indexed, latent, lru, quant, s4, stored
 from ridgeline.ops.host import experts as e
 from ridgeline.ops.host import primitives as p
 from ridgeline.ops.host import recurrent as r
@@ -28,6 +28,7 @@ _PLAIN: dict[Op[Any], Callable[..., Any]] = {
     api.READ_STATE: r.read_state, api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: p.multiply,
     api.DECODE_LAYOUT: p.decode_layout, api.KNOWN_TOKENS: p.known_tokens, api.KEEP_TOKENS: p.keep_tokens,
+    api.BLOCK_LINEAR: lru.block_linear,
     api.BEST: p.best, api.DRAW: draw, api.ACCEPT: accept,
     api.QUANTIZED_ROWS: quant.rows, api.ROUND_BF16: quant.round_bf16,
 }  # fmt: skip
@@ -43,7 +44,7 @@ _BY_CASE: dict[Op[Any], Callable[[Any], Callable[..., Any]]] = {
     api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
     api.GATED_NORM: r.gated_norm, api.LIGHTNING_ATTENTION: r.lightning_attention,
     api.STATE_SPACE: s4.state_space,
-    api.DELTA_RULE: delta.delta_rule, api.NORM_GATE: delta.norm_gate,
+    api.DELTA_RULE: delta.delta_rule, api.NORM_GATE: delta.norm_gate, api.GATED_LRU: lru.gated_lru,
 }  # fmt: skip
 # These move numbers without arithmetic, so that numpy gives no warnings about overflow or NaN.
 _MOVES = (

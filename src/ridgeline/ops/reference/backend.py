@@ -16,7 +16,7 @@ from ridgeline.errors import DeviceError
 from ridgeline.ops import api
 from ridgeline.ops.api import Backend, DenseKeyValues, Memory, Op, QuantizedMatrix, Weights
 from ridgeline.ops.arrays import ARRAYS
-from ridgeline.ops.reference import delta, indexed, latent, paged, quant, s4, stored
+from ridgeline.ops.reference import delta, indexed, latent, lru, paged, quant, s4, stored
 from ridgeline.ops.reference import primitives as p
 from ridgeline.ops.reference import recurrent as r
 from ridgeline.ops.reference.failures import said_in_one_line
@@ -37,6 +37,7 @@ _PLAIN = {
     api.WRITE_STATE: r.write_state, api.GATHER: r.gather, api.SPLIT: r.split,
     api.SHORT_CONV: r.short_conv, api.GATE: r.gate, api.SIGMOID_GATE: r.sigmoid_gate, api.MULTIPLY: r.multiply,
     api.DECODE_LAYOUT: p.decode_layout, api.KNOWN_TOKENS: p.known_tokens, api.KEEP_TOKENS: p.keep_tokens,
+    api.BLOCK_LINEAR: lru.block_linear,
     api.BEST: p.best, api.DRAW: p.draw, api.ACCEPT: p.accept, api.ROUND_BF16: quant.round_bf16,
 }  # fmt: skip
 _BY_CASE = {
@@ -52,7 +53,7 @@ _BY_CASE = {
     api.SELECTIVE_SCAN: r.selective_scan, api.SSD: r.ssd, api.TAYLOR_ATTENTION: r.taylor_attention,
     api.GATED_NORM: r.gated_norm, api.LIGHTNING_ATTENTION: r.lightning_attention,
     api.STATE_SPACE: s4.state_space,
-    api.DELTA_RULE: delta.delta_rule, api.NORM_GATE: delta.norm_gate,
+    api.DELTA_RULE: delta.delta_rule, api.NORM_GATE: delta.norm_gate, api.GATED_LRU: lru.gated_lru,
 }  # fmt: skip
 # These ops start a computation and fix its type. Every other op computes in the type of its arguments.
 _BEGINNINGS = {

@@ -42,6 +42,7 @@ from ridgeline.spec import (
     S4D,
     GatedConvolution,
     GatedDelta,
+    GatedLRU,
     KimiDelta,
     Mamba,
     Mamba2,
@@ -210,6 +211,8 @@ def _only_decodes(segments: Segments, tokens: int) -> bool:
 
 def refuses_block(case: RecurrentBlock) -> str | None:
     """Return why no kernel serves a recurrent block; None if one does."""
+    if isinstance(case.mixer, GatedLRU):
+        return f"no kernel computes {case.mixer.kind}; torch does"
     if not isinstance(case.mixer, GatedConvolution | ShortConvolution) and (reason := refuses_states(case.mixer)):
         return reason
     return refuses_begin(case)
