@@ -12,8 +12,8 @@ from ridgeline.evals.windows import Batch
 from ridgeline.nn.step import Stream
 from ridgeline.runtime.load import LoadedModel
 from ridgeline.sample.logits import Floats, Ints, log_softmax
-from ridgeline.sample.sampler import BLOCK
 
+BLOCK = 2**16  # numbers of a block in float64: a few such blocks fit into the cache of a core
 HEAD_BLOCK = 2**24  # logits that the device computes at once (64 MiB); the head is read once for all of them
 
 

@@ -73,8 +73,7 @@ def exp_scores(scores: Floats) -> Floats:
 
 def log_softmax(scores: Floats) -> Floats:
     """Return log probabilities [n, vocabulary] in float64."""
-    out = np.array(scores, np.float64, order="C")
-    out -= out.max(axis=1, keepdims=True)
+    out: Floats = np.subtract(scores, scores.max(axis=1, keepdims=True), dtype=np.float64, order="C")
     out -= np.log(exp_scores(out).sum(axis=1, keepdims=True))
     return out
 

@@ -93,7 +93,7 @@ class MixingDivergence(Objective):
             with torch.no_grad():
                 wanted = softmax(stream, rotaries, step)
             given = linear_weights(self.student, i, stream, lengths)
-            parts = rows.split(list(lengths))
+            parts = torch.split(rows, list(lengths))
             found.append(
                 sum(_divergence(p, w)[:, own].mean(0).sum() for p, w, own in zip(wanted, given, parts, strict=True))
             )
