@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,6 +45,8 @@ def prepared(
     seed: o.Seed = 0,
 ) -> Prepared:
     """Return what a command line of `ridgeline serve` asks for. Raises RequestError."""
+    import logging
+
     options = serve_options(served, server, seed)
     arguments = llm_arguments(load, engine, tokenizer=tokenizer, seed=seed) | adapter_arguments(served, options)
     if server.quiet:
@@ -67,6 +68,8 @@ def serve(
 
     Ctrl-C or SIGTERM stops the server: running requests may finish. Press Ctrl-C again to stop immediately.
     """
+    import logging
+
     from ridgeline.cli.show.report import say
     from ridgeline.dist import local, ray_cluster
     from ridgeline.serve.server import run
