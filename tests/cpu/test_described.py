@@ -31,8 +31,8 @@ from ridgeline.spec import to_json
 
 WEIGHTS = "model.safetensors"
 # Each layout of tensors at least once: plain names, rows of fused matrices, [in, out], parts of heads, groups of rows,
-# a tensor for each expert, parts of a tensor with all experts, other axes, layers of several kinds.
-LAYOUTS = ("llama_gqa", "phi3", "gpt2", "gpt_neox", "qwen3_next", "qwen3_moe", "gpt_oss", "granitemoe", "jamba")
+# a tensor for each expert, parts of a tensor with all experts, experts below each other, other axes, several kinds.
+LAYOUTS = ("llama_gqa", "phi3", "gpt2", "gpt_neox", "qwen3_next", "qwen3_moe", "gpt_oss", "granitemoe", "jamba", "dbrx")
 
 
 def own_description(folder: Path) -> dict[str, Any]:
@@ -252,6 +252,7 @@ BAD: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "odd groups": (
         put(Q, {"type": "Groups", "module": "x", "names": ["mixer.q"], "count": 7}), "cannot be cut into 7 equal",
     ),
+    "one matrix of experts": (put(Q, {"type": "ExpertRows", "name": "w"}), "no axis of experts"),
     "experts of a norm": (put("names parts mlp_norm", {"type": "Each", "module": "x.{e}"}), "no axis of experts"),
     "one tensor for two": (put(Q, "self_attn.k_proj"), "is given to both layers.0.mixer.q.weight and layers.0.mixer.k"),
     "braces": (put(Q, "a.{e.__class__}"), "braces are not allowed here"),

@@ -19,6 +19,7 @@ from ridgeline.archs.names import (
     Each,
     Elsewhere,
     ExpertPart,
+    ExpertRows,
     FusedRows,
     GroupPart,
     Groups,
@@ -190,7 +191,7 @@ def _check_words(source: Source, at: str) -> None:
     if isinstance(source, str):
         _check_name(source, at, _NONE)
         return
-    if isinstance(source, Tensor | Elsewhere):
+    if isinstance(source, Tensor | Elsewhere | ExpertRows):
         _check_name(source.name, f"{at}.name", _LAYER if isinstance(source, Elsewhere) else _NONE, needed=False)
     else:
         _check_name(source.module, f"{at}.module", _EXPERT if isinstance(source, Each) else _NONE)
@@ -273,7 +274,7 @@ def _check_source(name: str, names: Names, shapes: Mapping[str, tuple[int, ...]]
         raise refused("only attention has heads with parts")
     if isinstance(source, GroupPart | Groups):
         _check_groups(source, mixer, [shapes[f"{prefix}{n}.{suffix}"][0] for n in source.names], refused)
-    if isinstance(source, AllExperts | ExpertPart | Each):
+    if isinstance(source, AllExperts | ExpertPart | ExpertRows | Each):
         least = 2 if suffix == "bias" or isinstance(source, Each) else 3
         if len(shapes[name]) < least:
             raise refused(f"the weight has shape {list(shapes[name])}, which has no axis of experts")
