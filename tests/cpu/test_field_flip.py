@@ -137,6 +137,7 @@ ABSENT |= {"choice_bias", "shared", "groups"}  # the possible number of groups d
 ABSENT |= {"layer_embeddings", "embedded", "out_scale", "expert_scale"}
 ABSENT |= {"mlp_post_norm", "identity", "out_bias", "norm"}
 ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate", "head_bias", "embed_norm"}
+ABSENT |= {"mlp_pre_norm", "gate_bias"}
 # Yarn rounds numbers that follow from these fields to whole pairs of a head. There are few pairs, so only one of
 # several values must move the logits.
 ROUNDED = {"beta_fast", "beta_slow", "original_max_position_embeddings"}
@@ -236,6 +237,8 @@ def changed(part: Any, field: str) -> Any:
             return value - 1
         case "gate_over":
             return "head" if value == "number" else "number"
+        case "by":
+            return "power" if value == "log" else "log"
         case "gate_act":
             return "softplus" if value == "sigmoid" else "sigmoid"
         case "qk_norm_over":
@@ -312,7 +315,7 @@ def with_field(part: Any, field: str, value: Any) -> Any:
         cut = replace(s, short_factor=s.short_factor[:pairs], long_factor=s.long_factor[:pairs])
         return replace(part, dim=value, scaling=cut)
     if field == "out_gate":
-        return replace(part, out_gate=value, gate_over="number", gate_act="sigmoid")
+        return replace(part, out_gate=value, gate_over="number", gate_act="sigmoid", gate_bias=False)
     if field == "shared" and value is None and part.shared_gate:
         return replace(part, shared=None, shared_gate=False)
     if field == "qk_rope_head_dim" and part.rope:

@@ -74,10 +74,13 @@ def token_by_token(n: int) -> Iterator[Problem]:
     yield Problem(api.CLAMP, None, (5 * x, 3.0))
     yield Problem(api.XIELU, XIELU(), (3 * x, normal(1), normal(1, seed=1)))
     yield Problem(api.GROW_QUERIES, QueryGrowth(0.3, 20, 1), (normal(n, 2, 3), np.arange(n)))
+    yield Problem(api.GROW_QUERIES, QueryGrowth(0.3, 20, 1, "power"), (normal(n, 2, 3), np.arange(n)))
     yield Problem(api.NORM, LayerNorm(0.3, bias=False, offset=0.5), (x, normal(24), None))
     for own in (Attention(3, 1, 8, 0.6, out_gate=True, gate_over="head"),
                 Attention(3, 1, 8, 0.6, out_gate=True, gate_act="softplus")):  # fmt: skip
         yield Problem(api.ATTENTION_GATE, own, (x, normal(n, 3 if own.gate_over == "head" else 24, seed=2)))
+    own = Attention(3, 1, 8, 0.6, out_gate=True, gate_bias=True)
+    yield Problem(api.ATTENTION_GATE, own, (x, normal(n, 24, seed=2), normal(3, seed=3)))
     for moe in (MoE(6, 2, 8, scores=SparseMixer(0.2)), MoE(6, 2, 8, scores="sigmoid", rates_logits=True)):
         yield Problem(api.ROUTE, moe, (normal(n, 6), *([normal(6)] if moe.rates_logits else [])))
     yield Problem(api.MIX, None, (x, normal(24, 5, seed=1)), 1e-5)

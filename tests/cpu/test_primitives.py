@@ -174,12 +174,22 @@ def test_gates_of_attention(over: Literal["head", "number"], act: Literal["sigmo
     check(call(api.ATTENTION_GATE, case, tensor(y), tensor(z)), y * np.repeat(factors, 12 // z.shape[1], 1))
 
 
+def test_a_gate_with_a_bias_of_heads() -> None:
+    y, z, bias = rng(5).normal(size=(7, 12)), rng(6).normal(0, 3, (7, 12)), rng(7).normal(size=3)
+    case = Attention(3, 1, 4, 0.5, out_gate=True, gate_bias=True)
+    got = call(api.ATTENTION_GATE, case, tensor(y), tensor(z), tensor(bias))
+    check(got, y / (1 + np.exp(-z - np.repeat(bias, 4))))
+
+
 def test_queries_grow_with_their_position() -> None:
     q, positions = rng(4).normal(size=(7, 2, 3)), np.array([0, 18, 19, 20, 38, 39, 1000])
     for case in (QueryGrowth(0.3, 20), QueryGrowth(0.1, 20, ahead=1)):
         factors = [1 + case.beta * math.log(1 + (p + case.ahead) // case.every) for p in positions.tolist()]
         got = call(api.GROW_QUERIES, case, tensor(q), tensor(positions, torch.int64))
         check(got, q.astype(np.float32) * np.array(factors)[:, None, None])
+    powers = (1 + (positions + 1) / 20) ** 0.3
+    got = call(api.GROW_QUERIES, QueryGrowth(0.3, 20, 1, "power"), tensor(q), tensor(positions, torch.int64))
+    check(got, q * powers[:, None, None])
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -266,7 +266,7 @@ def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
         best = values.topk(count + 1).values
         return float((best[:, -2] - best[:, -1]).min())
 
-    two_best = config.model_type in ("deepseek_v3", "deepseek_v32", "kimi_linear", "nemotron_h")
+    two_best = config.model_type in ("deepseek_v3", "deepseek_v32", "kimi_linear", "nemotron_h", "beam")
     limited = two_best or getattr(config, "topk_method", "") == "group_limited_greedy"
     if limited and config.topk_group < config.n_group:
         groups = rated.unflatten(-1, (config.n_group, -1))
@@ -280,7 +280,7 @@ def _choice_gaps(config: Any, rated: torch.Tensor) -> Iterator[float]:
 # Model types that transformers 4 does not have.
 NEW_ONLY = (
     "gemma4_text", "gemma4", "gemma4_unified_text", "gemma4_unified", "mellum", "ministral3", "mistral3", "cohere2_moe",
-    "cohere_compass_text", "lfm3", "laguna",
+    "cohere_compass_text", "lfm3", "laguna", "beam",
 )  # fmt: skip
 
 # The spelling of transformers 4 -----------------------------------------------------------------------

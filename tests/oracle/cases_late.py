@@ -1,4 +1,4 @@
-"""Cases of the oracle: DBRX, OLMo Hybrid, GLM 5, LFM3, Laguna and Apertus 1.5."""
+"""Cases of the oracle: DBRX, OLMo Hybrid, GLM 5, LFM3, Laguna, Apertus 1.5 and Beam."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _olmo = family(CASES, "olmo_hybrid", "OlmoHybridConfig")
 _lfm3 = family(CASES, "lfm3", "Lfm3Config")
 _laguna = family(CASES, "laguna", "LagunaConfig")
 _apertus = family(CASES, "apertus1p5_text", "Apertus1p5TextConfig")
+_beam = family(CASES, "beam", "BeamConfig")
 _glm = family(CASES, "glm_moe_dsa", "GlmMoeDsaConfig")
 
 # dbrx -------------------------------------------------------------------------------------------------
@@ -130,4 +131,29 @@ _apertus(
 )  # fmt: skip
 _apertus(
     "apertus1p5_tied", 1, "tied: the head has all rows of the embedding", dims(**OWN, **TIED), EPS, greedy_tokens=0
+)  # fmt: skip
+
+# beam -------------------------------------------------------------------------------------------------
+
+_BEAM = {
+    "head_dim": 24, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40,
+    "routed_scaling_factor": 1.7,
+}  # fmt: skip
+_KINDS = {"rope_parameters": {SLIDING: rope(700.0)["rope_parameters"], FULL: None}}
+_beam(
+    "beam", 1, "branches that weigh less the later they are; gates with a bias of heads; global layers do not rotate",
+    dims(
+        layer_types=[FULL, SLIDING, SLIDING, FULL], mlp_layer_types=["dense", "sparse", "sparse", "dense"], **WIN,
+        **_BEAM, **_KINDS, n_group=4, topk_group=2, final_logit_softcapping=20.0,
+    ),
+    EPS, WIDER, {"routed_scaling_factor": 1.0}, {"num_experts_per_tok": 2}, {"final_logit_softcapping": None},
+    {"topk_group": 3}, {"hidden_act": "gelu"}, ropes(rope(700.0), rope(700.0)),
+)  # fmt: skip
+_beam(
+    "beam_rotated", 1, "all layers rotate; biases; experts without groups or norm of their weights; layers by rule",
+    dims(
+        **_BEAM, **BIAS, n_group=1, topk_group=1, norm_topk_prob=False, final_logit_softcapping=None,
+        **ropes(rope(3000.0), rope(700.0)),
+    ),
+    EPS, {"norm_topk_prob": True},
 )  # fmt: skip

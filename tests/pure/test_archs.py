@@ -101,7 +101,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), SIZES | {"attn_type_list": [0, 0, 0, 1]}),
     "deepseek_v2": SIZES | EXPERTS,
     "deepseek_v3": SIZES,
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "olmo_hybrid", "lfm3", "laguna", "apertus1p5_text"), SIZES),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "olmo_hybrid", "lfm3", "laguna", "apertus1p5_text", "beam"), SIZES),
     "dbrx": {"vocab_size": 32, "d_model": 64, "n_heads": 4, "n_layers": 4, "max_seq_len": 128},
     "longcat_flash": {
         "vocab_size": 32,
@@ -142,7 +142,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
 BAMBA = {"mamba_n_heads": 4}
 EXPLICIT: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("gemma2", "gemma3_text", "gemma4_text", "glm", "glm4", "qwen3", "sdar"), HEADS),
-    **dict.fromkeys(("gemma4_unified_text", "llama4_text", "lara_mini", "lfm3", "laguna"), HEADS),
+    **dict.fromkeys(("gemma4_unified_text", "llama4_text", "lara_mini", "lfm3", "laguna", "beam"), HEADS),
     **dict.fromkeys(("gemma", "seed_oss", "helium", "ernie4_5", "minimax_m2"), HEADS),
     **dict.fromkeys(("starcoder2", "exaone4", "qwen2_moe", "glm4_moe", "dots1"), KV_HEADS),
     **dict.fromkeys(("cwm", "internlm3", "iquestcoder", "vaultgemma", "solar_open", "sarvam_moe"), HEADS),

@@ -22,8 +22,8 @@ from ridgeline.archs.rope import Rotation, read_rope
 from ridgeline.spec import GatedMLP, Layer, ModelSpec, MoE
 
 
-def _experts(
-    c: Config, dense: GatedMLP, experts: int, chosen: int, inner: int, shared: int, *, normalize: bool,
+def experts(
+    c: Config, dense: GatedMLP, num_experts: int, chosen: int, inner: int, shared: int, *, normalize: bool,
     name: str = "n_routed_experts", factor: str = "routed_scaling_factor", scale: float = 1.0, grouped: bool = True,
 ) -> MoE:  # fmt: skip
     """Return experts that sigmoid scores choose, with a number per expert that only affects the choice.
@@ -38,8 +38,8 @@ def _experts(
     names = ("n_group", "topk_group")
     count, best = ((field, c.get_size(field, 1) if grouped else 1) for field in names)
     return MoE(
-        experts, chosen, inner, dense.activation, normalize=normalize, scores="sigmoid", choice_bias=True,
-        groups=expert_groups(c, (name, experts), count, best, "best_two"),
+        num_experts, chosen, inner, dense.activation, normalize=normalize, scores="sigmoid", choice_bias=True,
+        groups=expert_groups(c, (name, num_experts), count, best, "best_two"),
         scale=c.get_float(factor, scale),
         shared=replace(dense, intermediate_size=inner * shared) if shared else None,
     )  # fmt: skip
@@ -54,7 +54,7 @@ def glm4_moe(c: Config) -> ModelSpec:
 def _glm(c: Config, rotation: Rotation, dense: GatedMLP, first: int, *, qk_norm: bool) -> ModelSpec:
     """Return a model whose layers have experts from layer `first` on. rotation: the class's defaults."""
     heads, norm = Heads.read(c, num_kv_heads=8, null_kv=False), rms_norm(c, 1e-5)
-    moe = _experts(
+    moe = experts(
         c, dense, c.get_size("n_routed_experts", 128), c.get_size("num_experts_per_tok", 8),
         c.get_size("moe_intermediate_size", 1408), c.get_int("n_shared_experts", 1),
         normalize=c.get_bool("norm_topk_prob", True),
@@ -88,7 +88,7 @@ def solar_open(c: Config) -> ModelSpec:
 def exaone_moe(c: Config) -> ModelSpec:
     """K-EXAONE: EXAONE 4's attention with norms before the branches (arXiv:2601.01739)."""
     norm, dense, count = rms_norm(c, 1e-5), gated_mlp(c), c.get_layer_count()
-    moe = _experts(
+    moe = experts(
         c, dense, c.get_size("num_experts", 64), c.get_size("num_experts_per_tok", 8),
         c.get_size("moe_intermediate_size", 1024), c.get_int("num_shared_experts", 1),
         normalize=c.get_bool("norm_topk_prob", True), name="num_experts", scale=2.5,
@@ -105,7 +105,7 @@ def hy_v3(c: Config) -> ModelSpec:
     """Hy3: norms of heads, experts after the first layer."""
     heads, norm = Heads.read(c, num_kv_heads=8, head_dim_default=128, null_kv=False), rms_norm(c, 1e-5)
     dense, bias, count = gated_mlp(c, bias=c.get_bool("mlp_bias", False)), _bias(c), c.get_layer_count()
-    moe = _experts(
+    moe = experts(
         c, dense, c.get_size("num_experts", 192), c.get_size("num_experts_per_tok", 8),
         c.get_size("moe_intermediate_size", 1536), c.get_int("num_shared_experts", 1),
         normalize=True, name="num_experts", factor="router_scaling_factor", scale=2.826, grouped=False,
@@ -123,7 +123,7 @@ def _bias(c: Config) -> bool:
 def afmoe(c: Config) -> ModelSpec:
     """Trinity (Arcee's AFMoE): gated attention, norms before and after each branch; global layers have no positions."""
     heads, norm, dense = Heads.read(c, head_dim_default=128, null_head_dim=True), rms_norm(c, 1e-5), gated_mlp(c)
-    moe = _experts(
+    moe = experts(
         c, dense, c.get_size("num_experts", 64), c.get_size("num_experts_per_tok", 6),
         c.get_size("moe_intermediate_size", 1408), c.get_int("num_shared_experts", 2),
         normalize=True, name="num_experts", factor="route_scale",
@@ -145,7 +145,7 @@ def dots1(c: Config) -> ModelSpec:
     """dots.llm1: norms of heads (arXiv:2506.05767)."""
     heads, norm, dense = Heads.read(c, num_kv_heads=32), rms_norm(c), gated_mlp(c)
     bias, window = c.get_bool("attention_bias", False), c.get_size("sliding_window", 4096, None)
-    moe = _experts(
+    moe = experts(
         c, dense, c.get_size("n_routed_experts"), c.get_size("num_experts_per_tok"),
         c.get_size("moe_intermediate_size", 1408), c.get_int("n_shared_experts"),
         normalize=c.get_bool("norm_topk_prob", False),

@@ -362,4 +362,5 @@ def norms(layer: AnyLayer) -> str:
         return f"pre, {count} in parallel: {describe(layer.pre_norm)}"
     kinds = [name for name, norm in (("pre", layer.pre_norm), ("post", layer.post_norm)) if norm]
     norm = layer.pre_norm or layer.post_norm
-    return f"{' and '.join(kinds)}: {describe(norm)}" if norm else "none"
+    own = f", before the MLP {describe(layer.mlp_pre_norm)}" if layer.mlp_pre_norm else ""
+    return (f"{' and '.join(kinds)}: {describe(norm)}" if norm else "none") + own

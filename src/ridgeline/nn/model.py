@@ -30,6 +30,7 @@ from ridgeline.ops.stages import Head, MLPBlock
 from ridgeline.quant import store
 from ridgeline.spec import AnyLayer, CanvasDiffusion, DeepNormLayer, Layer, ModelSpec, ParallelLayer, Rope, Weight
 from ridgeline.spec.encoder import TYPE_TABLE
+from ridgeline.spec.model import mlp_norm
 from ridgeline.spec.per_layer import EMBEDDED_NORM, TABLE
 from ridgeline.spec.quant import AS_STORED, FormatTable
 from ridgeline.spec.storage import UNSCALED, KVScales
@@ -274,7 +275,7 @@ class _Block:
         if layer.mlp:
             norm = "mixer_norm" if isinstance(layer, ParallelLayer) and layer.one_norm else "mlp_norm"
             mlp = bound(weights, f"{self._name}.mlp", how, f"{self._name}.{norm}")
-            self._mlp, self._aside = build_mlp(MLPBlock(layer.mlp, layer.pre_norm, scale), mlp, table)
+            self._mlp, self._aside = build_mlp(MLPBlock(layer.mlp, mlp_norm(layer), scale), mlp, table)
         post, last = layer.post_norms if isinstance(layer, Layer) else (None, None)
         self._mixer_post = OuterNorm(post, f"{self._name}.mixer_post_norm", weights, table)
         self._mlp_post = OuterNorm(last, f"{self._name}.mlp_post_norm", weights, table)

@@ -279,8 +279,8 @@ MULTIPLY: Op[Callable[[Array, Array], Array]] = Op("multiply", "primitive")
 GATE: Op[Callable[[Array, Array], Array]] = Op("gate", "primitive")
 # (y [..., n], z [..., n or 1]) -> y sigmoid(z) [no case]
 SIGMOID_GATE: Op[Callable[[Array, Array], Array]] = Op("sigmoid_gate", "primitive")
-# (y [T, H * D], z [T, H * D] or [T, H]) -> y gate_act(z), of each number or head [Attention]
-ATTENTION_GATE: Op[Callable[[Array, Array], Array]] = Op("attention_gate", "primitive")
+# (y [T, H * D], z [T, H * D] or [T, H], bias [H] or None) -> y gate_act(z + bias), of each number or head [Attention]
+ATTENTION_GATE: Op[Callable[[Array, Array, Array | None], Array]] = Op("attention_gate", "primitive")
 # (y [..., inner], z [..., inner], weight [inner]) -> norm(y silu(z)) by groups [Mamba2]
 GATED_NORM: Op[Callable[[Array, Array, Array], Array]] = Op("gated_norm", "primitive")
 
@@ -376,9 +376,12 @@ class Weights(NamedTuple):
         return self.arrays.get(name)
 
     def parted(self, name: str) -> tuple[Weights, Weights]:
-        """Return the weights without one matrix, and that matrix alone: for the stages before and after attention."""
+        """Return the weights without one matrix, and that matrix with the bias of a gate: for the stages before and
+        after attention.
+        """
         others = {n: w for n, w in self.linears.items() if n != name}
-        return self._replace(linears=others), Weights({name: self.linears[name]}, {})
+        after = {n: array for n, array in self.arrays.items() if n == "gate_bias"}
+        return self._replace(linears=others), Weights({name: self.linears[name]}, after)
 
     def under(self, prefix: str) -> Weights:
         """Return the weights whose names begin with `prefix`, by the rest of the name."""

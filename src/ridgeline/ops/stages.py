@@ -219,9 +219,12 @@ def _latent_queries(m: LatentAttention, weights: Weights, table: Ops) -> Callabl
 
 
 def _attention_output(case: Attention | LatentAttention, weights: Weights, table: Ops) -> Callable[..., Any]:
-    usual, o = not isinstance(case, Attention) or case.has_usual_gate, weights.linears["o"]
-    gated = table.primitive(api.SIGMOID_GATE) if usual else table.primitive(api.ATTENTION_GATE, case)
-    return lambda attended, gate: o.apply(attended if gate is None else gated(attended, gate))
+    o, bias = weights.linears["o"], weights.vector("gate_bias")
+    if not isinstance(case, Attention) or case.has_usual_gate:
+        usual = table.primitive(api.SIGMOID_GATE)
+        return lambda attended, gate: o.apply(attended if gate is None else usual(attended, gate))
+    gated = table.primitive(api.ATTENTION_GATE, case)
+    return lambda attended, gate: o.apply(gated(attended, gate, bias))
 
 
 def _recurrent_block(case: RecurrentBlock, weights: Weights, table: Ops) -> Callable[..., Any]:

@@ -20,12 +20,14 @@ from ridgeline.spec.workspace import FLOAT, INT, KeysRead, Phases, StepSize
 class QueryGrowth:
     """Queries grow with their position p: they are multiplied by 1 + beta * log(1 + floor((p + ahead) / every)).
 
-    Llama 4 and Ministral 3 keep scores of long contexts apart with it (arXiv:2501.19399).
+    Llama 4 and Ministral 3 keep scores of long contexts apart with it (arXiv:2501.19399). by: "power" multiplies them
+    by (1 + (p + ahead) / every) ** beta instead (Beam).
     """
 
     beta: float
     every: int
     ahead: int = 0
+    by: Literal["log", "power"] = "log"
 
     def __post_init__(self) -> None:
         require(self.every > 0, f"the tokens after which queries grow must be positive, not {self.every}")
@@ -47,6 +49,7 @@ class Attention(Mixer):
         out_gate: Results are multiplied by gate_act(out_gate(x)), number by number (arXiv:2505.06708).
         gate_over: Whether the gate has a number for each number of the results, or for each head.
         gate_act: Its activation.
+        gate_bias: A learned number of each head is added to the gate before its activation (Beam).
         sight: How far ahead a token sees. Only causal attention can have a window.
         values_are_keys: There is no matrix for values: they are the keys before their norm and rotation (Gemma 4).
         value_eps: Values of each head are divided by the root of their mean square and this number; None: they are not.
@@ -82,6 +85,7 @@ class Attention(Mixer):
     clip: float | None = None
     gate_over: Literal["number", "head"] = "number"
     gate_act: Literal["sigmoid", "softplus"] = "sigmoid"
+    gate_bias: bool = False
 
     def __post_init__(self) -> None:
         heads, kv = self.num_heads, self.num_kv_heads
@@ -97,7 +101,9 @@ class Attention(Mixer):
         require(self.clip is None or self.clip > 0, f"clip must be positive, not {self.clip}")
         require(self.alibi is None or self.alibi > 0, f"alibi must be positive, not {self.alibi}")
         require(self.alibi is None or not ahead, "only causal attention can have slopes (alibi)")
-        require(self.out_gate or self.has_usual_gate, "gate_over and gate_act are of a gate: they need out_gate")
+        require(
+            self.out_gate or self.has_usual_gate, "gate_over, gate_act and gate_bias are of a gate: they need out_gate"
+        )
         one_norm = self.qk_norm_over == "all_heads"
         require(not (self.norms_rotated and one_norm), "norms_rotated needs a norm for each head, not one over all")
         if self.rope:
@@ -113,8 +119,10 @@ class Attention(Mixer):
 
     @property
     def has_usual_gate(self) -> bool:
-        """Return whether a gate, if there is one, is a sigmoid of a number for each number of the results."""
-        return self.gate_over == "number" and self.gate_act == "sigmoid"
+        """Return whether a gate, if there is one, is a sigmoid of a number for each number of the results, and has no
+        bias of heads.
+        """
+        return self.gate_over == "number" and self.gate_act == "sigmoid" and not self.gate_bias
 
     @property
     def slopes(self) -> tuple[float, ...]:
@@ -138,7 +146,9 @@ class Attention(Mixer):
             yield from linear("v", width, kv, bias=self.qkv_bias)
         if self.out_gate:
             gates = self.num_heads if self.gate_over == "head" else q
-            yield from linear("out_gate", width, gates, bias=self.qkv_bias)
+            yield from linear("out_gate", width, gates, bias=self.qkv_bias and not self.gate_bias)
+        if self.gate_bias:
+            yield Weight("gate_bias", (self.num_heads,), "out")
         yield from linear("o", q, width, bias=self.out_bias, split="in")
         if self.qk_norm:
             per_head = self.qk_norm_over == "head"

@@ -67,7 +67,7 @@ def _attention(mixer: Attention) -> Axes:
     key = _axis("keys", mixer.num_kv_heads, mixer.head_dim)
     found: dict[str, tuple[Axis | None, ...]] = {
         "o.weight": (None, query),
-        "sinks": (_axis("queries", mixer.num_heads),),
+        **dict.fromkeys(("sinks", "gate_bias"), (_axis("queries", mixer.num_heads),)),
     }
     gate = _axis("queries", mixer.num_heads) if mixer.gate_over == "head" else query
     for name, axis in (("q", query), ("out_gate", gate), ("k", key), ("v", key)):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ridgeline.spec.attention import Attention, SharedAttention
 from ridgeline.spec.mlp import MLP, GatedMLP, MoE
-from ridgeline.spec.model import AnyLayer, Layer, ParallelLayer
+from ridgeline.spec.model import AnyLayer, Layer, ParallelLayer, mlp_norm
 from ridgeline.spec.norm import Norm
 from ridgeline.spec.weight import Weight
 
@@ -51,7 +51,8 @@ def mixer_folds(layer: AnyLayer, prefix: str) -> Iterator[Fold]:
 def mlp_folds(layer: AnyLayer, prefix: str, weights: Sequence[Weight], hidden_size: int) -> Iterator[Fold]:
     """Yield the scales that can move in an MLP, that into its norm first. weights: all weights of the MLP."""
     mlp = layer.mlp
-    if layer.pre_norm is None or not isinstance(mlp, MLP | GatedMLP | MoE):
+    norm = mlp_norm(layer)
+    if norm is None or not isinstance(mlp, MLP | GatedMLP | MoE):
         return
     behind = ("mlp.latent_out.weight", "mlp.experts.") if isinstance(mlp, MoE) and mlp.latent_size else ("-",)
     readers = [
@@ -62,7 +63,7 @@ def mlp_folds(layer: AnyLayer, prefix: str, weights: Sequence[Weight], hidden_si
         for reader in _readers(w)
     ]
     if not _has_one_norm(layer):
-        yield Fold(f"{prefix}.mlp_norm", layer.pre_norm, tuple(readers))
+        yield Fold(f"{prefix}.mlp_norm", norm, tuple(readers))
     if isinstance(mlp, GatedMLP):
         yield Fold(f"{prefix}.mlp.up", None, ((f"{prefix}.mlp.down.weight", None),))
     if isinstance(mlp, MoE) and isinstance(mlp.shared, GatedMLP):

@@ -31,7 +31,8 @@ class Layer:
     the layer is multiplied by a learned number (both Gemma 4). canvas_scale: a pass over a canvas has another number
     (DiffusionGemma). mlp_post_norm: the norm after the channel mixer, in place of post_norm (A.X K1). mlp_scale: the
     factor of the channel mixer, in place of residual_scale. beside: the mixer runs in parallel with that of the layer
-    before: it reads the same stream, with the same norm, and both results are added to it (Falcon-H1).
+    before: it reads the same stream, with the same norm, and both results are added to it (Falcon-H1). mlp_pre_norm:
+    the norm before the channel mixer, in place of pre_norm (Beam).
     """
 
     mixer: TokenMixer | None
@@ -45,6 +46,7 @@ class Layer:
     mlp_post_norm: Norm | None = None
     mlp_scale: float | None = None
     beside: bool = False
+    mlp_pre_norm: Norm | None = None
 
     def __post_init__(self) -> None:
         if self.mixer is None and self.mlp is None:
@@ -66,7 +68,7 @@ class Layer:
         if self.mixer:
             yield from _branch_weights("mixer", self.mixer, None if self.beside else self.pre_norm, post, width)
         if self.mlp:
-            yield from _branch_weights("mlp", self.mlp, self.pre_norm, last, width)
+            yield from _branch_weights("mlp", self.mlp, mlp_norm(self), last, width)
         if self.embedded:
             yield from _branch_weights("embedded", self.embedded, None, self.post_norm, width)
         if self.out_scale:
@@ -113,6 +115,11 @@ class DeepNormLayer:
 
 
 AnyLayer = Layer | ParallelLayer | DeepNormLayer
+
+
+def mlp_norm(layer: AnyLayer) -> Norm | None:
+    """Return the norm before the channel mixer of a layer."""
+    return (layer.mlp_pre_norm if isinstance(layer, Layer) else None) or layer.pre_norm
 
 
 def _branch_weights(

@@ -16,6 +16,7 @@ import numpy as np
 from ridgeline.compress.grid import Floats
 from ridgeline.errors import RequestError
 from ridgeline.spec import Layer, ModelSpec, ParallelLayer, RMSNorm
+from ridgeline.spec.model import mlp_norm
 
 GainOf = Callable[[str], Floats | None]
 _TABLES = ("embed.weight", "position_embed.weight")
@@ -83,7 +84,11 @@ def check_rotatable(spec: ModelSpec) -> None:
     """
     for i, layer in enumerate(spec.layers):
         other = getattr(layer, "post_norm", None) is not None or getattr(layer, "one_norm", False)
-        if not isinstance(layer, Layer | ParallelLayer) or other or not _is_plain(layer.pre_norm):
+        if (
+            not isinstance(layer, Layer | ParallelLayer)
+            or other
+            or not all(map(_is_plain, (layer.pre_norm, mlp_norm(layer))))
+        ):
             raise _not_plain(f"layer {i} of {spec.family} has others")
     if not _is_plain(spec.norm):
         raise _not_plain(f"the last norm of {spec.family} is another one")

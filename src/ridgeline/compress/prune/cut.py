@@ -16,6 +16,7 @@ from ridgeline.compress.prune.components import Components
 from ridgeline.spec import ModelSpec
 from ridgeline.spec.axes import axes_of
 from ridgeline.spec.dtype import DType
+from ridgeline.spec.model import mlp_norm
 
 _LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 
@@ -115,7 +116,8 @@ def norm_offset(spec: ModelSpec, name: str) -> np.float32:
     elif match and match[2].startswith("mixer.gate_norm"):
         norm = layer.mixer.norm
     else:
-        norm = layer.post_norm if match and "_post_norm." in match[2] else layer.pre_norm
+        own = mlp_norm(layer) if match and match[2].startswith("mlp_norm.") else layer.pre_norm
+        norm = layer.post_norm if match and "_post_norm." in match[2] else own
     return np.float32(getattr(norm, "offset", 0.0))
 
 

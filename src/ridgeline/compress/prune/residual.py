@@ -14,6 +14,7 @@ from ridgeline.compress.prune.options import Residual
 from ridgeline.compress.prune.rank import Scores, strongest
 from ridgeline.spec import ModelSpec, RMSNorm
 from ridgeline.spec.axes import Unit
+from ridgeline.spec.model import mlp_norm
 
 SINGULAR = 1e-8  # heads that give the same as others to within this share take no part of a removed one
 
@@ -96,5 +97,6 @@ def _is_rms(spec: ModelSpec, name: str) -> bool:
     if name == "norm.weight":
         return isinstance(spec.norm, RMSNorm)
     layer = spec.layers[int(name.split(".")[1])]
-    norm = getattr(layer, "post_norm", None) if "_post_norm." in name else layer.pre_norm
+    own = mlp_norm(layer) if ".mlp_norm." in name else layer.pre_norm
+    norm = getattr(layer, "post_norm", None) if "_post_norm." in name else own
     return isinstance(norm, RMSNorm)

@@ -121,7 +121,9 @@ def refuses_mlp(case: MLPBlock) -> str | None:
 def refuses_output(case: Attention | LatentAttention | None) -> str | None:
     """Return why no kernel gates the results of attention before their product; None if one does."""
     usual = not isinstance(case, Attention) or case.has_usual_gate
-    return None if usual else "no kernel has a gate of each head, or one with softplus, before the product"
+    return (
+        None if usual else "no kernel has a gate of each head, with a bias of heads or with softplus before the product"
+    )
 
 
 def query_input(case: AttentionInput, weights: Weights, pool: Pool) -> Callable[..., Any]:

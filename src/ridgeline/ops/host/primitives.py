@@ -63,8 +63,11 @@ def rotary(positions: Ndarray, inverse_frequencies: Ndarray, attention_factor: f
 
 def grow_queries(case: QueryGrowth) -> Callable[[Ndarray, Ndarray], Ndarray]:
     def grow(q: Ndarray, positions: Ndarray) -> Ndarray:
-        steps = ((positions + case.ahead) // case.every).astype(q.dtype)
-        factors: Ndarray = 1.0 + case.beta * np.log1p(steps)
+        if case.by == "power":
+            factors: Ndarray = np.exp(case.beta * np.log1p((positions + case.ahead) / case.every))
+        else:
+            steps = ((positions + case.ahead) // case.every).astype(q.dtype)
+            factors = 1.0 + case.beta * np.log1p(steps)
         grown: Ndarray = q * factors[:, None, None].astype(q.dtype)
         return grown
 

@@ -46,12 +46,12 @@ def sigmoid_gate(y: Ndarray, z: Ndarray) -> Ndarray:
     return y * sigmoid(z)
 
 
-def attention_gate(case: Attention) -> Callable[[Ndarray, Ndarray], Ndarray]:
+def attention_gate(case: Attention) -> Callable[[Ndarray, Ndarray, Ndarray | None], Ndarray]:
     act = sigmoid if case.gate_act == "sigmoid" else softplus
 
-    def run(y: Ndarray, z: Ndarray) -> Ndarray:
-        heads = y.reshape(*y.shape[:-1], case.num_heads, -1)
-        return (heads * act(z).reshape(*z.shape[:-1], case.num_heads, -1)).reshape(y.shape)
+    def run(y: Ndarray, z: Ndarray, bias: Ndarray | None = None) -> Ndarray:
+        heads, gates = (x.reshape(*x.shape[:-1], case.num_heads, -1) for x in (y, z))
+        return (heads * act(gates if bias is None else gates + bias[:, None])).reshape(y.shape)
 
     return run
 

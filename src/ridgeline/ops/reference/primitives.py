@@ -93,6 +93,9 @@ def rope(case: Rope):
 
 def grow_queries(case: QueryGrowth):
     def grow(q: Tensor, positions: Tensor) -> Tensor:
+        if case.by == "power":
+            exact = (positions + case.ahead).to(q.dtype) / case.every
+            return q * torch.exp(case.beta * torch.log1p(exact))[:, None, None]
         steps = torch.div(positions + case.ahead, case.every, rounding_mode="floor").to(q.dtype)
         return q * (1.0 + case.beta * torch.log1p(steps))[:, None, None]
 

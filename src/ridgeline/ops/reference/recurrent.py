@@ -45,12 +45,12 @@ def sigmoid_gate(y: Tensor, z: Tensor) -> Tensor:
     return y * torch.sigmoid(z)
 
 
-def attention_gate(case: Attention) -> Callable[[Tensor, Tensor], Tensor]:
+def attention_gate(case: Attention) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     act = torch.sigmoid if case.gate_act == "sigmoid" else F.softplus
 
-    def run(y: Tensor, z: Tensor) -> Tensor:
-        heads = y.unflatten(-1, (case.num_heads, -1))
-        return (heads * act(z).unflatten(-1, (case.num_heads, -1))).flatten(-2)
+    def run(y: Tensor, z: Tensor, bias: Tensor | None = None) -> Tensor:
+        heads, gates = (x.unflatten(-1, (case.num_heads, -1)) for x in (y, z))
+        return (heads * act(gates if bias is None else gates + bias[:, None])).flatten(-2)
 
     return run
 
