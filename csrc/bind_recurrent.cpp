@@ -232,10 +232,9 @@ void state_space_scan(Pool& pool, const Input& u, const Input& terms, const Inpu
     perform(pool, pool, [scan](Pool::Hold& hold) { run(hold, scan); }, u, before, lengths, y, h, read, write);
 }
 
-void gated_lru(Pool& pool, const Input& x, const Input& into, const Input& gate, const Input& decay,
-               const Input& begun, const Input& before, const Ids& lengths, const Output& y, const Output& begins,
-               const Output& h, const PageIds& begun_read, const PageIds& begun_write, const PageIds& read,
-               const PageIds& write) {
+void gated_lru(Pool& pool, const Input& x, const Input& into, const Input& gate, const Input& decay, const Input& begun,
+               const Input& before, const Ids& lengths, const Output& y, const Output& begins, const Output& h,
+               const PageIds& begun_read, const PageIds& begun_write, const PageIds& read, const PageIds& write) {
     const Sequences s = sequences_of(lengths, x);
     const int64_t channels = columns_of(x), flags = rows_of(begun, "begun").columns;
     const GatedLru scan{.s = s,

@@ -252,8 +252,7 @@ void bind_tokens(nb::module_& m) {
           array("last"), nb::arg("page_tokens"), array("pages"), array("slots"), array("tables"));
     m.def("philox", philox, nb::arg("key"), nb::arg("counter"));
     m.def("draw_logits", draw_logits, array("logits"), nb::arg("top"), nb::arg("temperature"), nb::arg("key"));
-    m.def("likely", likely, array("logits"), nb::arg("top"), nb::arg("temperature"), nb::arg("least"),
-          array("found"));
+    m.def("likely", likely, array("logits"), nb::arg("top"), nb::arg("temperature"), nb::arg("least"), array("found"));
     m.def("draw_scores", draw_scores, array("scores"), nb::arg("ids").noconvert().none(), nb::arg("key"));
     m.def("longest_match", longest_match, array("text"), array("last"), nb::arg("least"), nb::arg("most"),
           nb::arg("candidates"));

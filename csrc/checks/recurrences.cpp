@@ -145,8 +145,9 @@ void delta(Pool& pool, Results& results, Random& random, bool by_channel) {
         beta(random, heads, 3);
     const std::vector<float> rate = negative(random.floats(heads)), bias = random.floats(decays);
     State state(random, heads * dim * width);
-    DeltaScan s{SEQUENCES, heads,    key_heads,    dim,         width,       by_channel,  1.5f,           q.view(),
-                k.view(),  v.view(), decay.view(), beta.view(), rate.data(), bias.data(), state.before(), {}, {}};
+    DeltaScan s{SEQUENCES,      heads,    key_heads, dim,          width,       by_channel,  1.5f,
+                q.view(),       k.view(), v.view(),  decay.view(), beta.view(), rate.data(), bias.data(),
+                state.before(), {},       {}};
     run_scan(pool, results, by_channel ? "delta scan by channel" : "delta scan", s, state, heads * width);
 }
 
@@ -167,8 +168,8 @@ void gated_lru(Pool& pool, Results& results, Random& random) {
     const std::vector<float> decay = negative(random.floats(channels, 2));
     State state(random, channels), begun(random, 2);
     begun.numbers[2] = begun.numbers[3] = 0;
-    GatedLru s{SEQUENCES,    channels,      2,              x.view(),  into.view(), gate.view(),
-               decay.data(), begun.before(), state.before(), begun.h(), {},          {}};
+    GatedLru s{SEQUENCES,      channels,       2,         x.view(), into.view(), gate.view(), decay.data(),
+               begun.before(), state.before(), begun.h(), {},       {}};
     run_scan(pool, results, "gated linear recurrent unit", s, state, channels);
     results.add("gated linear recurrent unit, begun", true, begun.after);
 }
