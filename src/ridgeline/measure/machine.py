@@ -23,6 +23,7 @@ from ridgeline.system import last_cache_bytes
 READ_BYTES = 1 << 29  # read at least to measure the memory
 BEYOND = 4  # as many times the last cache are read at least, so that it can hold a quarter of what is read
 READ_WIDTH = 16_384
+PART_BYTES = 1 << 26  # of one matrix: a kernel packs a copy of it, and the copy of a single one would double the memory
 NEAR_BYTES, NEAR_WIDTH = (4 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20), 1_024  # read to measure caches
 SQUARES = (384, 2_048)  # matrix sizes: a CPU is fastest at products that fit its caches, a GPU at large ones
 TRY_S, BUDGET_S = 0.02, 0.4  # least seconds of one try, and of all tries of one kind together
@@ -71,25 +72,34 @@ def _near_rates(table: OpsTable, size: int, rate: float) -> Curve:
 
 
 def _read_rate(table: OpsTable, size: int, width: int, budget_s: float | None = None) -> float:
-    rows = max(size // (FLOAT * width), 1)
-    return _calls_per_s(table, rows=1, out=rows, width=width, budget_s=budget_s) * FLOAT * rows * width
+    parts = -(-size // PART_BYTES)
+    rows = max(size // (FLOAT * width * parts), 1)
+    calls = _calls_per_s(table, rows=1, out=rows, width=width, parts=parts, budget_s=budget_s)
+    return calls * FLOAT * rows * width * parts
 
 
-def _calls_per_s(table: OpsTable, *, rows: int, out: int, width: int, budget_s: float | None = None) -> float:
-    """Return how many products of [rows, width] and [out, width] matrices the device computes per second, at best.
+def _calls_per_s(
+    table: OpsTable, *, rows: int, out: int, width: int, parts: int = 1, budget_s: float | None = None
+) -> float:
+    """Return how often the device multiplies a matrix [rows, width] with each of `parts` matrices [out, width] per
+    second, at best.
 
     budget_s: seconds of all tries; default: BUDGET_S.
     """
     memory, take = table.memory, table.primitive(api.TAKE)
-    x, weight = (memory.put(np.ones((n, width), np.float32), "float32", "float32") for n in (rows, out))
-    matrix = store(weight, None, table, PLAIN)
-    matrix.prepare()
+    x = memory.put(np.ones((rows, width), np.float32), "float32", "float32")
+    matrices = []
+    for _ in range(parts):
+        matrix = store(memory.put(np.ones((out, width), np.float32), "float32", "float32"), None, table, PLAIN)
+        matrix.prepare()
+        matrices.append(matrix)
     first = memory.integers(np.zeros(1, np.int64))
 
     def run(calls: int) -> float:
         start = time.perf_counter()
         for _ in range(calls):
-            y = matrix.apply(x)
+            for matrix in matrices:
+                y = matrix.apply(x)
         memory.get(take(y, first))  # wait: a device computes asynchronously until a result is read
         return time.perf_counter() - start
 
