@@ -211,6 +211,9 @@ void features(const float* x, int64_t dim, float factor, float* to) {
         for (int64_t j = 0; j < dim; ++j) to[1 + dim + i * dim + j] = to[1 + i] * to[1 + j] * 0.70710678f;
 }
 
+// A feature of Hedgehog is at least this, so that no sum of weights is 0; spec/taylor.py has the same number.
+constexpr float LEAST_FEATURE = 1e-30f;
+
 // Features: softmax(sign x), dim numbers.
 void softmax(const float* x, int64_t dim, float sign, float* to) {
     float most = sign * x[0], sum = 0;
@@ -220,7 +223,7 @@ void softmax(const float* x, int64_t dim, float sign, float* to) {
         store(to + i, exp2_down((set(sign) * load(x + i, n) - set(most)) * set(LOG2_E)), n);
     }
     for (int64_t i = 0; i < dim; ++i) sum += to[i];
-    for (int64_t i = 0; i < dim; ++i) to[i] /= sum;
+    for (int64_t i = 0; i < dim; ++i) to[i] = std::max(to[i] / sum, LEAST_FEATURE);
 }
 
 void taylor(const TaylorScan& s, int64_t i, int64_t head, float* room) {

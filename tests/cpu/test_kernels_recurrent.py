@@ -30,6 +30,7 @@ from ridgeline.spec.taylor import Features
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 from cpu.instruction_sets import OTHERS, fingerprint_under  # noqa: E402
+from cpu.test_recurrent import opposites  # noqa: E402
 from ridgeline.ops.cpu.backend import KERNELS  # noqa: E402
 
 Array = np.ndarray[Any, Any]
@@ -216,6 +217,24 @@ def test_views(name: str) -> None:
         at += x.shape[-1]
     for a, b in zip(run(p, inputs, h, lengths), run(p, views, h, lengths), strict=True):
         assert np.array_equal(a, b)
+
+
+def test_opposite_queries_and_keys_have_a_mean() -> None:
+    *inputs, h, wanted = opposites(20)
+    y, _ = run(based(2, 3, 4, "hedgehog"), inputs, h, np.array([20]))
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_small_features_have_the_floor_of_the_definition() -> None:
+    """Features of one key are above the floor and those of two others below it: weights are as in float64."""
+    p = based(1, 3, 2, "hedgehog")
+    inputs, h = draw(p, 1, 3)
+    inputs[0][:] = [38.0, -38.0]
+    inputs[1][0] = [[-38.0, 38.0], [-33.0, 33.0], [-42.0, 42.0]]
+    for count in (1, 2, 3):
+        given = [x[:, :count] for x in inputs]
+        (y, _), (wanted, _) = (f(p, given, h, np.array([count])) for f in (run, theirs))
+        np.testing.assert_allclose(y, wanted, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from oracle.problems import NUMPY
+from ridgeline.ops import api
 from ridgeline.ops.reference import recurrent as r
 from ridgeline.spec import Mamba, Mamba2, RMSNorm, TaylorAttention
 from ridgeline.spec.taylor import Features
@@ -148,6 +151,7 @@ def test_gradients_are_those_of_the_recurrence(scan: Scan, definition: Any, stat
 
 
 BASED = TaylorAttention(num_heads=2, head_dim=3, feature_dim=4)
+HEDGEHOG = replace(BASED, features="hedgehog")
 
 
 def based(n: int, m: int, features: int = 21) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -190,6 +194,27 @@ def test_linear_attention_is_its_quadratic_form(size: int, kind: Features) -> No
     if parts:
         torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(at, sums, rtol=1e-10, atol=1e-10)
+
+
+def opposites(m: int) -> tuple[np.ndarray, ...]:
+    """Return q, k, v and a state of tokens whose features of q times those of k are 0 in float32, and the mean of the
+    values up to each token: all weights are equal.
+    """
+    q = np.tile(np.float32([60, 60, -60, -60]), (1, m, 2))
+    v = np.random.default_rng(0).standard_normal((1, m, 6), dtype=np.float32)
+    return q, -q, v, np.zeros((1, 2, 4, 8), np.float32), v.cumsum(1) / np.arange(1, m + 1, dtype=np.float32)[:, None]
+
+
+@pytest.mark.parametrize("m", [1, 20])
+def test_opposite_queries_and_keys_have_a_mean(m: int) -> None:
+    *given, wanted = opposites(m)
+    q, k, v, h = (torch.from_numpy(x).requires_grad_() for x in given)
+    y, _ = r.taylor_attention(HEDGEHOG)(q, k, v, h, torch.tensor([m]))
+    of_numpy, _ = NUMPY.primitive(api.TAYLOR_ATTENTION, HEDGEHOG)(*given, np.array([m]))
+    for found in (y.detach().numpy(), of_numpy):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    y.square().sum().backward()
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in (q, k, v))
 
 
 def test_padding_of_taylor_attention_changes_nothing() -> None:

@@ -174,6 +174,15 @@ def test_chunks_batches_and_pages_change_no_bit(name: str, numbers: int, monkeyp
     assert torch.equal(pages[page], left[0])
 
 
+def test_opposite_queries_and_keys_have_a_mean() -> None:
+    """The products of their features of Hedgehog are 0 in float32; all weights are equal."""
+    q = 60 * torch.tensor([1.0, 1.0, -1.0, -1.0]).repeat(1, 9, 2)
+    v = drawn(1, 9, 6, seed=1)
+    attend = TABLE.primitive(api.TAYLOR_ATTENTION, TaylorAttention(2, 3, 4, "hedgehog"))
+    y, _ = attend(q, -q, v, torch.zeros(1, 2, 4, 8), torch.tensor([9]))
+    torch.testing.assert_close(y, v.cumsum(1) / torch.arange(1.0, 10.0)[:, None], rtol=1e-5, atol=1e-6)
+
+
 def test_softplus_is_exact_for_small_and_large_numbers() -> None:
     case = Mamba(inner_size=7, state_size=1, conv_size=4, dt_rank=2)
     dt = torch.tensor([-80.0, -20.0, -3.0, 0.0, 19.9, 21.0, 1e4]).view(1, 1, 7)

@@ -97,7 +97,7 @@ def _lightning(mixer: LightningAttention, x: Tensor, w: Weights, at: str) -> Ten
 
 
 def _shares(x: Tensor, sign: float) -> Tensor:
-    return torch.exp(sign * x) / torch.exp(sign * x).sum(-1, keepdim=True)
+    return (torch.exp(sign * x) / torch.exp(sign * x).sum(-1, keepdim=True)).clamp(min=1e-30)
 
 
 def _taylor(mixer: TaylorAttention, x: Tensor, w: Weights, at: str) -> Tensor:

@@ -12,6 +12,9 @@ from ridgeline.spec.weight import Weight, linear
 from ridgeline.spec.workspace import SSD_CHUNK, in_chunks
 
 Features = Literal["taylor", "hedgehog"]
+LEAST_FEATURE = (
+    1e-30  # of Hedgehog: the weight of a key is at least LEAST_FEATURE / feature_dim, so no sum of weights is 0
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,9 @@ class TaylorAttention(RecurrentBase):
 
     taylor: the weight is 1 + s + s^2 / 2 with s = q k / sqrt(feature_dim), which is softmax attention to the second
         order of its scores: BASED (arXiv:2402.18668).
-    hedgehog: the features of x are softmax(x) and softmax(-x): Hedgehog (arXiv:2402.04347). Its learned map of queries
-        and keys is a part of the matrices q and k.
+    hedgehog: the features of x are softmax(x) and softmax(-x): Hedgehog (arXiv:2402.04347). Each is at least
+        LEAST_FEATURE, because no sum of weights may be 0. Its learned map of queries and keys is a part of the
+        matrices q and k.
 
     feature_dim: size of a head's queries and keys. head_dim: size of its values.
     """

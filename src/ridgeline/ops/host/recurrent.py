@@ -13,6 +13,7 @@ import numpy as np
 from ridgeline.ops.host.memory import Ndarray, widen
 from ridgeline.ops.host.primitives import sigmoid, silu
 from ridgeline.spec import Attention, LightningAttention, Mamba, Mamba2, TaylorAttention
+from ridgeline.spec.taylor import LEAST_FEATURE
 from ridgeline.spec.workspace import SCAN_BLOCK, SCAN_CHUNK, SSD_CHUNK
 
 Scan = Callable[..., tuple[Ndarray, Ndarray]]
@@ -186,10 +187,10 @@ def taylor_attention(case: TaylorAttention) -> Scan:
 
 
 def _hedgehog_features(x: Ndarray) -> Ndarray:
-    """Return softmax(x) and softmax(-x)."""
+    """Return softmax(x) and softmax(-x), each number at least LEAST_FEATURE."""
     both = np.stack((x, -x), -2)
     both = np.exp(both - both.max(-1, keepdims=True))
-    found: Ndarray = both / both.sum(-1, keepdims=True)
+    found: Ndarray = np.maximum(both / both.sum(-1, keepdims=True), LEAST_FEATURE)
     return found.reshape(*x.shape[:-1], -1)
 
 

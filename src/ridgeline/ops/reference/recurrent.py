@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ridgeline.spec import Attention, LightningAttention, Mamba, Mamba2, TaylorAttention
+from ridgeline.spec.taylor import LEAST_FEATURE
 from ridgeline.spec.workspace import SCAN_BLOCK, SCAN_CHUNK, SSD_CHUNK
 
 
@@ -177,8 +178,8 @@ def features_of(case: TaylorAttention):
 
 
 def _hedgehog_features(x: Tensor) -> Tensor:
-    """Return softmax(x) and softmax(-x)."""
-    return torch.cat((x.softmax(-1), (-x).softmax(-1)), -1)
+    """Return softmax(x) and softmax(-x), each number at least LEAST_FEATURE."""
+    return torch.cat((x.softmax(-1), (-x).softmax(-1)), -1).clamp(min=LEAST_FEATURE)
 
 
 def _taylor_features(x: Tensor) -> Tensor:

@@ -9,6 +9,9 @@ import triton.language as tl
 
 from ridgeline.ops.triton.activation import activated, sigmoid
 from ridgeline.ops.triton.numbers import sum_pairs, sum_row
+from ridgeline.spec.taylor import LEAST_FEATURE
+
+LEAST = tl.constexpr(LEAST_FEATURE)
 
 
 @triton.jit
@@ -319,7 +322,9 @@ def taylor_features(x, s, scale, DIM: tl.constexpr):
 
 @triton.jit
 def softmax_features(x, s, DIM: tl.constexpr):
-    """Return the features s < 2 DIM of a query or a key x [DIM]: softmax(x), softmax(-x); 0 beyond them."""
+    """Return the features s < 2 DIM of a query or a key x [DIM]: softmax(x), softmax(-x), each at least LEAST; 0 beyond
+    them.
+    """
     found = tl.load(x + s % DIM, mask=s < 2 * DIM, other=0.0)
     found = tl.where(s < DIM, found, -found)
     first, second = s < DIM, (s >= DIM) & (s < 2 * DIM)
@@ -328,7 +333,8 @@ def softmax_features(x, s, DIM: tl.constexpr):
     )
     found = tl.where(first | second, tl.exp(found - most), 0.0)
     sums = tl.where(first, sum_row(tl.where(first, found, 0.0)), sum_row(tl.where(second, found, 0.0)))
-    return tl.div_rn(found, sums)
+    found = tl.div_rn(found, sums)
+    return tl.where((first | second) & (found < LEAST), LEAST, found)  # NaN stays
 
 
 @triton.jit
