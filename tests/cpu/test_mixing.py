@@ -118,5 +118,9 @@ def test_students_without_such_layers_are_refused_by_name(tmp_path: Path) -> Non
         check_mixing(student, replace(teacher, layers=teacher.layers[:2]))
     with pytest.raises(DataError, match=r"layer \d of the teacher has no attention with 6 heads"):
         check_mixing(student, student)
+    for patterns in (("layers.*.mlp.*",), ("layers.*.mixer.v.*", "layers.*.mixer.o.*")):
+        with pytest.raises(DataError, match=re.escape("add layers.*.mixer.[qk].weight, or leave the stage out")):
+            check_mixing(student, teacher, patterns)
+    check_mixing(student, teacher, ("layers.*.mlp.*", "layers.*.mixer.[qk].weight"))
     with pytest.raises(RequestError, match=r"lora \(--lora\) is not for stage matrices"):
         replace(OPTIONS, stages=parse_stages("layers,matrices"), lora=2)

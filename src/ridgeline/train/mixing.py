@@ -8,6 +8,7 @@ arXiv:2408.10189).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
@@ -47,8 +48,12 @@ def mixing_names(spec: ModelSpec) -> tuple[str, ...]:
     return tuple(f"layers.{i}.mixer.{name}.weight" for i in linear_layers(spec) for name in "qk")
 
 
-def check_mixing(student: ModelSpec, teacher: ModelSpec) -> None:
-    """Raise DataError where a student has no linear attention, or stands beside no attention of the same heads."""
+def check_mixing(student: ModelSpec, teacher: ModelSpec, trained: Sequence[str] = ()) -> None:
+    """Raise DataError where a student has no linear attention, or stands beside no attention of the same heads.
+
+    trained: patterns of the names of the weights that train, of which one must match q or k of such a layer; empty: all
+    of `mixing_names`.
+    """
     check_widths(student, teacher)
     layers = linear_layers(student)
     if not layers:
@@ -68,6 +73,13 @@ def check_mixing(student: ModelSpec, teacher: ModelSpec) -> None:
                 f"stage matrices: layer {i} of the teacher has no attention with {heads} heads and KV heads of "
                 "its own; leave the stage out of --stages"
             )
+    names = mixing_names(student)
+    if trained and not any(fnmatchcase(name, pattern) for name in names for pattern in trained):
+        raise DataError(
+            f"stage matrices trains q and k of linear layers, such as {names[0]}, and no pattern of --train "
+            f"({', '.join(trained):.100}) matches one; add layers.*.mixer.[qk].weight, or leave the stage "
+            "out of --stages"
+        )
 
 
 class MixingDivergence(Objective):

@@ -153,7 +153,7 @@ class _Run:
         _check_pair(self._student, self._teacher)
         _check_context(options.context, self._student, self._teacher)
         if "matrices" in (stage.name for stage in options.stages):
-            check_mixing(self._student.spec, self._teacher.spec)
+            check_mixing(self._student.spec, self._teacher.spec, options.trained)
         if {"layers", "streams"}.intersection(stage.name for stage in options.stages):
             check_widths(self._student.spec, self._teacher.spec)
         self._data = prepare_data(
