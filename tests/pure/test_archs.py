@@ -796,6 +796,25 @@ def test_the_fields_that_the_delta_families_refuse() -> None:
     )
 
 
+def test_fields_that_contradict_each_other_are_refused() -> None:
+    for name, usual in (
+        ("d_model", "hidden_size"), ("n_heads", "num_attention_heads"), ("n_layers", "num_hidden_layers"),
+        ("max_seq_len", "max_position_embeddings"),
+    ):  # fmt: skip
+        value = REQUIRED["dbrx"][name]
+        assert read("dbrx", **{usual: value}) == read("dbrx")
+        assert f"{name} is {value}, but {usual} is 32; both must be equal" in refusal("dbrx", **{usual: 32})
+    message = refusal("apertus1p5_text", output_vocab_size=20, tie_word_embeddings=True)
+    assert message.startswith("config.json: output_vocab_size is 20, below vocab_size 32, and the head is tied")
+    assert "set tie_word_embeddings to false" in message
+
+
+def test_the_fields_that_laguna_refuses() -> None:
+    assert "gating is 1; supported: true, per-head" in refusal("laguna", gating=1)
+    assert "num_attention_heads_per_layer must hold 4 entries" in refusal("laguna", num_attention_heads_per_layer=[])
+    assert read("laguna", num_attention_heads_per_layer=None, gating=True) == read("laguna")
+
+
 def test_a_rotation_of_images_is_that_of_text() -> None:
     rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
     images = {"mrope_section": [11, 11, 10], "mrope_interleaved": True}

@@ -13,7 +13,9 @@ def dbrx(c: Config) -> ModelSpec:
     """DBRX 132B: two objects describe attention and experts; the rotation's base is one of attention's fields."""
     names = {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers"}
     names["max_seq_len"] = "max_position_embeddings"
-    c.assume({ours: c.get_size(name) for name, ours in names.items()})
+    for name in names:
+        c.get_size(name)  # files have these names, and may have the usual ones too
+    c.rename(names)
     c.expect("tie_word_embeddings", False)
     own, ffn = (c.sub(name) or c.inside(name, {}) for name in ("attn_config", "ffn_config"))
     kv_heads = own.get_size("kv_n_heads", 1)

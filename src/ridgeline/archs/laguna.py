@@ -38,9 +38,9 @@ def _mixers(c: Config, count: int, norm: Norm) -> list[Attention]:
     heads = Heads.read(c, num_kv_heads=8, head_dim_default=128, null_kv=False)
     c.expect("attention_bias", False)
     gating = c.raw("gating") if c.present("gating") else True
-    if gating not in (True, "per-head", "per-element"):
+    if gating is not True and gating not in ("per-head", "per-element"):
         raise c.error("gating", f"is {gating!r:.100}; supported: true, per-head, per-element")
-    each = c.get_indices("num_attention_heads_per_layer", None) or [heads.num_heads] * count
+    each = c.get_indices("num_attention_heads_per_layer", [heads.num_heads] * count)
     if len(each) != count or min(each) < 1:
         raise c.error("num_attention_heads_per_layer", f"must hold {count} entries, each at least 1")
     for own in each:

@@ -35,6 +35,12 @@ def apertus1p5(c: Config) -> ModelSpec:
     written = c.get_size("output_vocab_size", rows, rows)
     if written > rows:
         raise c.error("output_vocab_size", f"is {written}; it must be at most vocab_size {rows}")
+    if written < rows and spec.tie_word_embeddings:
+        raise c.error(
+            "output_vocab_size",
+            f"is {written}, below vocab_size {rows}, and the head is tied, so it has all rows of the embedding; give "
+            "both the same size, or set tie_word_embeddings to false",
+        )
     return replace(spec, vocab_size=written, num_unwritten=rows - written)
 
 
