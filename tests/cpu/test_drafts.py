@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from oracle.mixers import CONVOLUTION, FULL, LATENT, LOCAL, MAMBA, MAMBA2, NORM, TAYLOR, VOCAB, WIDTH
+from oracle.mixers import CONVOLUTION, FULL, LATENT, LOCAL, MAMBA, MAMBA2, NORM, TAYLOR, UNIT, VOCAB, WIDTH
 from ridgeline import LLM, SamplingParams
 from ridgeline.engine import Engine
 from ridgeline.errors import RequestError
@@ -44,6 +44,7 @@ STACKS: dict[str, tuple[TokenMixer, ...]] = {
     "taylor": (TAYLOR, TAYLOR),
     "hybrid": (FULL, MAMBA, LOCAL, MAMBA2, CONVOLUTION, TAYLOR),
     "latents": (LATENT, MAMBA2),
+    "gated unit": (UNIT, UNIT),
 }
 RNG = np.random.default_rng(0)
 PROMPTS = [RNG.integers(3, VOCAB, n).tolist() for n in (1, 12, 33, 40, 61)]
@@ -235,7 +236,7 @@ def rejected_drafts_stay_in_the_state(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("bug", [nothing_replayed, rejected_drafts_stay_in_the_state])
-@pytest.mark.parametrize("name", ["mamba", "mamba-2", "short convolution", "taylor", "hybrid"])
+@pytest.mark.parametrize("name", ["mamba", "mamba-2", "short convolution", "taylor", "gated unit", "hybrid"])
 def test_caught(name: str, bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = plain(name)
     bug(monkeypatch)

@@ -27,10 +27,10 @@ from ridgeline.runtime.step import DenseStep
 # branch; experts; sinks, and experts in one tensor with biases; latent attention, whose experts are chosen from groups,
 # two ways; lightning attention in layers whose residual is normed; gated delta layers, one of each kind, gated
 # attention and gated shared experts; rows of every expert's matrix; layers without a token mixer, experts without gates
-# and over latents.
+# and over latents; gated linear recurrent units.
 NAMES = ["llama_biases", "gemma2", "phi3_partial", "gpt_neox", "gpt2", "olmo2", "qwen3_moe_mixed", "gpt_oss"]
 NAMES += ["deepseek_v2", "deepseek_v3", "minimax", "qwen3_next", "qwen3_5_text", "kimi_linear"]
-NAMES += ["granitemoehybrid", "nemotron_h_moe", "nemotron_h_latent", "lfm2_moe"]
+NAMES += ["granitemoehybrid", "nemotron_h_moe", "nemotron_h_latent", "lfm2_moe", "recurrent_gemma"]
 
 
 # The float32 gradients of these cases are compared too: their activations have no corners, where the gradient jumps.

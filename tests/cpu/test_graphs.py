@@ -206,7 +206,10 @@ def drafting(name: str, *, tight: bool, recorded: tuple[bool, ...] = (True, Fals
     return [plain, *runs]
 
 
-@pytest.mark.parametrize("name", ["llama_gqa", "gemma3", "qwen3_moe", "deepseek_v3", "bamba", "kimi_linear", "minimax"])
+WITH_DRAFTS = ["llama_gqa", "gemma3", "qwen3_moe", "deepseek_v3", "bamba", "kimi_linear", "minimax", "recurrent_gemma"]
+
+
+@pytest.mark.parametrize("name", WITH_DRAFTS)
 @pytest.mark.parametrize("tight", [False, True])
 def test_recorded_steps_with_drafts_are_the_unrecorded_ones(name: str, tight: bool) -> None:
     _, *runs = drafting(name, tight=tight)
