@@ -137,7 +137,7 @@ ABSENT |= {"choice_bias", "shared", "groups"}  # the possible number of groups d
 ABSENT |= {"layer_embeddings", "embedded", "out_scale", "expert_scale"}
 ABSENT |= {"mlp_post_norm", "identity", "out_bias", "norm"}
 ABSENT |= {"inner_norm_weights", "mlp", "mixer", "latent_size", "out_gate", "shared_gate", "head_bias", "embed_norm"}
-ABSENT |= {"mlp_pre_norm", "gate_bias"}
+ABSENT |= {"mlp_pre_norm", "gate_bias", "head_transform"}
 # Yarn rounds numbers that follow from these fields to whole pairs of a head. There are few pairs, so only one of
 # several values must move the logits.
 ROUNDED = {"beta_fast", "beta_slow", "original_max_position_embeddings"}

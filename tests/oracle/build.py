@@ -312,6 +312,9 @@ def _v4_rope(model_type: str, rope: Mapping[str, Any]) -> dict[str, Any]:
     if "full_attention" in rope:
         if model_type == "gemma3_text":
             fields["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        if model_type == "modernbert-decoder":
+            return {"rope_scaling": None, "global_rope_theta": rope["full_attention"]["rope_theta"],
+                    "local_rope_theta": rope["sliding_attention"]["rope_theta"]}  # fmt: skip
         rope = rope["full_attention"]
     scaling = dict(rope)
     neox = model_type in ("gpt_neox", "gpt_neox_japanese")

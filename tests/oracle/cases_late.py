@@ -1,8 +1,8 @@
-"""Cases of the oracle: DBRX, OLMo Hybrid, GLM 5, LFM3, Laguna, Apertus 1.5 and Beam."""
+"""Cases of the oracle: DBRX, OLMo Hybrid, GLM 5, LFM3, Laguna, Apertus 1.5, Beam and the decoders of ModernBERT."""
 
 from __future__ import annotations
 
-from oracle.case import BIAS, EPS, OWN, PLAIN, TIED, VOCAB, WIDER, WIN, Case, dims, family, rope, ropes
+from oracle.case import BIAS, BIASES, EPS, OWN, PLAIN, TIED, VOCAB, WIDER, WIN, Case, dims, family, rope, ropes
 
 CASES: dict[str, Case] = {}
 
@@ -12,6 +12,7 @@ _lfm3 = family(CASES, "lfm3", "Lfm3Config")
 _laguna = family(CASES, "laguna", "LagunaConfig")
 _apertus = family(CASES, "apertus1p5_text", "Apertus1p5TextConfig")
 _beam = family(CASES, "beam", "BeamConfig")
+_modernbert = family(CASES, "modernbert-decoder", "ModernBertDecoderConfig")
 _glm = family(CASES, "glm_moe_dsa", "GlmMoeDsaConfig")
 
 # dbrx -------------------------------------------------------------------------------------------------
@@ -156,4 +157,27 @@ _beam(
         **ropes(rope(3000.0), rope(700.0)),
     ),
     EPS, {"norm_topk_prob": True},
+)  # fmt: skip
+
+# modernbert-decoder -----------------------------------------------------------------------------------
+
+
+def _modernbert_dims(**more: object) -> dict[str, object]:
+    left_out = ("rms_norm_eps", "num_key_value_heads")
+    return {key: value for key, value in dims(norm_eps=1e-2, **more).items() if key not in left_out}
+
+
+_modernbert(
+    "modernbert_decoder", 1, "layer norms, none before the first branch; local layers by rule; tied, as published",
+    _modernbert_dims(layers=5, local_attention=2 * WIN["sliding_window"], **TIED, **ropes(rope(3000.0), rope(700.0))),
+    {"norm_eps": 1e-5}, {"local_attention": 2 * WIN["sliding_window"] + 2}, {"hidden_activation": "silu"},
+    {"classifier_activation": "silu"}, ropes(rope(700.0), rope(3000.0)), greedy_tokens=0,
+)  # fmt: skip
+_modernbert(
+    "modernbert_decoder_biased", 1, "biases everywhere but of the head; a head of its own; all layers local but two",
+    _modernbert_dims(
+        local_attention=2 * WIN["sliding_window"], norm_bias=True, classifier_bias=True, decoder_bias=False, **BIASES,
+        layer_types=[SLIDING, FULL, SLIDING, FULL], **ropes(rope(3000.0), rope(700.0)),
+    ),
+    {"norm_eps": 1e-5},
 )  # fmt: skip

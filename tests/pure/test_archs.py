@@ -102,6 +102,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "deepseek_v2": SIZES | EXPERTS,
     "deepseek_v3": SIZES,
     **dict.fromkeys(("deepseek_v32", "glm_moe_dsa", "olmo_hybrid", "lfm3", "laguna", "apertus1p5_text", "beam"), SIZES),
+    "modernbert-decoder": SIZES,
     "dbrx": {"vocab_size": 32, "d_model": 64, "n_heads": 4, "n_layers": 4, "max_seq_len": 128},
     "longcat_flash": {
         "vocab_size": 32,
@@ -732,7 +733,7 @@ def test_shapes_of_layers() -> None:
         "gpt_bigcode", "opt", "gpt_neo", "vaultgemma", "youtu", "ernie4_5_moe", "falcon", "bloom", "mpt",
         "lfm3", "xglm", "gpt-sw3", "gemma4_unified", "gemma4_unified_text", "lara_mini", "cohere_compass_text",
         "cohere2_moe", "granite_swa", "minicpm3", "biogpt", "gpt_neox_japanese",
-        "recurrent_gemma",
+        "recurrent_gemma", "modernbert-decoder",
     }  # fmt: skip
     assert "hidden_size is not a multiple of num_attention_heads 5" in refusal("llama", num_attention_heads=5)
     assert read("llama", num_attention_heads=5, head_dim=8).layers[0].mixer.num_kv_heads == 5

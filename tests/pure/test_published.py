@@ -57,7 +57,7 @@ UNREAD = {
     "biogpt", "gpt_neox_japanese", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral3", "mistral3",
     "apertus", "axk1", "cohere2_moe", "kolibri1", "nanochat", "nemotron", "olmo", "phimoe",
     "gemma4_unified_text", "gemma4_unified", "gpt-sw3", "lara_mini", "cohere_compass_text", "llama4_text", "llama4",
-    "xglm", "glm_moe_dsa", "olmo_hybrid", "lfm3", "laguna", "apertus1p5_text", "beam",
+    "xglm", "glm_moe_dsa", "olmo_hybrid", "lfm3", "laguna", "apertus1p5_text", "beam", "modernbert-decoder",
 }  # fmt: skip
 
 

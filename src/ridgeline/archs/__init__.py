@@ -42,6 +42,7 @@ from ridgeline.archs import (
     mamba,
     minimax,
     ministral3,
+    modernbert,
     moe,
     nemotron,
     olmo,
@@ -66,7 +67,7 @@ MODULES = (
     llama, dense, gemma, gemma4, olmo, glm, gpt, moe, gpt_oss, deepseek, mamba, jamba, lfm2, minimax, qwen_next, kimi,
     bamba, granite, nemotron, sdar, llada2, llada, diffusion_gemma, routed, cohere, phi, gptj, opt,
     falcon, falcon_h1, bloom, windowed, hunyuan, ministral3, plain,
-    llama4, longcat, dbrx, laguna, beam, recurrent_gemma,
+    llama4, longcat, dbrx, laguna, beam, modernbert, recurrent_gemma,
 )  # fmt: skip
 FAMILIES: Mapping[str, Family] = {family.model_type: family for module in MODULES for family in module.FAMILIES}
 ENCODERS: Mapping[str, Family] = {family.model_type: family for module in (bert,) for family in module.FAMILIES}

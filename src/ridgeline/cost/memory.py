@@ -232,7 +232,8 @@ def _head(size: StepSize, spec: ModelSpec) -> int:
         rows = min(rows, max(1, PIECE // spec.vocab_size))
         laws = 6 * FLOAT * min(rows * spec.vocab_size, max(LAW_BLOCK, spec.vocab_size))  # see diffusion/denoiser.py
     logits = FLOAT * rows * spec.vocab_size
-    making = (3 if spec.logit_softcap else 2) * logits + 6 * FLOAT * rows * spec.hidden_size
+    streams = 8 if spec.head_transform else 6
+    making = (3 if spec.logit_softcap else 2) * logits + streams * FLOAT * rows * spec.hidden_size
     # A copy of the rows, for beams. In float64: scores, their exponentials, log probabilities and their exponentials, a
     # copy of the rows that request them; then a dozen arrays of one row for its filters.
     block = min(rows * spec.vocab_size, max(SAMPLE_BLOCK, spec.vocab_size))

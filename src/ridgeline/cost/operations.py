@@ -140,6 +140,9 @@ class Forward:
                 parts[part] = parts.get(part, 0) + 1
         self._logits = num_logits(spec)
         self._head = _matrix((Weight("head.weight", (self._logits, spec.hidden_size), "out"),), precision)
+        transform = spec.head_transform if isinstance(spec, ModelSpec) else None
+        before = transform.weights(spec.hidden_size) if transform else ()
+        self._transform = [_matrix((w,), precision) for w in before if w.is_matrix]
         self._parts = parts
 
     def operations(self, batch: Sequence[Slice]) -> tuple[Operation, ...]:
@@ -152,6 +155,7 @@ class Forward:
         found = [embed, *(part.at(tokens, batch, layers) for part, layers in self._parts.items())]
         found.append(Operation("norm", "other", 1, 0.0, 0.0, 0.0, 2 * stream, precision.activations))
         if rows:
+            found += [matrix.at(rows, batch, 1) for matrix in self._transform]
             found.append(self._head.at(rows, batch, 1, results=rows * self._logits * FLOAT_BYTES))
         return tuple(found)
 

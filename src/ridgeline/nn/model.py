@@ -24,6 +24,7 @@ from ridgeline.nn.mixers import build_mixer
 from ridgeline.nn.rotations import Rotations
 from ridgeline.nn.step import Step, Stream
 from ridgeline.nn.terms import Terms, check_low_rank, stored_term
+from ridgeline.nn.transform import TransformedHead
 from ridgeline.ops import OpsTable, api
 from ridgeline.ops.api import Array, Linear, QuantizedMatrix, Rotary, Weights
 from ridgeline.ops.stages import Head, MLPBlock
@@ -421,7 +422,11 @@ def _head(spec: ModelSpec, weights: Mapping[str, Array], embedding: Array, how: 
     bias = weights["head.bias"] if spec.head_bias else None
     linears = {"head": _linear("head.weight", matrix, how, bias)}
     with _named("the head"):
-        return how.table.stage(api.HEAD, case, Weights(linears, arrays))
+        stage = how.table.stage(api.HEAD, case, Weights(linears, arrays))
+        if spec.head_transform is None:
+            return stage
+        dense = _linear("head_dense.weight", weights["head_dense.weight"], how, weights.get("head_dense.bias"))
+        return TransformedHead(spec, stage, dense, weights, how.table, case.residual_scale)
 
 
 @contextmanager

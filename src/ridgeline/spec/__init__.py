@@ -79,6 +79,7 @@ __all__ = [
     "GatedDelta",
     "GatedLRU",
     "GatedMLP",
+    "HeadTransform",
     "IdentityExperts",
     "IndexedAttention",
     "Indexer",
@@ -164,6 +165,7 @@ _HOMES = {
     "sight": ("Blocks", "Causal", "Sight", "WholeSequence"),
     "state": ("ALL", "State"),
     "taylor": ("TaylorAttention",),
+    "transform": ("HeadTransform",),
     "weight": ("Weight", "linear"),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}

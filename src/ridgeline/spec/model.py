@@ -19,6 +19,7 @@ from ridgeline.spec.rope import Rope
 from ridgeline.spec.s4 import S4, S4D
 from ridgeline.spec.shortcut import ShortcutMLP
 from ridgeline.spec.sight import BEYOND, CAUSAL, Sight
+from ridgeline.spec.transform import HeadTransform
 from ridgeline.spec.weight import SINUSOIDS, Weight, linear
 
 
@@ -176,7 +177,8 @@ class ModelSpec:
     parts that an encoder has instead of an output head; None for models that write text. rank, ranks: the model is the
     part of one of several ranks (`part`); vocab_size is that of the whole model. embed_norm: a norm of the embeddings
     before the first layer (BLOOM). num_unwritten: rows of the embedding after those of the vocabulary, for tokens of
-    images and sound, which the head cannot write and no request contains (Apertus 1.5).
+    images and sound, which the head cannot write and no request contains (Apertus 1.5). head_transform: a
+    transform of the result of the last norm, which the head then reads (the decoders of ModernBERT).
     """
 
     family: str
@@ -200,6 +202,7 @@ class ModelSpec:
     embed_norm: Norm | None = None
     sinusoids: bool = False
     num_unwritten: int = 0
+    head_transform: HeadTransform | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
@@ -264,8 +267,12 @@ class ModelSpec:
         sights = {self._sight_of(i) for i, layer in enumerate(self.layers) if layer.mixer}
         if len(sights) > 1:
             raise ValueError("all layers must see equally far ahead: one `sight`, and no other mixer beside it")
-        if self.encoder and (self.diffusion or self.head_bias or not self.tie_word_embeddings):
-            raise ValueError("an encoder has no `diffusion`, and no output head: tie_word_embeddings without head_bias")
+        of_head = self.head_bias or self.head_transform
+        if self.encoder and (self.diffusion or of_head or not self.tie_word_embeddings):
+            raise ValueError(
+                "an encoder has no `diffusion`, and no output head: tie_word_embeddings without head_bias or "
+                "head_transform"
+            )
         if self.sight != CAUSAL and not isinstance(self.diffusion, MaskedDiffusion) and not self.encoder:
             raise ValueError(
                 "a model whose tokens see those after them needs `diffusion`, which fills masked tokens, or `encoder`"
@@ -323,6 +330,8 @@ class ModelSpec:
         if isinstance(self.diffusion, CanvasDiffusion):
             yield from self.diffusion.weights(self.hidden_size)
         yield from self.norm.weights("norm", self.hidden_size)
+        if self.head_transform:
+            yield from self.head_transform.weights(self.hidden_size)
         if not self.tie_word_embeddings:
             yield from linear("head", self.hidden_size, self.vocab_rows)
         if self.head_bias:

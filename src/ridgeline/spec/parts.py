@@ -113,6 +113,8 @@ def unchanging_part(spec: ModelSpec) -> str | None:
         return "keys that an indexer selects"
     if spec.embed_norm:
         return "a norm of the embeddings"
+    if spec.head_transform:
+        return "a transform before the output head"
     if any(spec.is_beside(i) for i in range(len(spec.layers))):
         return "mixers in parallel"
     if any(own.alibi is not None for own in spec.attentions(shared=True)):
