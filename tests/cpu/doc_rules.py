@@ -64,6 +64,7 @@ RULES = (
         How.PARSE,
         SIZES,
     ),
+    Rule(r"ridgeline lab (orca|[0-9])", How.PARSE, SIZES),
     Rule(
         r"ridgeline --install-completion", How.FETCH, "it changes the shell's own files; tests/cpu/test_completion.py"
     ),
@@ -118,6 +119,7 @@ RULES = (
     ),
     Rule(r"ridgeline bench replay ", How.RUN, "the traces of the test are short", words("--num-requests 6"), slow=True),
     Rule(r"ridgeline verify ", How.RUN, SIZES, words("--quick"), slow=True),
+    Rule(r"ridgeline evaluate .*--recall", How.RUN, SIZES, slow=True),
     Rule(r"ridgeline calibrate$", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"),
     Rule(
         r"ridgeline calibrate --(json|plot|device|out)", How.KEPT, "half a minute; tests/cpu/test_calibrate.py measures"

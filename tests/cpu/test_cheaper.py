@@ -197,9 +197,9 @@ loop.Trainer._save = save
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
-@pytest.mark.parametrize("name", ["SIGKILL", pytest.param("SIGINT", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
 def test_a_run_that_was_killed_goes_on_with_equal_weights(name: str, place: Path, tmp_path: Path) -> None:
     out, whole = tmp_path / name, tmp_path / "whole"
     stopped = in_process(place, out, KILL.replace("NUMBER", name))

@@ -168,8 +168,8 @@ def test_the_layers_that_matter_keep_their_attention(tmp_path: Path) -> None:
     assert keep.patterns(range(8), 4, 2) == [(0, 4), (1, 5), (2, 6), (3, 7)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["mamba2", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in NAMED[1:])])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", NAMED)
 def test_attention_is_a_better_start_than_random_matrices(kind: str, tmp_path: Path) -> None:
     """On the built-in model, before any repair; half of its layers keep their attention. `verify` passes."""
     text = tmp_path / "text.py"

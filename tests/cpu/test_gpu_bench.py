@@ -51,7 +51,7 @@ class Fake:
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_stage_runs_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     command = [sys.executable, "bench/gpu.py", "--device", "interpreter", "--results", str(path)]

@@ -275,7 +275,7 @@ def test_nobody_notices_that_an_engine_is_killed(server: Server) -> None:
     assert server.ask("GET", "/live")[1]["engine"]["restarts"] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_conversations_stay_at_their_replica(server: Server) -> None:
     """A second turn finds the first one in the prefix cache, and /metrics says where."""
     texts = ["".join(f"x{i} = {i * k}\n" for i in range(40)) for k in range(1, 5)]

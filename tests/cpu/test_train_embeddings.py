@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import sqrt
 
 import numpy as np
+import pytest
 import torch
 
 from ridgeline.catalog.machines import hardware
@@ -23,6 +24,7 @@ def test_the_schedule_is_the_square_root_of_the_paper() -> None:
     assert abs(float(kept(50)) - (1 - sqrt(0.25 + 1e-4))) < 1e-6
 
 
+@pytest.mark.nightly
 def test_pairs_of_equal_words_are_learned_and_guided() -> None:
     state = torch.get_rng_state()
     model = EmbeddingDiffusion(two, lambda ids: ids[:, 0] >= 3, 4, 2, 0, updates=150)
