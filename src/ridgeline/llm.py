@@ -70,10 +70,11 @@ class LLM(EmbedsTexts, HasAdapters):
     "bf16" to round queries, keys, values and weights of attention to bfloat16, which is faster for prompts on CPUs with
     AVX-512 BF16 and needs keys and values of 16 bits. speculative: short for
     EngineOptions(speculative=...). sharing: number of engines that share the cores and the memory of this machine; each
-    takes its part of what is free. tensor_parallel_size: number of processes (ranks) that compute the model together, a
-    part of each matrix each. lora_modules: folders or hub ids of adapters (LoRA, rsLoRA, DoRA) by the names that
-    `generate(lora=...)` takes; max_loras: room for so many at one time, default: their number; max_lora_rank: the
-    largest rank of a term, default: that of lora_modules. spec: JSON file that describes the model in place of its
+    takes its part of what is free. most_threads: the most threads of each where `threads` is not set.
+    tensor_parallel_size: number of processes (ranks) that compute the model together, a part of each matrix each.
+    lora_modules: folders or hub ids of adapters (LoRA, rsLoRA, DoRA) by the names that `generate(lora=...)` takes;
+    max_loras: room for so many at one time, default: their number; max_lora_rank: the largest rank of a term, default:
+    that of lora_modules. spec: JSON file that describes the model in place of its
     config.json (docs/models.md). The other options have vLLM's names: see `LoadOptions` and `EngineOptions`. An option
     that is not given is chosen, and `config.reasons` explains the choice. `loaded.notes` has the cost in accuracy of
     quantized weights, of a type that kv_cache_dtype names, and of rounded attention. It is measured once; on_wait is
@@ -105,6 +106,7 @@ class LLM(EmbedsTexts, HasAdapters):
         diffusion_block: int | None = None,
         block_cache: str | None = None,
         sharing: int = 1,
+        most_threads: int | None = None,
         tensor_parallel_size: int = 1,
         lora_modules: Mapping[str, str] | None = None,
         max_loras: int | None = None,
@@ -122,7 +124,7 @@ class LLM(EmbedsTexts, HasAdapters):
         options = engine_options(engine, speculative, proposer, cache)
         self.options = LoadOptions(
             device, dtype, max_model_len, load_format, revision, seed, ops, weights, activations,
-            threads_of(device, threads, sharing), diffusion_block, block_cache,
+            threads_of(device, threads, sharing, most_threads), diffusion_block, block_cache,
             len(lora_modules or ()) if max_loras is None else max_loras, rank_of(lora_modules, max_lora_rank),
         )  # fmt: skip
         self._kv_cache_dtype, self._attention, self._sharing = storage_name(kv_cache_dtype), attention, sharing

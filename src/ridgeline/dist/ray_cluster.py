@@ -18,17 +18,20 @@ from typing import Any
 
 from ridgeline.dist.fleet import Fleet
 from ridgeline.dist.local import check_replicas
-from ridgeline.dist.ray_process import Actors, RayProcess, Relay
+from ridgeline.dist.ray_process import Actors, RayProcess, Relay, lines_of
 from ridgeline.errors import DeviceError, RequestError
 from ridgeline.ops.table import CPU, REFERENCE
+from ridgeline.runtime.ranks import check_ranks
 from ridgeline.serve.engine.client import EngineClient
 from ridgeline.serve.engine.messages import Loading
 from ridgeline.serve.engine.watch import Patience
-from ridgeline.serve.server import OpenEngine
+from ridgeline.serve.server import MAX_PORT, OpenEngine
 
 LOCAL = "local"  # the address that starts Ray on this machine
 AUTO = "auto"  # the address of the cluster that runs on this machine
 REACH_SECONDS = 5.0  # for the head node to accept a connection; Ray itself waits for more than a minute
+SOCKETS = "/tmp" if os.name == "posix" else None  # Ray's sockets lie below, and their paths may have about 100 bytes
+CORE_PARTS = 10_000  # into which Ray divides a core
 STORE_BYTES = 128 << 20  # of Ray's object store here; messages are small and rarely use it
 # Ray on this machine alone: no reports of use, ports on the loopback address, and a token that each call must have.
 # Ray has no option for the loopback address. It takes it where clusters are off, as on macOS and Windows by default.
@@ -107,7 +110,7 @@ def connect(address: str) -> Callable[[], None]:
     if address not in (LOCAL, AUTO):
         _check_reachable(address)
     if address == LOCAL:
-        folder = tempfile.mkdtemp(prefix="ridgeline-ray-")
+        folder = tempfile.mkdtemp(prefix="ridgeline-ray-", dir=SOCKETS)
         os.environ.update(LOOPBACK_ONLY)
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
@@ -127,9 +130,8 @@ def connect(address: str) -> Callable[[], None]:
             ray.init(address=address, logging_level=logging.ERROR)
     except Exception as e:  # Ray raises Exception itself where its processes start too slowly
         leave()
-        reason = str(e).strip().splitlines()[0]
         raise RequestError(
-            f"--ray {address:.200}: {reason:.300}; give HOST:PORT of a cluster that this machine belongs to, or local"
+            f"--ray {address:.200}: {lines_of(e)[0]:.300}; give HOST:PORT of a cluster that this machine belongs to, or local"
         ) from None
     return leave
 
@@ -137,13 +139,15 @@ def connect(address: str) -> Callable[[], None]:
 def _check_reachable(address: str) -> None:
     """Raise RequestError for an address that is not HOST:PORT, or where nobody listens."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise RequestError(f"--ray is {address:.200}; it must be HOST:PORT, {AUTO} or {LOCAL}")
+    if not host or not port.isdecimal() or len(port) > len(str(MAX_PORT)) or int(port) > MAX_PORT:
+        raise RequestError(
+            f"--ray is {address:.200}; it must be HOST:PORT, {AUTO} or {LOCAL}, and a port is at most {MAX_PORT}"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
-    except (OSError, OverflowError, UnicodeError) as e:
+    except (OSError, UnicodeError) as e:
         raise RequestError(
-            f"--ray is {address:.200}: {e}; start a head node there (`ray start --head --port {port:.5}`), or use {LOCAL}"
+            f"--ray is {address:.200}: {e}; start a head node there (`ray start --head --port {port}`), or use {LOCAL}"
         ) from None
 
 
@@ -160,7 +164,8 @@ def share_of(options: Mapping[str, Any], replicas: int, machines: Sequence[Machi
 
     options: arguments of LLM. Raises RequestError, DeviceError for a cluster without room.
     """
-    device = options.get("device") or "auto"
+    device, ranks = options.get("device") or "auto", options.get("tensor_parallel_size", 1)
+    check_ranks(ranks, CPU)  # the engine checks the device, on its machine
     if not machines:
         raise DeviceError("--ray: Ray may use no core of any machine of this cluster; add machines (`ray status`)")
     gpus = sum(int(each.gpus) for each in machines)
@@ -168,22 +173,27 @@ def share_of(options: Mapping[str, Any], replicas: int, machines: Sequence[Machi
         device = "cuda" if gpus else CPU
     if device not in (CPU, REFERENCE):
         if device != "cuda":
-            raise RequestError(f"--device is {device}, which is one GPU; with --ray use --device cuda")
+            what = "which is one GPU" if device.startswith("cuda:") else "which is unknown"
+            raise RequestError(f"--device is {device:.100}, {what}; with --ray use auto, {CPU}, {REFERENCE} or cuda")
         if replicas > gpus:
             raise DeviceError(f"--replicas is {replicas}, but the cluster has {gpus} GPUs; each replica needs one")
         return Share({**options, "device": device}, 1, 1)
     sharing = math.ceil(replicas / len(machines))
     cores = math.floor(min(each.cpus for each in machines)) / sharing
-    cores = math.floor(cores) or math.floor(cores * 100) / 100  # Ray takes whole numbers, or parts of one core
+    cores = math.floor(cores) or math.floor(cores * CORE_PARTS) / CORE_PARTS  # Ray takes no 1.5 cores
     if (threads := options.get("threads")) is not None:
-        cores = threads * options.get("tensor_parallel_size", 1)
+        if threads < 1:
+            most = math.floor(max(each.cpus for each in machines))
+            raise DeviceError(f"threads is {threads}; set --threads from 1 to {most}, the cores of the largest machine")
+        cores = threads * ranks
         room = sum(int(each.cpus // cores) for each in machines)
         if replicas > room:
             raise DeviceError(
                 f"--replicas is {replicas}, but the cluster has room for {room} with {cores} threads each; use fewer "
                 "--replicas or --threads"
             )
-    return Share({**options, "device": device, "sharing": sharing}, cores, 0)
+    kept = {"device": device, "sharing": sharing, "most_threads": max(1, math.floor(cores) // ranks)}
+    return Share({**options, **kept}, cores, 0)
 
 
 def actors_of(share: Share) -> Actors:

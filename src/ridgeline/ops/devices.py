@@ -90,16 +90,20 @@ def open_table(
     return OpsTable(*open_reference(device, exact=exact and device == REFERENCE), overrides)
 
 
-def threads_of(device: str, given: int | None, sharing: int) -> int | None:
+def threads_of(device: str, given: int | None, sharing: int, most: int | None = None) -> int | None:
     """Return the threads of one of `sharing` engines on a device; None where the device chooses.
 
-    given: the number that the user set for each engine, if any.
+    given: the number that the user set for each engine, if any. most: the largest number for each engine otherwise.
     """
-    if given is not None or sharing == 1 or resolve_device(device) != CPU or find_spec("ridgeline._kernels") is None:
+    if given is not None or (sharing == 1 and most is None):
         return given
+    if resolve_device(device) != CPU or find_spec("ridgeline._kernels") is None:
+        return None
     from ridgeline._kernels import usable_cores
 
-    return max(1, usable_cores() // sharing)
+    usable = usable_cores()
+    own = min(max(1, usable // sharing), most or usable)
+    return None if own == usable else own
 
 
 def _check_threads(device: str, threads: int) -> None:

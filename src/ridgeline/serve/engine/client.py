@@ -160,7 +160,6 @@ class EngineClient:
         self._replies: dict[int, asyncio.Future[Any]] = {}
         self._process: EngineProcess | None = None
         self._shares_cores = True
-        self._ahead_s = 0.0  # of the clock of the engine's machine, before ours
         self._supervisor: asyncio.Task[None] | None = None
         self.state: State = "starting"
         self.restarts = 0
@@ -280,6 +279,11 @@ class EngineClient:
         self._fail_all(why)
         await self._reap()
 
+    @property
+    def _ahead_s(self) -> float:
+        """Return by how many seconds the clock of the engine's machine is ahead of ours."""
+        return 0.0 if self._process is None else self._process.ahead_s
+
     # ---- the process ------------------------------------------------------------------------------------------
 
     async def _spawn(self) -> tuple[EngineProcess, Ready]:
@@ -288,7 +292,6 @@ class EngineClient:
             process = self._process = await self._start_process()
         except OSError as e:
             raise StartFailed(f"the engine process could not be started: {e}") from None
-        self._ahead_s = process.ahead_s
         self._shares_cores = process.shares_cores
         self._send(replace(self._start_message, shares_cores=self._shares_cores))
         try:
@@ -379,11 +382,12 @@ class EngineClient:
     def _hand_out(self, message: Chunks) -> None:
         """Deliver chunks. Listeners write at once: waking a task for each stream would cost as much as the write."""
         notified: dict[Answers, None] = {}
+        committed = message.committed - self._ahead_s
         for number, values in message.items:
             answers = self._answers.get(number)
             if answers is not None:
                 notified[answers] = None
-                if answers.put(number, OutputChunk(*values), message.committed - self._ahead_s):
+                if answers.put(number, OutputChunk(*values), committed):
                     del self._answers[number]
         for answers in notified:
             answers.notify()

@@ -31,7 +31,7 @@ class EngineProcess(Protocol):
 
     @property
     def ahead_s(self) -> float:
-        """Return by how many seconds its time.perf_counter is ahead of ours; 0 on this machine."""
+        """Return by how many seconds its time.perf_counter is ahead of ours, as known now; 0 on this machine."""
         ...
 
     @property
