@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from ridgeline.errors import RequestError
@@ -64,8 +65,15 @@ def test_a_client_that_left_leaves_nothing_behind() -> None:
     asyncio.run(run())
 
 
-async def _live(application: Application, says: list[str]) -> asyncio.Queue[Message]:
-    """Start an application; return the queue of its further events of life."""
+class Life(NamedTuple):
+    """The task of an application's life, and the queue of its further events."""
+
+    task: asyncio.Task[None]
+    events: asyncio.Queue[Message]
+
+
+async def _live(application: Application, says: list[str]) -> Life:
+    """Start an application, and wait until it says something or ends."""
     events = asyncio.Queue[Message]()
 
     async def send(message: Message) -> None:
@@ -73,10 +81,10 @@ async def _live(application: Application, says: list[str]) -> asyncio.Queue[Mess
 
     events.put_nowait({"type": "lifespan.startup"})
     task = asyncio.create_task(application({"type": "lifespan"}, events.get, send))
-    while not says:
-        await asyncio.sleep(0.01)
-    events.task = task  # type: ignore[attr-defined]
-    return events
+    async with asyncio.timeout(20):
+        while not says and not task.done():
+            await asyncio.sleep(0.01)
+    return Life(task, events)
 
 
 def test_the_model_lives_as_long_as_the_other_server(monkeypatch: Any) -> None:
@@ -96,7 +104,7 @@ def test_the_model_lives_as_long_as_the_other_server(monkeypatch: Any) -> None:
             life.append("closed")
 
         application = Application(opened)
-        events = await _live(application, says)
+        life_task, events = await _live(application, says)
         assert says == ["lifespan.startup.complete"] and life == ["open"]
         answered = list[Message]()
 
@@ -107,22 +115,46 @@ def test_the_model_lives_as_long_as_the_other_server(monkeypatch: Any) -> None:
         assert isinstance(seen[0]["extensions"][WIRE], MessageWire) and "more" in seen[0]["extensions"]
         assert answered[0]["status"] == 200
         events.put_nowait({"type": "lifespan.shutdown"})
-        await events.task  # type: ignore[attr-defined]
+        await life_task
         assert life == ["open", "closed"] and says[-1] == "lifespan.shutdown.complete"
 
     asyncio.run(run())
 
 
-def test_a_model_that_cannot_be_loaded_is_said() -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    ((RequestError("no such model"), "no such model"), (OSError("no file"), "no file"), (KeyError(), "KeyError")),
+)
+def test_a_model_that_cannot_be_loaded_is_said(error: Exception, said: str) -> None:
+    """An error that is not the user's is raised too, so that the other server logs where it was."""
+
     async def run() -> None:
         says = list[str]()
 
         @asynccontextmanager
         async def opened() -> AsyncIterator[Any]:
-            raise RequestError("no such model")
+            raise error
             yield None
 
-        await _live(Application(opened), says)
-        assert says == ["lifespan.startup.failedno such model"]
+        task, _ = await _live(Application(opened), says)
+        assert says == ["lifespan.startup.failed" + said]
+        (raised,) = await asyncio.gather(task, return_exceptions=True)
+        assert raised is (None if isinstance(error, RequestError) else error)
+
+    asyncio.run(run())
+
+
+def test_a_websocket_is_closed() -> None:
+    async def run() -> None:
+        sent = list[Message]()
+
+        async def receive() -> Message:
+            return {"type": "websocket.connect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await Application(lambda: None)({"type": "websocket", "path": "/"}, receive, send)  # type: ignore[arg-type,return-value]
+        assert sent == [{"type": "websocket.close"}]
 
     asyncio.run(run())

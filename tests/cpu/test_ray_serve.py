@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TextIO
 
 import httpx
 import psutil
@@ -19,8 +24,10 @@ from cpu.test_ray import NEEDS_RAY
 from cpu.test_replicas import stream_of
 from ridgeline.cli.ray_serve import build, read
 from ridgeline.errors import RequestError
+from ridgeline.serve.logs import start_log
 
 ROOT = Path(__file__).parents[2]
+START_SECONDS = 240.0  # for the next line of an application that starts
 
 
 def test_the_line_of_the_command_is_read_as_the_command_reads_it() -> None:
@@ -36,11 +43,35 @@ def test_the_line_of_the_command_is_read_as_the_command_reads_it() -> None:
         ({"model": "pocket"}, "args has model; give one"),
         ({"serve": "pocket --ray local"}, "--ray is not an option here"),
         ({"serve": "pocket --max-waiting -1"}, "--max-waiting is -1"),
+        ({"serve": 5}, "`serve` is 5; it must be one line of text"),
+        ({"serve": ["pocket", "--replicas"]}, "`serve` is .'pocket', '--replicas'.; it must be one line of text"),
+        ({"serve": None}, "`serve` is None; it must be one line of text"),
+        ({"serve": "pocket --api-key 'a"}, "cannot be read: No closing quotation; close each quotation"),
+        ({"serve": "pocket --nonsense 1"}, "No such option: --nonsense"),
+        ({"serve": "pocket --replicas many"}, "Invalid value for '--replicas'"),
     ),
 )
-def test_a_wrong_file_is_one_line(args: dict[str, str], says: str) -> None:
-    with pytest.raises(RequestError, match=says):
+def test_a_wrong_file_is_one_line(args: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError, match=says) as raised:
         build(args)
+    assert "\n" not in str(raised.value)
+
+
+def test_quiet_holds_where_the_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line is read in one process, whose log does not change, and the server runs in another."""
+    guard = logging.getLogger("ridgeline.serve.http.guard")
+    monkeypatch.setattr(guard, "level", logging.NOTSET)
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "level", logging.NOTSET)
+    assert not read("pocket").quiet and read("pocket --quiet").quiet and guard.level == logging.NOTSET
+    start_log(quiet=True)
+    assert guard.level == logging.WARNING
+
+
+def _read_into(said: queue.Queue[str], output: TextIO) -> None:
+    """Read lines until the output ends, which an empty text stands for."""
+    for line in output:
+        said.put(line)
+    said.put("")
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +83,29 @@ def front() -> Iterator[tuple[str, psutil.Process]]:
         [*command, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT / "tests"
     )
     assert process.stdin is not None and process.stdout is not None
-    with process.stdin, process.stdout:
-        url = next((line for line in process.stdout if line.startswith("http://")), "").strip()
-        assert url, "the application did not start"
-        family = psutil.Process(process.pid)
+    said, output, family = queue.Queue[str](), process.stdout, psutil.Process(process.pid)
+    reading = threading.Thread(target=_read_into, args=(said, output), daemon=True)
+    reading.start()
+    children = list[psutil.Process]()
+    try:
+        while not (line := said.get(timeout=START_SECONDS)).startswith("http://"):
+            assert line, "the application did not start"
         children = family.children(recursive=True)
-        yield url, family
+        yield line.strip(), family
         process.stdin.close()
         assert process.wait(120) == 0
-    until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children), 30)
+        until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in children), 30)
+    finally:
+        if process.poll() is None:
+            children = family.children(recursive=True)
+            process.kill()
+            process.wait()
+        for each in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        reading.join(20)
+        process.stdin.close()
+        output.close()
 
 
 @NEEDS_RAY

@@ -15,9 +15,10 @@ from ridgeline.cli.serve import Prepared, prepared
 from ridgeline.errors import RequestError
 
 ARGUMENT = "serve"  # the key of `args` in the YAML file
+USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # UsageError of the click that this version of typer has
 
 
-def build(args: Mapping[str, str]) -> Any:
+def build(args: Mapping[str, Any]) -> Any:
     """Return the application. args: under `serve` the words that follow `ridgeline serve` on a command line.
 
     Raises RequestError.
@@ -28,14 +29,21 @@ def build(args: Mapping[str, str]) -> Any:
         raise RequestError(f"args has {', '.join(args) or 'nothing'}; give one: `{ARGUMENT}: MODEL --replicas 2`")
     asked = read(args[ARGUMENT])
     asked.find()
-    return application(asked.model, asked.arguments, asked.options, asked.replicas)
+    return application(asked.model, asked.arguments, asked.options, asked.replicas, quiet=asked.quiet)
 
 
-def read(line: str) -> Prepared:
+def read(line: Any) -> Prepared:
     """Return what the words after `ridgeline serve` ask for. Raises RequestError."""
+    if not isinstance(line, str):
+        raise RequestError(f"`{ARGUMENT}` is {line!r:.100}; it must be one line of text, such as MODEL --replicas 2")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command("serve", cls=ServeCommand)(with_spec(grouped(prepared)))
-    found = typer.main.get_command(app).main(shlex.split(line), prog_name="ridgeline serve", standalone_mode=False)
+    try:
+        found = typer.main.get_command(app).main(shlex.split(line), prog_name="ridgeline serve", standalone_mode=False)
+    except ValueError as e:  # of shlex
+        raise RequestError(f"`{ARGUMENT}: {line:.200}` cannot be read: {e}; close each quotation") from None
+    except USAGE_ERROR as e:
+        raise RequestError(f"`{ARGUMENT}: {line:.200}`: {e.format_message()}") from None
     if not isinstance(found, Prepared):
         raise RequestError(f"`{ARGUMENT}: {line:.200}` asks for no server; give a model and options")
     if found.ray is not None:

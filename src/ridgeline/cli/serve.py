@@ -27,6 +27,7 @@ class Prepared:
     options: ServeOptions
     replicas: int
     ray: str | None
+    quiet: bool
 
     def find(self) -> None:
         """Download the model with a progress bar, or fail early. Raises RidgelineError."""
@@ -45,13 +46,9 @@ def prepared(
     seed: o.Seed = 0,
 ) -> Prepared:
     """Return what a command line of `ridgeline serve` asks for. Raises RequestError."""
-    import logging
-
     options = serve_options(served, server, seed)
     arguments = llm_arguments(load, engine, tokenizer=tokenizer, seed=seed) | adapter_arguments(served, options)
-    if server.quiet:
-        logging.getLogger("ridgeline.serve.http.guard").setLevel(logging.WARNING)
-    return Prepared(served.model, arguments, options, server.replicas, server.ray)
+    return Prepared(served.model, arguments, options, server.replicas, server.ray, server.quiet)
 
 
 @grouped
@@ -68,15 +65,13 @@ def serve(
 
     Ctrl-C or SIGTERM stops the server: running requests may finish. Press Ctrl-C again to stop immediately.
     """
-    import logging
-
     from ridgeline.cli.show.report import say
     from ridgeline.dist import local, ray_cluster
+    from ridgeline.serve.logs import start_log
     from ridgeline.serve.server import run
 
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it warns of every malformed request
     asked = prepared(served=served, server=server, tokenizer=tokenizer, load=load, engine=engine, seed=seed)
+    start_log(quiet=asked.quiet)
     if asked.ray is None:
         open_engine = local.opener(asked.arguments, asked.replicas)
     else:

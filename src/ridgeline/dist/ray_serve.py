@@ -10,6 +10,7 @@ from ridgeline.dist.fleet import Fleet
 from ridgeline.dist.local import check_replicas
 from ridgeline.dist.ray_cluster import clients_of
 from ridgeline.serve.asgi import Application
+from ridgeline.serve.logs import start_log
 from ridgeline.serve.options import ServeOptions
 from ridgeline.serve.server import opened
 from ridgeline.serve.service import Service
@@ -17,10 +18,13 @@ from ridgeline.serve.service import Service
 FRONT = "Front"  # name of the deployment
 
 
-def application(model: str, arguments: Mapping[str, Any], options: ServeOptions, replicas: int) -> Any:
+def application(
+    model: str, arguments: Mapping[str, Any], options: ServeOptions, replicas: int, *, quiet: bool = False
+) -> Any:
     """Return a Ray Serve application whose one deployment answers HTTP requests with `replicas` engines.
 
-    arguments: arguments of LLM. The limit of open requests is --max-connections; the server's own limits answer 429 before.
+    arguments: arguments of LLM. quiet: no line in the log for each request. The limit of open requests is
+    --max-connections; the server's own limits answer 429 earlier.
     """
     from ray import serve
 
@@ -30,6 +34,7 @@ def application(model: str, arguments: Mapping[str, Any], options: ServeOptions,
         return Fleet(clients_of(model, options, replicas, on_loading, patience))
 
     def service() -> AbstractAsyncContextManager[Service]:
+        start_log(quiet=quiet)  # in the process of the deployment
         return opened(model, arguments, options, fleet, lambda loading: None)
 
     def front() -> Application:

@@ -37,14 +37,19 @@ class Application:
             async with _wire(send) as wire:
                 extensions = {**(scope.get("extensions") or {}), WIRE: wire}
                 await self._app({**scope, "extensions": extensions}, receive, wire.send)
+        elif scope["type"] == "websocket":  # no endpoint is one
+            await receive()
+            await send({"type": "websocket.close"})
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         async with AsyncExitStack() as stack:
             try:
                 self._app = build_app(await stack.enter_async_context(self._open_service()))
-            except RidgelineError as e:
-                await send({"type": "lifespan.startup.failed", "message": str(e)})
+            except Exception as e:  # without this message some servers go on without the model
+                await send({"type": "lifespan.startup.failed", "message": str(e) or type(e).__name__})
+                if not isinstance(e, RidgelineError):
+                    raise
                 return
             await send({"type": "lifespan.startup.complete"})
             await receive()
