@@ -1,4 +1,4 @@
-"""Print what Ridgeline and one of its extras need, a line each: what pip can install before Ridgeline is built."""
+"""Print what Ridgeline and some of its extras (dev,ray) need, a line each: what pip can install before it is built."""
 
 import re
 import sys
@@ -17,4 +17,4 @@ def needed(extra: str) -> list[str]:
     return found
 
 
-print("\n".join([*project["dependencies"], *needed(sys.argv[1])]))
+print("\n".join([*project["dependencies"], *(line for extra in sys.argv[1].split(",") for line in needed(extra))]))

@@ -182,3 +182,16 @@ def test_the_application_of_ray_serve() -> None:
     assert named["RAY_AUTH_MODE"]["value"] == "token" and "valueFrom" in named["RAY_AUTH_TOKEN"]
     mounted = {one["name"] for one in values["worker"]["volumeMounts"]}
     assert mounted == {one["name"] for one in values["worker"]["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("extras", "more"), (("", []), ("[torch]", []), ("[ray]", ["wget"]), ("[torch,ray]", ["wget"]))
+)
+def test_an_image_with_ray_has_the_program_of_kuberays_probes(extras: str, more: list[str]) -> None:
+    stage = (DEPLOY / "Dockerfile").read_text().rpartition("\nFROM ")[2]
+    assert "ARG EXTRAS=\n" in stage  # arguments do not pass from stage to stage
+    (packages,) = re.findall(r"install -y --no-install-recommends (.*?) \\\n  &&", stage, re.DOTALL)
+    shown = subprocess.run(
+        ["sh", "-c", f"echo {packages}"], env={"EXTRAS": extras}, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.split() == ["python3", "ca-certificates", *more]
