@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from cpu.serving import until
-from cpu.test_ray import NEEDS_RAY
+from cpu.test_ray import NEEDS_RAY, Engines
 from cpu.test_replicas import stream_of
 from ridgeline.cli.ray_serve import build, read
 from ridgeline.errors import RequestError
@@ -75,13 +75,25 @@ def _read_into(said: queue.Queue[str], output: TextIO) -> None:
 
 
 @pytest.fixture(scope="module")
-def front() -> Iterator[tuple[str, psutil.Process]]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file of the application's standard error output, where Ray writes those of its processes too."""
+    return tmp_path_factory.mktemp("front") / "log"
+
+
+@pytest.fixture(scope="module")
+def front(log: Path) -> Iterator[tuple[str, psutil.Process]]:
     """Return the address of an application with two engines, and its process."""
     command = [sys.executable, "-m", "cpu.ray_front", str(ROOT / "deploy/ray/serve.yaml")]
     line = "pocket --replicas 2 --max-num-seqs 16 --max-body-bytes 100000"
-    process = subprocess.Popen(
-        [*command, line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT / "tests"
-    )
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [*command, line],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=ROOT / "tests",
+        )
     assert process.stdin is not None and process.stdout is not None
     said, output, family = queue.Queue[str](), process.stdout, psutil.Process(process.pid)
     reading = threading.Thread(target=_read_into, args=(said, output), daemon=True)
@@ -110,7 +122,7 @@ def front() -> Iterator[tuple[str, psutil.Process]]:
 
 @NEEDS_RAY
 @pytest.mark.slow
-def test_the_guards_of_the_server_hold_behind_the_proxy(front: tuple[str, psutil.Process]) -> None:
+def test_the_guards_of_the_server_hold_behind_the_proxy(front: tuple[str, psutil.Process], log: Path) -> None:
     url, _ = front
     with httpx.Client(base_url=url, timeout=120) as client:
         answer = client.post("/v1/completions", content=b"x" * 100_001)
@@ -126,6 +138,7 @@ def test_the_guards_of_the_server_hold_behind_the_proxy(front: tuple[str, psutil
             assert answer.status_code == 200 and next(answer.iter_lines()).startswith("data: ")
         until(lambda: all(each["running"] == 0 for each in client.get("/live").json()["replicas"]))  # it was aborted
         assert client.get("/live").json()["tokens"]["generated"] < 900
+    until(lambda: "GET '/v1/models' 403 " in log.read_text())
 
 
 @NEEDS_RAY
@@ -135,13 +148,13 @@ def test_streams_continue_behind_the_proxy(front: tuple[str, psutil.Process]) ->
     url, family = front
     with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=f"{url}/v1", timeout=240) as client:
         wanted = list(pool.map(lambda i: stream_of(client, i), range(8)))
+        engines = Engines(family)
         running = [pool.submit(stream_of, client, i) for i in range(8)]
 
         def replicas() -> list[dict[str, int]]:
             return json.loads(client.get(f"{url}/live").text)["replicas"]  # type: ignore[no-any-return]
 
         until(lambda: sum(each["running"] for each in replicas()) >= 4)
-        engines = [e for e in family.children(recursive=True) if "ridgeline.serve.engine.worker" in e.cmdline()]
-        engines[0].send_signal(signal.SIGKILL)
+        engines.busiest().send_signal(signal.SIGKILL)
         assert [each.result() for each in running] == wanted
         assert sum(each["moved"] for each in replicas()) > 0
