@@ -82,6 +82,8 @@ class LLM(EmbedsTexts, HasAdapters):
     Raises a RidgelineError, one line, for anything that cannot be loaded.
     """
 
+    draft_spec: ModelSpec | HeadSpec | None = None  # of the draft model or head
+
     def __init__(
         self,
         model: str,
@@ -134,7 +136,6 @@ class LLM(EmbedsTexts, HasAdapters):
         self.tokenizer_folder: Path | None = None
         self.no_tokenizer = LEFT_OUT if skip_tokenizer_init else self._open_tokenizer(tokenizer)  # why there is none
         self.config: EngineConfig | None = None
-        self.draft_spec: ModelSpec | HeadSpec | None = None  # of the draft model or head
         source = self._open_source(options, cache, batching, proposer, progress_bar)
         for name, folder in (lora_modules or {}).items():
             self.load_lora(name, folder)
