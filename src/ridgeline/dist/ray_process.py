@@ -237,8 +237,8 @@ async def _placed(actors: Actors, actor: Any) -> Hello:
 async def _ahead(clock: Callable[[], Awaitable[float]], known: float = 0.0) -> float:
     """Return by how many seconds another clock is ahead of ours, by the reading that took the shortest time.
 
-    known: the difference that is known so far; it is returned if the reading differs from it by less than its own error, so that the
-    clock of one machine is 0 ahead of itself. Raises TimeoutError.
+    known: the difference that is known so far; it is returned if the reading differs from it by less than its own
+    error, so that the clock of one machine is 0 ahead of itself. Raises TimeoutError.
     """
     best, ahead = float("inf"), 0.0
     for _ in range(CLOCK_READINGS):
