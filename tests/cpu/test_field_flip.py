@@ -38,6 +38,7 @@ from ridgeline.spec import (
     Attention,
     DeepNormLayer,
     DynamicNTKScaling,
+    ExpertGroups,
     FirstTokens,
     GatedMLP,
     LatentAttention,
@@ -47,6 +48,7 @@ from ridgeline.spec import (
     LongRopeScaling,
     Mamba2,
     ModelSpec,
+    MoE,
     PairedMLP,
     ParallelLayer,
     QueryGrowth,
@@ -124,6 +126,7 @@ ONE_WAY = {
     "ModelSpec.sinusoids": "a table that such models do not have",
     "Attention.values_are_keys": "a matrix of values that such layers do not have",
     "ParallelLayer.one_norm": "a second norm that such layers do not have",
+    "Attention.gate_bias": "a bias of each number of the gate, where q, k and v have biases",
     "Layer.beside": "a norm that such layers do not have",
     "Mamba2.norm": "a weight that such layers do not have",
     "Mamba2.out_bias": "a bias that such layers do not have",
@@ -278,6 +281,8 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             continue
         if f.name == "offset" and not part.weight:
             continue  # the factor of a norm without weights is one
+        if isinstance(part, QueryGrowth) and part.by == "power":
+            continue  # Beam's growth, which no config changes, is small in short sequences; test_primitives.py has it
         if f.name == "num_unwritten" and not value:
             continue  # rows that most models do not have
         if f.name == "tie_word_embeddings" and part.num_unwritten:
@@ -292,6 +297,10 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             for inner, other in flips(value):
                 if isinstance(part, LatentAttention) and inner == "Rope.dim":
                     continue  # it equals qk_rope_head_dim
+                if isinstance(part, MoE) and isinstance(other, ExpertGroups) and not _has_room(part, other):
+                    continue  # the chosen groups would have too few experts
+                if isinstance(part, Layer) and part.mlp_pre_norm and inner in ("MoE.scale", "MoE.normalize"):
+                    continue  # one factor for each token, which the norm after Beam's experts undoes
                 if isinstance(part, PairedMLP) and inner == "MoE.scale":
                     continue  # the norm of the experts' result undoes it
                 if isinstance(part, SharedAttention) and inner in ("Attention.value_eps", "Attention.values_are_keys"):
@@ -300,6 +309,12 @@ def flips(part: Any) -> Iterator[tuple[str, Any]]:
             yield from ((name, with_field(part, f.name, other)) for other in other_kinds(part, f.name))
         else:
             yield from ((name, with_field(part, f.name, other)) for other in several(part, f.name))
+
+
+def _has_room(moe: MoE, groups: ExpertGroups) -> bool:
+    """Return whether experts can be chosen from these groups."""
+    room = moe.num_experts // groups.count * groups.chosen if groups.chosen <= groups.count else 0
+    return room >= moe.num_experts_per_tok
 
 
 def _order_matters(part: Attention) -> bool:
