@@ -153,7 +153,7 @@ _beam(
 _beam(
     "beam_rotated", 1, "all layers rotate; biases; experts without groups or norm of their weights; layers by rule",
     dims(
-        **_BEAM, **BIAS, n_group=1, topk_group=1, norm_topk_prob=False, final_logit_softcapping=None,
+        **_BEAM, **BIAS, **WIN, n_group=1, topk_group=1, norm_topk_prob=False, final_logit_softcapping=None,
         **ropes(rope(3000.0), rope(700.0)),
     ),
     EPS, {"norm_topk_prob": True},
