@@ -35,8 +35,8 @@ class Replica:
     """An engine as the router sees it.
 
     pending_tokens: tokens to compute of prompts without a token yet. live: number of prompts that it answers. routed:
-    number of prompts that it got so far. moved: number of those that left when its engine ended. prompt_tokens, hit_tokens: tokens of finished prompts, and how many of them it
-    found in its prefix cache.
+    number of prompts that it got so far. moved: number of those that left when its engine ended. prompt_tokens,
+    hit_tokens: tokens of finished prompts, and how many of them it found in its prefix cache.
     """
 
     def __init__(self, number: int, client: EngineClient) -> None:
@@ -104,10 +104,12 @@ class _Run:
                 if self.replica is not None:
                     self.replica.moved += 1
                 self.leave()
-                return self._fleet.lost(self, e)
+                self._fleet.lost(self, e)
+                return
             except Exception as e:  # the engine refused it, or was too busy: another one would do the same
                 self.leave()
-                return self._fleet.failed(self, e)
+                self._fleet.failed(self, e)
+                return
             if not items:
                 return
             for _, chunk in items:
@@ -311,7 +313,8 @@ class Fleet:
         """Send a prompt to another replica, because its engine ended or a step of it failed."""
         run.ended += 1
         if self._closed or run.ended >= MAX_ENGINES or run.number not in self._runs:
-            return self.failed(run, error)
+            self.failed(run, error)
+            return
         run.sent.again()
         if not self._begin(run):
             self._later(run, error)
@@ -329,7 +332,8 @@ class Fleet:
             end = time.monotonic() + PAUSE_SECONDS
             while run.number in self._runs and not self._begin(run):
                 if time.monotonic() > end:
-                    return self.failed(run, error)
+                    self.failed(run, error)
+                    return
                 await asyncio.sleep(POLL_SECONDS)
 
         task = asyncio.create_task(wait())

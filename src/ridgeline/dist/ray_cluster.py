@@ -131,7 +131,8 @@ def connect(address: str) -> Callable[[], None]:
     except Exception as e:  # Ray raises Exception itself where its processes start too slowly
         leave()
         raise RequestError(
-            f"--ray {address:.200}: {lines_of(e)[0]:.300}; give HOST:PORT of a cluster that this machine belongs to, or local"
+            f"--ray {address:.200}: {lines_of(e)[0]:.300}; give HOST:PORT of a cluster that this machine belongs to, "
+            "or local"
         ) from None
     return leave
 

@@ -190,7 +190,8 @@ class RayProcess:
                 await self._actors.call(self._actor, "write", data)
             except Exception as e:  # without this message the engine would never answer what it asks
                 log.error("a message did not reach an engine: %s", lines_of(e)[-1])
-                return self._end(ConnectionError(f"the actor of the engine did not take a message: {lines_of(e)[-1]}"))
+                self._end(ConnectionError(f"the actor of the engine did not take a message: {lines_of(e)[-1]}"))
+                return
 
     async def _receive(self) -> None:
         """Put the messages of the engine where `read` takes them."""

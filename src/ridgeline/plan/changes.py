@@ -249,8 +249,8 @@ CHANGES: Mapping[str, tuple[str, Callable[[Deployment, str], Applied]]] = Mappin
     "cla": ("cla=2: number of layers that share keys and values", _shared),
     "hybrid": ("hybrid=mamba2:7: recurrent mixer, and recurrent layers per layer with attention", _hybrid),
     "linear": (
-        "linear=64:1 or linear=hedgehog:64:1: tokens of the window of the layers that keep attention, and "
-        "linear layers for each of them",
+        "linear=hedgehog:64:1: features (taylor if none are named), tokens of the window of the layers that keep "
+        "attention, and linear layers for each of them",
         _linear,
     ),
     "weights": ("weights=int4: a type, or a scheme such as gptq-int3", _weights),
