@@ -196,6 +196,10 @@ def test_head() -> None:
     agree(api.HEAD, case, shapes, vectors, residual, None, None)
     agree(api.HEAD, Head(RMSNorm(), 1.0, 0.3, 2.0), shapes, vectors, residual, delta, None)
     agree(api.HEAD, Head(RMSNorm(), 1.0, 1.0, 2.0), shapes, vectors, residual, delta, None, format=format_of("int8"))
+    scaled = Head(RMSNorm(), 1.0, 0.3, 2.0)
+    got, wanted = (t.stage(api.HEAD, scaled, weights(t, shapes, vectors, PLAIN)) for t in (TABLE, REFERENCE))
+    torch.testing.assert_close(got.project(residual), wanted.project(residual), rtol=3e-4, atol=3e-4)
+    assert got.rows is None
 
 
 def test_a_token_is_the_same_alone_and_in_a_batch() -> None:

@@ -197,13 +197,20 @@ class HeadStage:
     """The last norm and the output head; an `ops.api.HeadStage`."""
 
     def __init__(self, case: Head, weights: Weights, launch: Launch) -> None:
-        self.project = StoredProduct([weights.linears["head"]], launch)
-        self._begin = Begin(case, weights, launch, self.project)
+        self._product = StoredProduct([weights.linears["head"]], launch)
+        self._begin = Begin(case, weights, launch, self._product)
         is_plain = case.logit_scale == 1.0 and not case.logit_softcap
         self._finish = STORED if is_plain else Finish(("logits", case.logit_scale, case.logit_softcap or 0.0))
 
     def __call__(self, residual: Tensor, delta: Tensor | None, rows: Tensor | None) -> Tensor:
-        return self.project.into(self._begin(residual, delta, rows)[1], self.project.rows, finish=self._finish)
+        return self._product.into(self._begin(residual, delta, rows)[1], self._product.rows, finish=self._finish)
+
+    def project(self, x: Tensor) -> Tensor:
+        return self._product.into(x, self._product.rows, finish=self._finish)
+
+    @property
+    def rows(self) -> None:
+        """Return None: the kernels do not look up rows of a packed matrix."""
 
 
 STAGES: Mapping[Op[Any], Stage] = {
