@@ -33,7 +33,7 @@ def run(p: Problem, pages: Array, tokens: int, pool: int, *, copied: bool) -> tu
     inputs, _ = draw(p, 3, tokens, seed=3)
     kernel = KERNELS[p.op].make(p.case, POOLS[pool])
     states = KERNELS[api.READ_STATE].make(None, POOLS[pool])(pages, READ, FRESH, WRITE)
-    y, left = kernel(*p.arrange(inputs, p.weights, states[np.arange(3)] if copied else states, lengths))
+    y, *_, left = kernel(*p.arrange(inputs, p.weights, states[np.arange(3)] if copied else states, lengths))
     assert (left is states) != copied
     KERNELS[api.WRITE_STATE].make(None, POOLS[pool])(pages, WRITE, left)
     return np.concatenate([y[i, :n] for i, n in enumerate(lengths)]), pages

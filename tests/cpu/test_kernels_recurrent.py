@@ -108,7 +108,7 @@ def lru(channels: int) -> Problem:
     """Return the gated linear recurrent unit in sequences that have begun."""
     case, weights = GatedLRU(channels, 1, 4), (grid(-6, 1, channels),)
     return Problem(api.GATED_LRU, case, (channels,) * 3, weights, (channels,), None,
-                   lambda x, w, h, n: (*x, w[0], 0 * h[:, :1] + 1, h, n))  # fmt: skip
+                   lambda x, w, h, n: (*x, w[0], 0 * x[0][:, 0, :1] + 1, h, n))  # fmt: skip
 
 
 def state_space(case: S4 | S4D) -> Problem:

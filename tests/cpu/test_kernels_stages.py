@@ -353,4 +353,4 @@ def test_a_product_of_any_axes() -> None:
 def test_cases_without_a_kernel_are_refused_with_a_reason() -> None:
     backend = Cpu().backend
     assert backend.refuses(api.MLP_BLOCK, MLPBlock(GatedMLP(8), RMS, 1.0)) is None
-    assert backend.refuses(api.TAKE, None) == "moves numbers only, as numpy does"
+    assert backend.refuses(api.GATHER, None) == "moves numbers only, as numpy does"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from calibrated import KEPT, MANY, ONE_ROW, RATES
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline import system
@@ -99,6 +99,7 @@ def test_more_takes_no_less(name: str, batch: int, context: int, more: int) -> N
 
 
 @pytest.mark.parametrize("name", MODELS)
+@settings(deadline=None)
 @given(batch=st.integers(1, 100), tokens=st.integers(1, 64), context=st.integers(64, 4000))
 def test_no_step_is_faster_than_its_arithmetic(name: str, batch: int, tokens: int, context: int) -> None:
     p = planner(name)

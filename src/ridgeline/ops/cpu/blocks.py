@@ -63,19 +63,9 @@ def recurrent_block(case: RecurrentBlock, weights: Weights, pool: Pool) -> Calla
     for linear in own_linears.values():
         linear.prepare()
     parts = bind_mixer(case.mixer, Weights(own_linears, weights.arrays), _Table(pool))
-    take, join = _taker(pool), cast(Gather, gather)
+    take, join = cast(Take, tokens.take(None, pool)), cast(Gather, gather)
     follow = _follow_in_pages(parts.along, follow_segments(parts.along, take, join), pool)
     return recurrent_body(first, parts, _follow_rectangle(parts.along, follow), take)
-
-
-def _taker(pool: Pool) -> Take:
-    """Return a function that copies rows of an array, or states of some sequences out of their pages."""
-    rows_of_one = tokens.take(None, pool)
-
-    def take(x: Any, rows: Any) -> Any:
-        return x[rows] if isinstance(x, StatesInPages) else rows_of_one(x, rows)
-
-    return take
 
 
 def _follow_rectangle(along: Along, otherwise: Follow) -> Follow:

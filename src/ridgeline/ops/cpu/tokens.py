@@ -14,6 +14,7 @@ from ridgeline.ops import api
 from ridgeline.ops.api import Rotary
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, integers, never
 from ridgeline.ops.cpu.matrices import Floats, Ndarray, dense, kind_of
+from ridgeline.ops.cpu.state import StatesInPages
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -27,9 +28,9 @@ def embedding(case: None, pool: Pool) -> Callable[[Ndarray, Ints], Floats]:
     return run
 
 
-def take(case: None, pool: Pool) -> Callable[[Floats, Ints], Floats]:
-    def run(x: Floats, rows: Ints) -> Floats:
-        return rows_from(pool, (x,), rows)
+def take(case: None, pool: Pool) -> Callable[[Floats | StatesInPages, Ints], Floats]:
+    def run(x: Floats | StatesInPages, rows: Ints) -> Floats:
+        return x[rows] if isinstance(x, StatesInPages) else rows_from(pool, (x,), rows)
 
     return run
 
