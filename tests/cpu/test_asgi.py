@@ -148,13 +148,18 @@ def test_a_websocket_is_closed() -> None:
     async def run() -> None:
         sent = list[Message]()
 
+        @asynccontextmanager
+        async def never() -> AsyncIterator[Any]:
+            raise AssertionError("no model is needed")
+            yield None
+
         async def receive() -> Message:
             return {"type": "websocket.connect"}
 
         async def send(message: Message) -> None:
             sent.append(message)
 
-        await Application(lambda: None)({"type": "websocket", "path": "/"}, receive, send)  # type: ignore[arg-type,return-value]
+        await Application(never)({"type": "websocket", "path": "/"}, receive, send)
         assert sent == [{"type": "websocket.close"}]
 
     asyncio.run(run())

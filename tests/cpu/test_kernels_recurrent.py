@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from oracle.definition_recurrent import opposites
 from ridgeline.ops import api
 from ridgeline.ops.reference import delta as reference_delta
 from ridgeline.ops.reference import lru as reference_lru
@@ -30,7 +31,6 @@ from ridgeline.spec.taylor import Features
 
 kernels = pytest.importorskip("ridgeline._kernels", reason="the kernels of csrc/ are not built")
 from cpu.instruction_sets import OTHERS, fingerprint_under  # noqa: E402
-from cpu.test_recurrent import opposites  # noqa: E402
 from ridgeline.ops.cpu.backend import KERNELS  # noqa: E402
 
 Array = np.ndarray[Any, Any]

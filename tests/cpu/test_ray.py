@@ -100,6 +100,12 @@ class Here:
         self.killed += 1
 
 
+async def written(process: RayProcess) -> None:
+    """Wait until all messages to the engine are on its machine."""
+    assert process._writing is not None
+    await process._writing
+
+
 def test_messages_pass_in_order_in_both_directions() -> None:
     """Writes that meet a call on its way are joined, and an engine that ends ends the pipe after its last message."""
 
@@ -110,7 +116,7 @@ def test_messages_pass_in_order_in_both_directions() -> None:
         sent = [struct.pack("<I", i) for i in range(200)]
         for data in sent:
             process.write(data)
-        await process._writing  # type: ignore[misc]
+        await written(process)
         assert bytes(here.pipe.got) == b"".join(sent) and here.calls.count("write") <= 2
         for i in range(50):
             here.pipe.says.put_nowait(b"%d" % i)
@@ -211,12 +217,12 @@ def test_times_follow_the_clock_of_the_machine() -> None:
     async def run() -> None:
         here = Here(skew_s=5000.0)
         client = EngineClient("pocket", {}, lambda loading: None)
-        client._process = await RayProcess.start(here.actors)
+        client._process = process = await RayProcess.start(here.actors)
         client.state = "ready"
         now = time.perf_counter()
         request = GenerationRequest([1], SamplingParams(), ())
         answers = client.submit([request], now, stream=True, on_done=lambda: None)
-        await client._process._writing  # type: ignore[attr-defined]
+        await written(process)
         assert bytes(here.pipe.got) == frame(Submit(0, request, now + client._ahead_s, True))
         assert abs(client._ahead_s - 5000.0) < 0.5 and len(here.pipe.got) > HEADER.size
         client._take(Chunks(now + client._ahead_s, [(0, (0, "a", (1,), (), None, None, None, None))], False))
@@ -224,7 +230,8 @@ def test_times_follow_the_clock_of_the_machine() -> None:
         assert answers.committed == pytest.approx(now)
         got, client._shares_cores = len(here.pipe.got), client._process.shares_cores
         client._take(Chunks(now, [], True))  # a local engine would be told that all is written
-        assert not client._shares_cores and len(here.pipe.got) == got and client._process._writing.done()  # type: ignore[attr-defined]
+        assert not client._shares_cores and len(here.pipe.got) == got
+        assert process._writing is not None and process._writing.done()
         asked = asyncio.create_task(client.report())
         await asyncio.sleep(0)
         meters = EngineMeters()
@@ -318,8 +325,18 @@ def test_bad_input_of_ray_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
             share_of(wrong, 2, TWO)
 
 
-def test_the_folder_of_ray_has_a_short_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A long TMPDIR does not lengthen it. An error without a text is said by its type, and leaves no folder."""
+@pytest.mark.parametrize(
+    ("error", "kind", "says"),
+    (
+        (RuntimeError(), RequestError, "^--ray local: RuntimeError; give HOST:PORT"),
+        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+        (TypeError("no option _temp_dir"), TypeError, "^no option _temp_dir$"),
+    ),
+)
+def test_the_folder_of_ray_has_a_short_path(
+    error: BaseException, kind: type[BaseException], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A long TMPDIR does not lengthen it. A start that fails or is interrupted leaves no folder."""
     for name in (*ray_cluster.LOOPBACK_ONLY, "RAY_AUTH_TOKEN"):
         monkeypatch.setenv(name, "")
     (long := tmp_path / ("x" * 100)).mkdir()
@@ -328,12 +345,14 @@ def test_the_folder_of_ray_has_a_short_path(monkeypatch: pytest.MonkeyPatch, tmp
 
     def init(**options: Any) -> None:
         folders.append(Path(options["_temp_dir"]))
-        raise RuntimeError
+        raise error
 
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, shutdown=lambda: None))
-    with pytest.raises(RequestError, match=r"^--ray local: RuntimeError; give HOST:PORT"):
+    ended = list[str]()
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, shutdown=lambda: ended.append("Ray")))
+    with pytest.raises(kind, match=says):
         connect("local")
     (folder,) = folders
+    assert ended == ["Ray"]
     assert len(str(folder)) < 30 and not folder.exists()
 
 
@@ -377,7 +396,9 @@ def test_nobody_notices_that_an_engine_or_an_actor_is_killed(server: Server) -> 
             moved = server.metric("ridgeline:replica_moved_total")
             until(lambda: server.metric("vllm:num_requests_running") >= 4)
             engine = engines.busiest()
-            (engine.parent() if kills_actor else engine).send_signal(signal.SIGKILL)  # type: ignore[union-attr]
+            killed = engine.parent() if kills_actor else engine
+            assert killed is not None
+            killed.send_signal(signal.SIGKILL)
             assert [r.result() for r in running] == wanted
             assert server.metric("ridgeline:replica_moved_total") > moved
             until(lambda: all(each["state"] == "ready" for each in server.ask("GET", "/live")[1]["replicas"]), 300)
@@ -397,8 +418,8 @@ def test_nothing_of_ray_is_left(number: int) -> None:
     server = Server("pocket", "--ray", "local", start_s=240)
     family = psutil.Process(server.process.pid).children(recursive=True)
     (raylet,) = (each for each in family if each.name() == "raylet")
-    folder = next(a.partition("=")[2] for a in raylet.cmdline() if a.startswith("--session_dir=")).rpartition("/")[0]
-    assert os.path.isdir(folder)  # noqa: PTH112 - a path in an argument
+    folder = Path(next(a.partition("=")[2] for a in raylet.cmdline() if a.startswith("--session_dir="))).parent
+    assert folder.is_dir()
     server.stop(number)
     until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family), 150)
-    assert number == signal.SIGKILL or not os.path.exists(folder)  # noqa: PTH110
+    assert number == signal.SIGKILL or not folder.exists()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from oracle.definition_recurrent import opposites
 from oracle.problems import NUMPY
 from ridgeline.ops import api
 from ridgeline.ops.reference import recurrent as r
@@ -194,15 +195,6 @@ def test_linear_attention_is_its_quadratic_form(size: int, kind: Features) -> No
     if parts:
         torch.testing.assert_close(torch.cat(parts, 1), wanted, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(at, sums, rtol=1e-10, atol=1e-10)
-
-
-def opposites(m: int) -> tuple[np.ndarray, ...]:
-    """Return q, k, v and a state of tokens whose features of q times those of k are 0 in float32, and the mean of the
-    values up to each token: all weights are equal.
-    """
-    q = np.tile(np.float32([60, 60, -60, -60]), (1, m, 2))
-    v = np.random.default_rng(0).standard_normal((1, m, 6), dtype=np.float32)
-    return q, -q, v, np.zeros((1, 2, 4, 8), np.float32), v.cumsum(1) / np.arange(1, m + 1, dtype=np.float32)[:, None]
 
 
 @pytest.mark.parametrize("m", [1, 20])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -108,3 +109,12 @@ def _taylor(mixer: TaylorAttention, x: Tensor, w: Weights, at: str) -> Tensor:
         scores = q @ k.transpose(1, 2) / mixer.feature_dim**0.5
         weights = (1 + scores + scores**2 / 2).tril()
     return ((weights / weights.sum(-1, keepdim=True)) @ v).transpose(0, 1).flatten(1)
+
+
+def opposites(m: int) -> tuple[np.ndarray, ...]:
+    """Return q, k, v and a state of tokens whose features of q times those of k are 0 in float32, and the mean of the
+    values up to each token: all weights are equal.
+    """
+    q = np.tile(np.float32([60, 60, -60, -60]), (1, m, 2))
+    v = np.random.default_rng(0).standard_normal((1, m, 6), dtype=np.float32)
+    return q, -q, v, np.zeros((1, 2, 4, 8), np.float32), v.cumsum(1) / np.arange(1, m + 1, dtype=np.float32)[:, None]

@@ -36,12 +36,14 @@ def read(line: Any) -> Prepared:
     """Return what the words after `ridgeline serve` ask for. Raises RequestError."""
     if not isinstance(line, str):
         raise RequestError(f"`{ARGUMENT}` is {line!r:.100}; it must be one line of text, such as MODEL --replicas 2")
+    try:
+        words = shlex.split(line)
+    except ValueError as e:
+        raise RequestError(f"`{ARGUMENT}: {line:.200}` cannot be read: {e}; close each quotation") from None
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command("serve", cls=ServeCommand)(with_spec(grouped(prepared)))
     try:
-        found = typer.main.get_command(app).main(shlex.split(line), prog_name="ridgeline serve", standalone_mode=False)
-    except ValueError as e:  # of shlex
-        raise RequestError(f"`{ARGUMENT}: {line:.200}` cannot be read: {e}; close each quotation") from None
+        found = typer.main.get_command(app).main(words, prog_name="ridgeline serve", standalone_mode=False)
     except USAGE_ERROR as e:
         raise RequestError(f"`{ARGUMENT}: {line:.200}`: {e.format_message()}") from None
     if not isinstance(found, Prepared):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import math
@@ -120,20 +121,24 @@ def connect(address: str) -> Callable[[], None]:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
-    try:
-        if folder is not None:
-            ray.init(
-                address=LOCAL, include_dashboard=False, object_store_memory=STORE_BYTES, _temp_dir=folder,
-                logging_level=logging.ERROR,
-            )  # fmt: skip
-        else:
-            ray.init(address=address, logging_level=logging.ERROR)
-    except Exception as e:  # Ray raises Exception itself where its processes start too slowly
-        leave()
-        raise RequestError(
-            f"--ray {address:.200}: {lines_of(e)[0]:.300}; give HOST:PORT of a cluster that this machine belongs to, "
-            "or local"
-        ) from None
+    with contextlib.ExitStack() as undo:
+        undo.callback(leave)  # also after Ctrl-C
+        try:
+            if folder is not None:
+                ray.init(
+                    address=LOCAL, include_dashboard=False, object_store_memory=STORE_BYTES, _temp_dir=folder,
+                    logging_level=logging.ERROR,
+                )  # fmt: skip
+            else:
+                ray.init(address=address, logging_level=logging.ERROR)
+        except (TypeError, AttributeError):  # Ray's functions have changed: no address helps
+            raise
+        except Exception as e:  # Ray raises Exception itself where its processes start too slowly
+            raise RequestError(
+                f"--ray {address:.200}: {lines_of(e)[0]:.300}; give HOST:PORT of a cluster that this machine belongs "
+                "to, or local"
+            ) from None
+        undo.pop_all()
     return leave
 
 
@@ -204,7 +209,8 @@ def actors_of(share: Share) -> Actors:
     placed = ray.remote(Relay).options(num_cpus=share.cpus, num_gpus=share.gpus, scheduling_strategy="SPREAD")
 
     def call(actor: Any, method: str, *args: Any) -> Awaitable[Any]:
-        return getattr(actor, method).remote(*args)  # type: ignore[no-any-return]
+        answer: Awaitable[Any] = getattr(actor, method).remote(*args)
+        return answer
 
     return Actors(placed.remote, call, _messages, ray.kill, (ray.exceptions.RayError,))
 
