@@ -5,7 +5,6 @@ The reference rebuilds keys and values for long chunks. The kernels never do, so
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from ridgeline.ops import api
 from ridgeline.ops.api import DenseRows, PagedRows
 from ridgeline.ops.cpu.attention import for_kernels, page_tables, paths_of
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
-from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_rows
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce, build_rows
 from ridgeline.spec import LatentAttention
 
 GROUP = 32  # largest number of heads that are computed at once: their queries and results stay in the cache
@@ -65,16 +64,14 @@ def absorbed_form(
 ) -> Callable[[Floats, Ndarray, Callable[[Floats, Floats], None]], Floats]:
     """Return a function of q [T, H, nope + rope], kv_b, and attention over latents that gives [T, H * value]."""
     heads, rank, nope = case.num_heads, case.kv_lora_rank, case.qk_nope_head_dim
-    packed: dict[int, Up] = {}
 
-    def up(kv_b: Ndarray) -> Up:
-        if id(kv_b) not in packed:
-            packed[id(kv_b)] = Up(
-                [build_rows(pool, np.ascontiguousarray(head[:nope].T)) for head in kv_b],
-                [build_rows(pool, np.ascontiguousarray(head[nope:])) for head in kv_b],
-            )
-            weakref.finalize(kv_b, packed.pop, id(kv_b), None)
-        return packed[id(kv_b)]
+    def pack(kv_b: Ndarray) -> Up:
+        return Up(
+            [build_rows(pool, np.ascontiguousarray(head[:nope].T)) for head in kv_b],
+            [build_rows(pool, np.ascontiguousarray(head[nope:])) for head in kv_b],
+        )
+
+    up = PackedOnce(pack)
 
     def run(q: Floats, kv_b: Ndarray, attend: Callable[[Floats, Floats], None]) -> Floats:
         matrices, tokens = up(kv_b), len(q)

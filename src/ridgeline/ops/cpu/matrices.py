@@ -103,16 +103,18 @@ def build_norm(case: RMSNorm | LayerNorm, weight: Floats, bias: Floats | None) -
 
 
 class PackedOnce(Generic[T]):
-    """A function of arrays whose results are computed at the first call and kept as long as the array lives."""
+    """A function of weights whose result is computed at the first call and kept as long as the first array lives. The
+    others must be the same in each call with it.
+    """
 
-    def __init__(self, make: Callable[[Ndarray], T]) -> None:
+    def __init__(self, make: Callable[..., T]) -> None:
         self._make = make
         self._found: dict[int, T] = {}
 
-    def __call__(self, array: Ndarray) -> T:
+    def __call__(self, array: Ndarray, *others: Ndarray) -> T:
         found = self._found.get(id(array))
         if found is None:
-            found = self._found[id(array)] = self._make(array)
+            found = self._found[id(array)] = self._make(array, *others)
             weakref.finalize(array, self._found.pop, id(array), None)
         return found
 

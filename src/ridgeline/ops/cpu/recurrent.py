@@ -7,7 +7,6 @@ arrays have the shapes that the spec gives.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -17,7 +16,7 @@ from ridgeline._kernels import Matrix, Pool
 from ridgeline.ops import api
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.linear import rows_of
-from ridgeline.ops.cpu.matrices import Floats, Ndarray, build_rows, once
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce, build_rows, once
 from ridgeline.ops.cpu.state import State, locate
 from ridgeline.spec import GatedDelta, GatedLRU, KimiDelta, LightningAttention, Mamba, Mamba2, TaylorAttention
 
@@ -121,16 +120,16 @@ def norm_gate(case: GatedDelta | KimiDelta, pool: Pool) -> Callable[[Floats, Flo
 
 
 def block_linear(case: None, pool: Pool) -> Callable[[Floats, Ndarray, Floats], Floats]:
-    packed: dict[int, list[Matrix]] = {}
+    def pack(weight: Ndarray, bias: Floats) -> list[Matrix]:
+        return [build_rows(pool, *part) for part in zip(weight, bias, strict=True)]
+
+    packed = PackedOnce(pack)
 
     def run(x: Floats, weight: Ndarray, bias: Floats) -> Floats:
         groups, rows, columns = weight.shape
-        if id(weight) not in packed:
-            packed[id(weight)] = [build_rows(pool, *part) for part in zip(weight, bias, strict=True)]
-            weakref.finalize(weight, packed.pop, id(weight), None)
         parts = rows_of(x).reshape(-1, groups, columns)
         out = empty(pool, len(parts), groups, rows)
-        _kernels.multiply_heads(pool, packed[id(weight)], parts, out)
+        _kernels.multiply_heads(pool, packed(weight, bias), parts, out)
         return out.reshape(*x.shape[:-1], groups * rows)
 
     return run

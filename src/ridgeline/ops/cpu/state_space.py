@@ -6,7 +6,6 @@ systems. States are [n, state_size / 2, 2, channels].
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from ridgeline._kernels import Pool
 from ridgeline.ops import api
 from ridgeline.ops.cpu.kernel import Kernel, Kernels, empty, never
 from ridgeline.ops.cpu.linear import rows_of
-from ridgeline.ops.cpu.matrices import Floats, Ndarray
+from ridgeline.ops.cpu.matrices import Floats, Ndarray, PackedOnce
 from ridgeline.ops.cpu.state import State, locate
 from ridgeline.ops.s4 import token_terms
 from ridgeline.spec import S4, S4D
@@ -26,19 +25,15 @@ BLOCK = 16  # channels of one block of the kernel
 
 
 def state_space(case: S4 | S4D, pool: Pool) -> Callable[..., tuple[Floats, State]]:
-    found: dict[int, Floats] = {}
+    def make(*system: Ndarray) -> Floats:
+        return _terms(case, *(x.astype(np.float64) for x in system))
 
-    def terms(system: tuple[Ndarray, ...]) -> Floats:
-        key = id(system[0])
-        if key not in found:
-            found[key] = _terms(case, *(x.astype(np.float64) for x in system))
-            weakref.finalize(system[0], found.pop, key, None)
-        return found[key]
+    terms = PackedOnce(make)
 
     def run(u: Floats, *others: Any) -> tuple[Floats, State]:
         *system, d, h, lengths = others
         y, (left, at) = empty(pool, *u.shape), locate(h)
-        inputs = rows_of(u), terms(tuple(system)), d
+        inputs = rows_of(u), terms(*system), d
         pool.keep(inputs[1])
         _kernels.state_space_scan(pool, *inputs, at.before, lengths, rows_of(y), at.after, at.read, at.write)
         return y, left
